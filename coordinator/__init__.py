@@ -1,0 +1,1 @@
+"""fedfit's coordinator: runs the rounds, keeps the updates, makes the models."""

@@ -1,0 +1,97 @@
+"""The exceptions of fedfit and the exit code that each ends a command with.
+
+    FedfitError                 1   a bug, or something nobody foresaw
+    ├── InputError              3   a file or a value that a person wrote
+    ├── MachineError            4   this machine: port, rights, disk, state directory
+    │   └── DiskFullError       4   no space left; passes alone when there is space again
+    ├── NetworkError            5   the broker is not there, or does not let us in
+    ├── NothingFitsError        6   no plan fits the memory budget
+    ├── NoSuchNameError         7   a run, device, model or method nobody has
+    ├── ConflictError           8   it exists already, or somebody else holds it
+    ├── RunFailedError          9   the run ended without a model
+    └── PayloadError            -   the peer sent bytes that break the rules; never ends a process
+
+`PayloadError` means "the peer lied"; a `ValueError` or `TypeError` from this package means "you misused me".
+Messages say what was expected, what came, from where, and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConflictError",
+    "DiskFullError",
+    "FedfitError",
+    "InputError",
+    "MachineError",
+    "NetworkError",
+    "NoSuchNameError",
+    "NothingFitsError",
+    "PayloadError",
+    "RunFailedError",
+]
+
+
+class FedfitError(Exception):
+    """Root of everything that fedfit raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(FedfitError):
+    """A file or a value that a person wrote is not usable."""
+
+    exit_code = 3
+
+
+class MachineError(FedfitError):
+    """This machine does not allow it: a busy port, missing rights, a foreign state directory."""
+
+    exit_code = 4
+
+
+class DiskFullError(MachineError):
+    """No space left on the device; what was being written is gone, what was written before is not."""
+
+
+class NetworkError(FedfitError):
+    """The broker is unreachable, or refuses the credentials."""
+
+    exit_code = 5
+
+
+class NothingFitsError(FedfitError):
+    """No plan fits the budget; the message names the smallest budget that would do."""
+
+    exit_code = 6
+
+
+class NoSuchNameError(FedfitError):
+    """A run, device, model or method that is not known; the message lists those that are."""
+
+    exit_code = 7
+
+    @classmethod
+    def of(cls, kind: str, name: str, known: list[str]) -> NoSuchNameError:
+        """The usual message: what was asked for and what there is."""
+        return cls(f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none yet'}")
+
+
+class ConflictError(FedfitError):
+    """The thing exists already, or another process holds it."""
+
+    exit_code = 8
+
+
+class RunFailedError(FedfitError):
+    """The run ended without a model."""
+
+    exit_code = 9
+
+
+class PayloadError(FedfitError):
+    """Bytes or fields from a peer that break the rules; `code` is short, stable and safe to send back."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail

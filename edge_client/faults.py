@@ -1,0 +1,87 @@
+"""Named points where a test may kill this process or make its disk fail.
+
+`FEDFIT_FAULT` is a comma-separated list of `kind:point[:n][@round]`: at the n-th hit (default 1) of `point`, optionally
+only while the process works on that round, do `kind`:
+
+    kill          SIGKILL to this process
+    kill-broker   SIGKILL to the process whose id stands in the file `FEDFIT_FAULT_PIDFILE`
+    enospc, eio   raise that OSError, as a full or a dying disk would
+
+`FEDFIT_FAULT_LOG` names a file that remembers, over restarts, which faults have fired: each fires once, and a test whose
+point was never hit finds no line. Without `FEDFIT_FAULT` a point costs one comparison.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass
+
+__all__ = ["in_round", "point"]
+
+
+@dataclass(slots=True)
+class _Fault:
+    text: str
+    kind: str
+    point: str
+    remaining: int
+    round: int | None
+
+
+def _parse(text: str) -> _Fault:
+    body, _, round_text = text.partition("@")
+    kind, point_name, *rest = body.split(":")
+    if kind not in {"kill", "kill-broker", "enospc", "eio"} or len(rest) > 1:
+        raise ValueError(f"FEDFIT_FAULT: expected kill|kill-broker|enospc|eio:<point>[:n][@round], got {text!r}")
+    return _Fault(text, kind, point_name, int(rest[0]) if rest else 1, int(round_text) if round_text else None)
+
+
+def _load() -> list[_Fault] | None:
+    wanted = os.environ.get("FEDFIT_FAULT")
+    if not wanted:
+        return None
+    fired: set[str] = set()
+    log = os.environ.get("FEDFIT_FAULT_LOG")
+    if log and os.path.exists(log):
+        with open(log, encoding="utf-8") as lines:
+            fired = {line.strip() for line in lines}
+    return [_parse(text) for text in wanted.split(",") if text not in fired]
+
+
+_faults = _load()
+_round: int | None = None
+
+
+def in_round(number: int | None) -> None:
+    """Tell which round this process works on, for faults that name one."""
+    global _round
+    _round = number
+
+
+def point(name: str) -> None:
+    """A step at which a test may strike; nothing in production."""
+    if _faults is None:
+        return
+    for fault in _faults:
+        if fault.point == name and fault.round in (None, _round) and fault.remaining > 0:
+            fault.remaining -= 1
+            if fault.remaining == 0:
+                _fire(fault)
+
+
+def _fire(fault: _Fault) -> None:
+    log = os.environ.get("FEDFIT_FAULT_LOG")
+    if log:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(fd, f"{fault.text}\n".encode())
+        os.close(fd)
+    if fault.kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.kind == "kill-broker":
+        with open(os.environ["FEDFIT_FAULT_PIDFILE"], encoding="ascii") as f:
+            os.kill(int(f.read().split()[0]), signal.SIGKILL)
+    else:
+        code = errno.ENOSPC if fault.kind == "enospc" else errno.EIO
+        raise OSError(code, f"{os.strerror(code)} (injected at {fault.point})")

@@ -1,0 +1,268 @@
+"""The two files that people write: `run.toml` (what to train) and `device.toml` (what a device's owner allows).
+
+Each is a tree of frozen dataclasses: types, ranges, defaults and help stand once, at the field, and serve the parser, the
+errors and the documentation. Keys are written with dashes, sizes as `512MB` or `1.5GiB`, durations as `90s` or `30min`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from edge_client import records
+from edge_client.errors import InputError, PayloadError
+from edge_client.records import Between, Count, Id, Matches, Positive, Text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = [
+    "DataSection",
+    "DeviceFile",
+    "RunFile",
+    "format_bytes",
+    "load_device_file",
+    "load_run_file",
+    "parse_bytes",
+    "parse_duration",
+    "parse_table",
+]
+
+T = TypeVar("T")
+
+_SIZE = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_DURATION = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_bytes(text: str) -> int:
+    """`512MB`, `1.5GiB` or `4096` as bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].upper() not in _SIZE:
+        raise InputError(f"expected a size such as 512MB or 1.5GiB, got {text!r}")
+    return int(float(match[1]) * _SIZE[match[2].upper()])
+
+
+def format_bytes(count: int) -> str:
+    """`1.5 MB`: three digits at most, decimal units as people expect on a network."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def parse_duration(text: str) -> float:
+    """`90s`, `30min` or `1.5h` as seconds."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
+    if not match or match[2] not in _DURATION:
+        raise InputError(f"expected a duration such as 90s, 30min or 2h, got {text!r}")
+    return float(match[1]) * _DURATION[match[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Text with a unit becomes a number."""
+
+    kind: str  # bytes | seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Collects the keys of a table that the dataclass does not name: a method's parameters, a model's options."""
+
+
+Bytes = Annotated[int, _Unit("bytes"), Between(0, 2**53)]
+Seconds = Annotated[float, _Unit("seconds"), Between(0.001, 366 * 86400)]
+Fraction = Annotated[float, Between(0, 1)]
+Options = Annotated[Mapping[str, Any], _Rest()]
+
+
+def _key(help_text: str, default: Any = dataclasses.MISSING) -> Any:
+    if default is dataclasses.MISSING:
+        return field(metadata={"help": help_text})
+    if isinstance(default, type) or callable(default):
+        return field(default_factory=default, metadata={"help": help_text})
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodSection:
+    name: Annotated[str, Matches(r"[a-z0-9+_-]{1,64}")] = _key("a published method: fedavg, fedprox", "fedavg")
+    parameters: Options = _key("the method's own parameters, such as mu for fedprox", dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = _key("a built-in model: small-cnn, mlp")
+    input: tuple[Annotated[int, Between(1, 65536)], ...] = _key("shape of one sample: channels, height, width")
+    init: Annotated[str, Matches(r"random")] = _key("starting weights: random", "random")
+    options: Options = _key("the model's own options", dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSection:
+    batch: Annotated[int, Between(1, 65536)] = _key("samples per step", 32)
+    epochs: Annotated[int, Between(1, 1000)] = _key("passes over a device's data per round", 1)
+    max_steps: Positive | None = _key("end a round's training after so many steps", None)
+    optimizer: Annotated[str, Matches(r"sgd|adam")] = _key("sgd or adam", "sgd")
+    lr: Annotated[float, Between(0, 1000)] = _key("learning rate", 0.05)
+    momentum: Annotated[float, Between(0, 1)] = _key("momentum of sgd", 0.0)
+    weight_decay: Annotated[float, Between(0, 10)] = _key("L2 penalty", 0.0)
+    threads: Annotated[int, Between(1, 1024)] = _key("CPU threads of a worker; part of the result's bits", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSection:
+    rounds: Annotated[int, Between(1, 1_000_000)] = _key("rounds to train", 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesSection:
+    min: Annotated[int, Between(1, 1_000_000)] = _key("a round starts and counts with at least so many devices", 1)
+    fraction: Annotated[float, Between(0.0001, 1)] = _key("share of the devices that are there, chosen per round", 1.0)
+    max_samples: Positive = _key("largest number of samples a device may claim", 10_000_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsSection:
+    deadline: Seconds = _key("a round ends after this time with the devices that answered", 1800.0)
+    codec: Annotated[str, Matches(r"fp32|fp16|bf16|int8")] = _key("how weights travel: fp32, fp16, bf16, int8", "fp32")
+    max_norm_ratio: Annotated[float, Between(1, 1e9)] = _key(
+        "an update is refused if it moves the model more than this times the usual (median of committed rounds)", 20.0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateSection:
+    on: Annotated[str, Matches(r"devices")] = _key("where the test data is: devices", "devices")
+    every: Count = _key("rounds between two evaluations; 0: never", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """A run: what to train, on what, until when."""
+
+    name: Id = _key("runs become NAME-1, NAME-2, ...")
+    seed: Annotated[int, Between(0, 2**31)] = _key("everything random follows from it", 1)
+    method: MethodSection = _key("how the devices learn together", MethodSection)
+    model: ModelSection = _key("what they train")
+    classes: tuple[Annotated[str, Matches(r"(?s).{1,128}")], ...] = _key("the label order; devices map by name")
+    train: TrainSection = _key("training on a device", TrainSection)
+    stop: StopSection = _key("when the run ends", StopSection)
+    devices: DevicesSection = _key("who takes part", DevicesSection)
+    rounds: RoundsSection = _key("how a round goes", RoundsSection)
+    evaluate: EvaluateSection = _key("how the model is judged", EvaluateSection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSection:
+    source: Annotated[str, Matches(r"[a-z0-9-]{1,32}")] = _key("digits, idx or npz")
+    train: Text = _key("path of the training data", "")
+    test: Text = _key("path of the test data", "")
+    test_fraction: Annotated[float, Between(0, 0.9)] = _key("part of the training data kept for tests, if no test", 0.2)
+    partition: Text = _key("this device's part of a shared data set: iid or dirichlet:ALPHA", "")
+    part: tuple[Count, Positive] = _key("which part of how many, such as [0, 4]", (0, 1))
+    seed: Count = _key("seed of the partition, the same on all its devices", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsSection:
+    memory: Bytes | None = _key("what a worker process may use; without it: from this device's free memory", None)
+    disk: Bytes = _key("what fedfit may keep on disk", 4 * 10**9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSection:
+    logs: Annotated[str, Matches(r"none|errors")] = _key("whether a failure's last log lines go to the coordinator", "errors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFile:
+    """A device: its data and its limits; no run can widen it."""
+
+    data: DataSection | None = _key("where the data is", None)
+    labels: Mapping[str, Text] = _key("labels by which a run may choose devices", dict)
+    limits: LimitsSection = _key("memory and disk", LimitsSection)
+    share: ShareSection = _key("what may leave the device beside updates", ShareSection)
+
+
+def load_run_file(path: Path) -> RunFile:
+    """Read and check a run file; raises `InputError`."""
+    return parse_table(RunFile, _read_toml(path), source=str(path))
+
+
+def load_device_file(path: Path) -> DeviceFile:
+    """Read and check a device file; raises `InputError`."""
+    return parse_table(DeviceFile, _read_toml(path), source=str(path))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from error
+
+
+def parse_table(cls: type[T], table: Mapping[str, Any], *, source: str, section: str = "") -> T:
+    """One table of a file as its dataclass; every problem names file, section and key."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    rest = next((name for name, hint in hints.items() if _is_rest(hint)), None)
+    values: dict[str, Any] = {rest: {}} if rest else {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        place = f"{section}.{key}" if section else key
+        if name in hints and name != rest:
+            values[name] = _value(hints[name], value, source, place)
+        elif rest:
+            values[rest][name] = value
+        else:
+            raise InputError(f"{source}: unknown key {place!r}{_nearest(name, hints)}")
+    for f in dataclasses.fields(typing.cast(Any, cls)):
+        if f.name not in values and f.default is f.default_factory is dataclasses.MISSING:
+            raise InputError(f"{source}: {section + '.' if section else ''}{f.name} is missing ({f.metadata['help']})")
+    return cls(**values)
+
+
+def _is_rest(hint: Any) -> bool:
+    return any(isinstance(extra, _Rest) for extra in getattr(hint, "__metadata__", ()))
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    keys = ", ".join(key.replace("_", "-") for key in known)
+    return f"; did you mean {close[0].replace('_', '-')!r}?" if close else f"; known: {keys}"
+
+
+def _value(hint: Any, value: Any, source: str, place: str) -> Any:
+    (hint,) = [a for a in typing.get_args(hint) if a is not type(None)] if _is_optional(hint) else [hint]
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, str) and "name" in typing.get_type_hints(hint):
+            value = {"name": value}  # method = "fedavg" is short for method = { name = "fedavg" }
+        if not isinstance(value, Mapping):
+            raise InputError(f"{source}: {place}: expected a table, got {value!r}")
+        return parse_table(typing.cast(type, hint), value, source=source, section=place)
+    try:
+        for extra in getattr(hint, "__metadata__", ()):
+            if isinstance(extra, _Unit) and isinstance(value, str):
+                value = parse_bytes(value) if extra.kind == "bytes" else parse_duration(value)
+        return records.check_value(hint, value, place)
+    except (InputError, PayloadError) as error:
+        detail = error.detail if isinstance(error, PayloadError) else f"{place}: {error}"
+        raise InputError(f"{source}: {detail}") from None
+
+
+def _is_optional(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)

@@ -1,0 +1,251 @@
+"""What flows between the parts of fedfit: frozen dataclasses, and their strict form as plain maps.
+
+`to_map` makes plain dicts, lists and scalars (for msgpack and JSON); `from_map` takes such data from anywhere and returns
+the record or raises `PayloadError`: exact keys, exact types (a bool is not an int), ranges from the annotations, finite
+floats. A key that starts with `x-` is ignored, so that a newer peer may add one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, Union
+
+from edge_client.errors import PayloadError
+
+__all__ = [
+    "Between",
+    "Count",
+    "DeviceProfile",
+    "Evaluation",
+    "Hash",
+    "Id",
+    "Matches",
+    "PartRef",
+    "Positive",
+    "Report",
+    "Text",
+    "TrainingPlan",
+    "WorkOrder",
+    "check_value",
+    "from_map",
+    "is_id",
+    "to_map",
+]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Inclusive range of a number."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Whole-string pattern of a text."""
+
+    pattern: str
+
+
+Id = Annotated[str, Matches(r"[A-Za-z0-9_-]{1,64}")]  # device, run, lease: safe as a topic level and as a file name
+Hash = Annotated[str, Matches(r"[0-9a-f]{64}")]  # SHA-256
+Text = Annotated[str, Matches(r"(?s).{0,2000}")]  # for people
+Count = Annotated[int, Between(0, 2**53)]
+Positive = Annotated[int, Between(1, 2**53)]
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` may name a device, a run or a federation."""
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProfile:
+    """What a device is and may use, as it says itself."""
+
+    budget_bytes: Count
+    memory_bytes: Count = 0
+    cores: Count = 0
+    kind: Annotated[str, Matches(r"[a-z0-9-]{1,32}")] = "host"
+    machine: Annotated[str, Matches(r"(?s).{0,64}")] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """How a device trains inside its budget; part of the assignment, so that a repeat trains the same way."""
+
+    slice: Annotated[str, Matches(r"[A-Za-z0-9_.:/-]{1,64}")] = "full"
+    groups: tuple[tuple[Text, ...], ...] = ()
+    microbatch: Positive
+    recompute: bool = False
+    budget_bytes: Count
+    predicted_bytes: Count
+
+    def describe(self) -> str:
+        """For a table: `full, microbatch 16`."""
+        return f"{self.slice}, microbatch {self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRef:
+    """A blob that belongs to an assignment; equal keys in a round are one blob, fetched once and kept by its hash."""
+
+    key: Annotated[str, Matches(r"[A-Za-z0-9_.:@/-]{1,128}")]
+    sha256: Hash
+    length: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """A model's result on a device's own test data; its confusion matrix travels as the tensor `evaluation/confusion`."""
+
+    num_samples: Count
+    num_correct: Count
+    loss_sum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a worker says beside its tensors: the `meta` of an update's container."""
+
+    num_samples: Count  # trained on; 0 when nothing was trained
+    steps: Count = 0
+    payload: Annotated[str, Matches(r"params|delta|none")] = "none"  # what the `model/` tensors are
+    plan: TrainingPlan | None = None
+    peak_bytes: Count = 0  # VmHWM of the whole worker process
+    base_bytes: Count = 0  # its RSS before it trained, warmed up
+    seconds: float = 0.0
+    scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOrder:
+    """`work/<lease>/order.json`: all that a worker is told; paths are absolute and on this device."""
+
+    lease: Id
+    run: Id
+    round: Count
+    num_rounds: Count
+    train: bool
+    evaluate: bool
+    seed: Annotated[int, Between(0, 2**63 - 1)]
+    learning_rate: float
+    threads: Annotated[int, Between(1, 1024)] = 1
+    plan: TrainingPlan | None = None  # none: the worker plans
+    budget_bytes: Count
+    device: Id
+    parts: Mapping[str, str]  # part key -> path of its blob
+    device_file: Mapping[str, Any]  # the device's resolved device.toml
+    method_state: str  # folder whose `current` is read and whose `next` is written
+
+
+def to_map(record: Any) -> Any:
+    """Plain dicts, lists and scalars of a record; the inverse of `from_map`."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {f.name: to_map(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    if isinstance(record, Mapping):
+        return {key: to_map(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [to_map(item) for item in record]
+    return record
+
+
+@functools.lru_cache(maxsize=256)
+def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
+    """Name -> (annotation, required)."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    missing = dataclasses.MISSING
+    return {
+        f.name: (hints[f.name], f.default is missing and f.default_factory is missing)
+        for f in dataclasses.fields(cls)
+    }
+
+
+def from_map(cls: type[R], data: object, *, where: str = "") -> R:
+    """Decode and check plain data from a peer or a file."""
+    where = where or cls.__name__.lower()
+    if not isinstance(data, Mapping):
+        raise PayloadError("malformed", f"{where}: expected a map, got {type(data).__name__}")
+    known = _fields(cls)
+    values = {}
+    for key, value in data.items():
+        if not isinstance(key, str):
+            raise PayloadError("malformed", f"{where}: expected text keys, got {type(key).__name__}")
+        if key in known:
+            values[key] = check_value(known[key][0], value, f"{where}.{key}")
+        elif not key.startswith("x-"):
+            raise PayloadError("malformed", f"{where}: unknown key {key[:40]!r}")
+    lacking = [name for name, (_, required) in known.items() if required and name not in values]
+    if lacking:
+        raise PayloadError("malformed", f"{where}: missing {', '.join(lacking)}")
+    return cls(**values)
+
+
+def check_value(annotation: Any, value: object, where: str) -> Any:
+    """`value` as the annotated type, or a `PayloadError`; what `from_map` does for one field."""
+    if typing.get_origin(annotation) is Annotated:
+        base, *limits = typing.get_args(annotation)
+        checked = check_value(base, value, where)
+        for limit in limits:
+            _check_limit(limit, checked, where)
+        return checked
+    origin = typing.get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        (inner,) = (a for a in typing.get_args(annotation) if a is not type(None))
+        return check_value(inner, value, where)
+    if origin is tuple:
+        return _check_tuple(typing.get_args(annotation), value, where)
+    if origin in (dict, Mapping):
+        return _check_mapping(typing.get_args(annotation)[1], value, where)
+    if annotation is Any:
+        return value
+    if dataclasses.is_dataclass(annotation):
+        return from_map(typing.cast(type, annotation), value, where=where)
+    return _check_scalar(annotation, value, where)
+
+
+def _check_limit(limit: object, value: Any, where: str) -> None:
+    if isinstance(limit, Between) and not limit.low <= value <= limit.high:
+        raise PayloadError("range", f"{where}: expected {limit.low:g} to {limit.high:g}, got {value!r}")
+    if isinstance(limit, Matches) and not re.fullmatch(limit.pattern, value):
+        raise PayloadError("malformed", f"{where}: {value[:80]!r} does not match {limit.pattern}")
+
+
+def _check_tuple(items: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise PayloadError("malformed", f"{where}: expected a list, got {type(value).__name__}")
+    if len(items) == 2 and items[1] is Ellipsis:
+        return tuple(check_value(items[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if len(value) != len(items):
+        raise PayloadError("malformed", f"{where}: expected {len(items)} items, got {len(value)}")
+    return tuple(check_value(a, item, f"{where}[{i}]") for i, (a, item) in enumerate(zip(items, value, strict=True)))
+
+
+def _check_mapping(item: Any, value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise PayloadError("malformed", f"{where}: expected a map with text keys, got {type(value).__name__}")
+    return {key: check_value(item, v, f"{where}.{key[:40]}") for key, v in value.items()}
+
+
+def _check_scalar(annotation: type, value: object, where: str) -> Any:
+    if annotation is float and type(value) in (int, float):
+        number = float(typing.cast(float, value)) if abs(typing.cast(float, value)) < 1e300 else math.nan
+        if not math.isfinite(number):
+            raise PayloadError("not_finite", f"{where}: expected a finite number, got {value!r:.40}")
+        return number
+    if type(value) is not annotation:
+        raise PayloadError("malformed", f"{where}: expected {annotation.__name__}, got {type(value).__name__}")
+    return value
