@@ -1,0 +1,286 @@
+"""The coordinator's child process that touches values: makes, encodes, checks and folds models.
+
+`python -m coordinator.aggregator` reads one JSON job per line and answers each with one JSON line, in order, with the
+job's `id`; it ends at the end of its input, and dies with its parent. Paths are absolute.
+
+    job     fields                                   answer
+    init    run, out                                 sha256, length: the first model of a run, a function of its seed
+    encode  model, codec, out                        sha256, length: the same tensors as they travel
+    check   base, update, max_norm                   norm: of the update's delta; or not_finite, norm, range, ...
+    fold    run, round, model, base, updates, out    sha256, length: the next model
+
+`{"ok": false, "code", "detail"}` answers what is refused or did not work. A bug ends the process with a traceback and
+exit code 1; whoever started it starts another.
+
+Covers: the process and its jobs. One thread: sums have the same bits on every machine of a kind.
+Does not cover: which updates count, and what becomes permanent: `out` is a plain file that the coordinator publishes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edge_client import durable, faults, records
+from edge_client.device import guard
+from edge_client.errors import (
+    DiskFullError,
+    FedfitError,
+    InputError,
+    MachineError,
+    NoSuchNameError,
+    PayloadError,
+)
+from edge_client.files import RunFile
+from edge_client.records import Between, Count, Matches, Report
+from edge_client.wire.container import TableRow, codec_rule
+
+# torch is imported inside the jobs: malloc must be pinned before it is loaded
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edge_client.wire.tensors import ContainerReader
+
+__all__ = ["answer", "main"]
+
+_log = logging.getLogger(__name__)
+
+_MODEL_PREFIX = "model/"
+_MAX_COUNTER = 2**53
+_CODES: Sequence[tuple[type[FedfitError], str]] = (
+    (DiskFullError, "disk_full"),
+    (MachineError, "machine"),
+    (NoSuchNameError, "unknown_name"),
+    (InputError, "input"),
+    (FedfitError, "failed"),
+)
+Reply = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitJob:
+    """Make the first model of a run."""
+
+    run: RunFile
+    out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeJob:
+    """Encode a model as it travels to the devices."""
+
+    model: str
+    codec: Annotated[str, Matches("fp32|fp16|bf16|int8")]
+    out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckJob:
+    """Look at every value of an update that passed the intake."""
+
+    base: str
+    update: str
+    max_norm: Annotated[float, Between(0, 1e300)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRef:
+    """An update of the frozen set."""
+
+    device: records.Id
+    path: str
+    num_samples: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldJob:
+    """Make the next model out of the frozen set."""
+
+    run: RunFile
+    round: Count
+    model: str
+    base: str  # what was sent; deltas are added to `model` itself, see `coordinator/frozen.py`
+    updates: tuple[UpdateRef, ...]
+    out: str
+
+
+def answer(request: Mapping[str, Any]) -> Reply:
+    """Do one job; what fedfit raises on purpose, and what the disk refuses, becomes an answer."""
+    faults.in_round(request.get("round"))
+    name = request.get("job")
+    fields = {key: value for key, value in request.items() if key not in ("id", "job")}
+    try:
+        if not isinstance(name, str) or name not in _JOBS:
+            raise PayloadError("malformed", f"unknown job {name!r}; known: {', '.join(_JOBS)}")
+        kind, do = _JOBS[name]
+        with durable.disk_errors(f"aggregator job {name!r}"):
+            reply = do(records.from_map(kind, fields, where=f"job {name!r}"))
+    except PayloadError as error:
+        return {"id": request.get("id"), "ok": False, "code": error.code, "detail": error.detail}
+    except FedfitError as error:
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        return {"id": request.get("id"), "ok": False, "code": code, "detail": str(error)}
+    return {"id": request.get("id"), "ok": True, **reply}
+
+
+def _init(job: InitJob) -> Reply:
+    import torch
+
+    from edge_client.models import registry
+    from edge_client.training import seeds
+    from edge_client.wire import tensors
+
+    section = job.run.model
+    torch.manual_seed(seeds.derive(job.run.seed, "init"))
+    model = registry.build(
+        section.name, input_shape=section.input, num_classes=len(job.run.classes), options=section.options
+    )
+    state: dict[str, Tensor] = model.state_dict()
+    table = [(_MODEL_PREFIX + name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
+    return _write(job.out, table, iter(state.values()))
+
+
+def _encode(job: EncodeJob) -> Reply:
+    from edge_client.wire.tensors import ContainerReader
+
+    with ContainerReader(Path(job.model)) as reader:
+        table = [
+            (entry.name, codec_rule(len(entry.shape), job.codec, integer=entry.codec == "i64"), entry.shape)
+            for entry in reader.header.entries
+        ]
+        return _write(job.out, table, (reader.tensor(name) for name, _, _ in table))
+
+
+def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor]) -> Reply:
+    """Write a container without meta; a file that could not be finished is removed."""
+    from edge_client.wire.tensors import write_container
+
+    path = Path(out)
+    try:
+        sha256, length = write_container(path, {}, table, tensors)
+    except (FedfitError, OSError):
+        path.unlink(missing_ok=True)
+        raise
+    return {"sha256": sha256, "length": length}
+
+
+def _check(job: CheckJob) -> Reply:
+    from edge_client.wire.tensors import ContainerReader
+
+    faults.point("aggregator.check")
+    with ContainerReader(Path(job.base)) as base, ContainerReader(Path(job.update)) as update:
+        report = records.from_map(Report, update.header.meta)
+        squares = sum(_check_model_tensor(name, update, base, report.payload) for name in update.names(_MODEL_PREFIX))
+        for name in update.names("evaluation/"):
+            _check_counts(name, update.tensor(name), low=0)
+    norm = math.sqrt(squares)
+    if job.max_norm is not None and norm > job.max_norm:
+        raise PayloadError("norm", f"the update moves the model by {norm:.6g}, at most {job.max_norm:.6g} is accepted")
+    return {"norm": norm}
+
+
+def _check_model_tensor(name: str, update: ContainerReader, base: ContainerReader, payload: str) -> float:
+    """Sum of squares of the tensor's delta; raises if it is not finite."""
+    from edge_client.params import square_sum
+
+    entry, sent = update.entry(name), base.entry(name)
+    if entry.shape != sent.shape or (entry.codec == "i64") != (sent.codec == "i64"):
+        raise PayloadError(
+            "shape",
+            f"{name!r} is {entry.codec} {list(entry.shape)}, assignment sent {sent.codec} {list(sent.shape)}",
+        )
+    value = update.tensor(name)
+    if entry.codec == "i64":
+        _check_counts(name, value, low=0 if payload == "params" else -_MAX_COUNTER)
+        return 0.0
+    squares = square_sum(value, base.tensor(name) if payload == "params" else None)
+    if not math.isfinite(squares):
+        raise PayloadError("not_finite", f"{name!r} has values that are not finite")
+    return squares
+
+
+def _check_counts(name: str, value: Tensor, *, low: int) -> None:
+    if value.is_floating_point():
+        raise PayloadError("dtype", f"{name!r} is not an integer tensor")
+    if value.numel() and not low <= int(value.min()) <= int(value.max()) <= _MAX_COUNTER:
+        raise PayloadError("range", f"{name!r} has values outside of {low} to {_MAX_COUNTER}")
+
+
+def _fold(job: FoldJob) -> Reply:
+    from coordinator.frozen import FrozenSet, FrozenUpdate, ModelState
+    from edge_client.methods import registry
+    from edge_client.wire.tensors import ContainerReader
+
+    faults.point("aggregator.fold.begin")
+    method = registry.get(job.run.method.name, job.run.method.parameters)
+    updates = [FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples) for u in job.updates]
+    model = Path(job.model)
+    with ContainerReader(model) as reader:
+        table = [(e.name, e.codec, e.shape) for e in reader.header.entries if e.name.startswith(_MODEL_PREFIX)]
+        folded = method.server.fold(ModelState(reader), FrozenSet(model, updates), round=job.round)
+        reply = _write(job.out, table, _in_order(folded, table))
+    faults.point("aggregator.fold.written")
+    return reply
+
+
+def _in_order(folded: Iterator[tuple[str, Tensor]], table: Sequence[TableRow]) -> Iterator[Tensor]:
+    """The tensors of a fold; a model that is not finite is never written: every later round would inherit it."""
+    from edge_client.params import square_sum
+
+    for index, ((listed, _, _), (name, tensor)) in enumerate(zip(table, folded, strict=True)):
+        if _MODEL_PREFIX + name != listed:
+            raise ValueError(f"the method folded {name!r} where {listed!r} was due; keep the order of state.names()")
+        if index == len(table) // 2:
+            faults.point("aggregator.fold.middle")
+        if tensor.is_floating_point() and not math.isfinite(square_sum(tensor)):
+            raise PayloadError("not_finite", f"the fold of the updates makes {name!r} not finite")
+        yield tensor
+
+
+_JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
+    "init": (InitJob, _init),
+    "encode": (EncodeJob, _encode),
+    "check": (CheckJob, _check),
+    "fold": (FoldJob, _fold),
+}
+
+
+@contextlib.contextmanager
+def _replies() -> Iterator[Callable[[Reply], None]]:
+    """Keep the real standard output for answers; whatever else prints goes to standard error."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stream:
+        os.dup2(2, 1)
+
+        def send(reply: Reply) -> None:
+            stream.write(json.dumps(reply, allow_nan=False) + "\n")
+            stream.flush()
+
+        yield send
+
+
+def main() -> int:
+    """Answer jobs until the input ends."""
+    guard.die_with_parent()
+    guard.pin_malloc()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the coordinator ends us by EOF
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    import torch
+
+    torch.set_num_threads(1)
+    with _replies() as send:
+        for line in sys.stdin:
+            send(answer(json.loads(line)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What the devices' own test results say of a model: exact over the fleet, because counts add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.store.base import EvaluationRow
+
+__all__ = ["FleetResult", "summarize"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetResult:
+    """A version judged on all test samples of the devices that answered."""
+
+    version: int
+    num_devices: int
+    num_samples: int
+    accuracy: float
+    loss: float
+    balanced_accuracy: float
+    macro_f1: float
+    recall: tuple[float | None, ...]  # per class; None for a class that nobody has
+
+
+def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> FleetResult | None:
+    """Add the devices' counts; None if nobody answered."""
+    num_samples = sum(row.num_samples for row in rows)
+    if num_samples == 0:
+        return None
+    total = [0] * (num_classes * num_classes)
+    for row in rows:
+        for index, count in enumerate(row.confusion[: len(total)]):
+            total[index] += count
+    recalls, f1s = _per_class(total, num_classes)
+    present = [r for r in recalls if r is not None]
+    return FleetResult(
+        version=version,
+        num_devices=len(rows),
+        num_samples=num_samples,
+        accuracy=sum(row.num_correct for row in rows) / num_samples,
+        loss=sum(row.loss_sum for row in rows) / num_samples,
+        balanced_accuracy=sum(present) / len(present) if present else 0.0,
+        macro_f1=sum(f1s) / len(f1s) if f1s else 0.0,
+        recall=recalls,
+    )
+
+
+def _per_class(confusion: Sequence[int], n: int) -> tuple[tuple[float | None, ...], list[float]]:
+    """Recall per class and the F1 of every class that occurs, from a row-major matrix whose rows are the truth."""
+    recalls: list[float | None] = []
+    f1s: list[float] = []
+    for k in range(n):
+        true_positive = confusion[k * n + k]
+        actual = sum(confusion[k * n : (k + 1) * n])
+        predicted = sum(confusion[k::n])
+        recalls.append(true_positive / actual if actual else None)
+        if actual:
+            f1s.append(2 * true_positive / (actual + predicted))
+    return tuple(recalls), f1s

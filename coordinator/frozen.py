@@ -1,0 +1,125 @@
+"""What a method's server half reads: the server's tensors and the frozen updates, one tensor at a time from disk.
+
+Covers: absolute values whatever travelled (weights or deltas), the order by device; memory of two tensors, one open
+file.
+Does not cover: whether the updates are acceptable; they passed the intake and the aggregator's check before.
+
+A delta is added to the base given here. For a fold that is the server's own float32 model, not the rounded copy that
+was sent: a step smaller than the rounding of a lossy codec would otherwise vanish in every round, and the run would
+stand still.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from edge_client import records
+from edge_client.errors import PayloadError
+from edge_client.methods.base import Header
+from edge_client.params import IndexMap, settle_buffer
+from edge_client.records import Report
+from edge_client.wire.container import Entry, read_header
+from edge_client.wire.tensors import ContainerReader, read_entry
+
+__all__ = ["MODEL_PREFIX", "FrozenSet", "FrozenUpdate", "ModelState"]
+
+MODEL_PREFIX = "model/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenUpdate:
+    """An accepted update; `num_samples` is what the coordinator stored, and decides over what the file says."""
+
+    device: str
+    path: Path
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the tensors of one update lie."""
+
+    header: Header
+    path: Path
+    is_delta: bool
+    data_offset: int
+    entries: dict[str, Entry]
+
+
+class ModelState:
+    """The tensors of a server container, by their names in the model."""
+
+    def __init__(self, reader: ContainerReader) -> None:
+        self._reader = reader
+
+    def names(self) -> list[str]:
+        """Names of all tensors, in the order of the file."""
+        return [name.removeprefix(MODEL_PREFIX) for name in self._reader.names(MODEL_PREFIX)]
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, read anew at every call."""
+        return self._reader.tensor(MODEL_PREFIX + name)
+
+
+class FrozenSet:
+    """The updates of a round that count, sorted by device."""
+
+    def __init__(self, base: Path, updates: Sequence[FrozenUpdate]) -> None:
+        self._base = base
+        layouts: dict[tuple[Entry, ...], dict[str, Entry]] = {}  # a thousand equal tables are kept once
+        self._sources = [_open(update, layouts) for update in sorted(updates, key=lambda update: update.device)]
+        self.headers: Sequence[Header] = tuple(source.header for source in self._sources)
+        if len({header.device for header in self.headers}) != len(self.headers):
+            raise ValueError("expected one update per device, got a device twice")
+
+    def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
+        """Absolute values of the tensor `name` from each update that has it; can be asked for again."""
+        base: Tensor | None = None
+        for source in self._sources:
+            entry = source.entries.get(MODEL_PREFIX + name)
+            if entry is None:
+                continue
+            value = _read(source, entry)
+            if source.is_delta:
+                if base is None:
+                    base = self._base_tensor(name)
+                value = _applied(name, value, base, source.header.device)
+            yield source.header, value, None
+
+    def _base_tensor(self, name: str) -> Tensor:
+        with ContainerReader(self._base) as reader:
+            return reader.tensor(MODEL_PREFIX + name)
+
+
+def _open(update: FrozenUpdate, layouts: dict[tuple[Entry, ...], dict[str, Entry]]) -> _Source:
+    container = read_header(update.path)
+    report = records.from_map(Report, container.meta, where=f"update from {update.device!r}")
+    entries = layouts.setdefault(container.entries, {entry.name: entry for entry in container.entries})
+    header = Header(
+        device=update.device, num_samples=update.num_samples, steps=report.steps, scalars=dict(report.scalars)
+    )
+    return _Source(header, update.path, report.payload == "delta", container.data_offset, entries)
+
+
+def _read(source: _Source, entry: Entry) -> Tensor:
+    # opened for one tensor: 10 us, and a cohort of any size needs one descriptor
+    fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return read_entry(fd, source.data_offset, entry)
+    finally:
+        os.close(fd)
+
+
+def _applied(name: str, change: Tensor, base: Tensor, device: str) -> Tensor:
+    if change.shape != base.shape or change.dtype != base.dtype:
+        raise PayloadError(
+            "shape",
+            f"update from {device!r}: {name!r} is {change.dtype} {tuple(change.shape)}, "
+            f"the model has {base.dtype} {tuple(base.shape)}",
+        )
+    return settle_buffer(name, change.add_(base))

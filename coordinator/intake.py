@@ -1,0 +1,146 @@
+"""The first gate for an update: its table and its report against what the device was asked for, without torch.
+
+Covers: names, order, shapes, codecs, payload kind, sample counts, the shape of the evaluation.
+Does not cover: the values (`check` in `coordinator/aggregator.py`), who sent it (frames), whether it is late (rounds).
+
+Every refusal is a `PayloadError` with one of the codes names, shape, dtype, sample_count, or those of the container and
+of `records`; its detail names device, round, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client import records
+from edge_client.errors import PayloadError
+from edge_client.records import Report
+from edge_client.wire.container import Entry, Header, codec_rule, payload_kind, read_header
+
+__all__ = ["CONFUSION", "Expected", "check_header"]
+
+CONFUSION = "evaluation/confusion"
+_MODEL_PREFIX = "model/"
+_MAX_LISTED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a device was asked for, and what it announced."""
+
+    device: str
+    round: int
+    base: Header  # of the container that was sent: the table that must come back
+    codec: str  # of the run
+    train: bool
+    evaluate: bool
+    num_samples: int  # announced with the update
+    max_samples: int
+    num_classes: int
+
+    @property
+    def source(self) -> str:
+        """How errors call the update."""
+        return f"update from {self.device!r} for round {self.round}"
+
+
+def check_header(path: Path, expected: Expected) -> Report:
+    """The report of the update at `path`, if it is what was asked for; raises `PayloadError` if not."""
+    header = read_header(path)
+    report = records.from_map(Report, header.meta, where=f"{expected.source}: report")
+    model = [entry for entry in header.entries if entry.name.startswith(_MODEL_PREFIX)]
+    others = [entry for entry in header.entries if not entry.name.startswith(_MODEL_PREFIX)]
+    _check_model(model, expected)
+    _check_payload(report, expected)
+    _check_samples(report, expected)
+    _check_evaluation(others, report, expected)
+    return report
+
+
+def _check_model(model: Sequence[Entry], expected: Expected) -> None:
+    listed = [e for e in expected.base.entries if e.name.startswith(_MODEL_PREFIX)] if expected.train else []
+    if [entry.name for entry in model] != [entry.name for entry in listed]:
+        raise PayloadError("names", _name_difference(model, listed, expected))
+    for entry, sent in zip(model, listed, strict=True):
+        if entry.shape != sent.shape:
+            raise PayloadError(
+                "shape",
+                f"{expected.source}: {_short(entry)} has shape {list(entry.shape)}, assignment sent {list(sent.shape)}",
+            )
+        codec = codec_rule(len(sent.shape), expected.codec, integer=sent.codec == "i64")
+        if entry.codec != codec:
+            raise PayloadError(
+                "dtype",
+                f"{expected.source}: {_short(entry)} came as {entry.codec}, "
+                f"a run with codec {expected.codec} sends it as {codec}",
+            )
+
+
+def _name_difference(model: Sequence[Entry], listed: Sequence[Entry], expected: Expected) -> str:
+    came, wanted = {entry.name for entry in model}, {entry.name for entry in listed}
+    missing = [_short(entry) for entry in listed if entry.name not in came]
+    unknown = [_short(entry) for entry in model if entry.name not in wanted]
+    reasons = [f"{kind}: {_some(names)}" for kind, names in (("missing", missing), ("unknown", unknown)) if names]
+    why = "; ".join(reasons) or "the same names in another order"
+    return f"{expected.source} has {len(model)} tensors, assignment listed {len(listed)} ({why})"
+
+
+def _short(entry: Entry) -> str:
+    return repr(entry.name.removeprefix(_MODEL_PREFIX)[:80])
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _check_payload(report: Report, expected: Expected) -> None:
+    kind = payload_kind(expected.codec) if expected.train else "none"
+    if report.payload != kind:
+        raise PayloadError(
+            "malformed",
+            f"{expected.source} says its tensors are {report.payload!r}, "
+            f"expected {kind!r} (codec {expected.codec}, {'training' if expected.train else 'evaluation only'})",
+        )
+
+
+def _check_samples(report: Report, expected: Expected) -> None:
+    if report.num_samples != expected.num_samples:
+        raise PayloadError(
+            "sample_count",
+            f"{expected.source} was trained on {report.num_samples} samples, announced {expected.num_samples}",
+        )
+    low, high = (1, expected.max_samples) if expected.train else (0, 0)
+    if not low <= report.num_samples <= high:
+        raise PayloadError(
+            "sample_count", f"{expected.source} claims {report.num_samples} samples, expected {low} to {high}"
+        )
+
+
+def _check_evaluation(others: Sequence[Entry], report: Report, expected: Expected) -> None:
+    if report.evaluation is not None and not expected.evaluate:
+        raise PayloadError("malformed", f"{expected.source} brings an evaluation that nobody asked for")
+    wanted = [CONFUSION] if report.evaluation is not None else []
+    if [entry.name for entry in others] != wanted:
+        names = _some([repr(entry.name[:80]) for entry in others]) or "none"
+        raise PayloadError(
+            "names", f"{expected.source}: tensors beside the model are {names}, expected {', '.join(wanted) or 'none'}"
+        )
+    if report.evaluation is None:
+        return
+    (confusion,) = others
+    if confusion.codec != "i64":
+        raise PayloadError("dtype", f"{expected.source}: {CONFUSION!r} came as {confusion.codec}, expected i64")
+    if confusion.shape != (expected.num_classes, expected.num_classes):
+        raise PayloadError(
+            "shape",
+            f"{expected.source}: {CONFUSION!r} has shape {list(confusion.shape)}, "
+            f"the run has {expected.num_classes} classes",
+        )
+    if report.evaluation.num_correct > report.evaluation.num_samples:
+        raise PayloadError(
+            "sample_count",
+            f"{expected.source} claims {report.evaluation.num_correct} correct answers "
+            f"on {report.evaluation.num_samples} test samples",
+        )

@@ -1,0 +1,144 @@
+"""The federation's own certificate authority and the broker's certificate, made at first start.
+
+P-256 keys; valid from 1970 to 2100, so that a device with a dead clock connects. The authority is made once and goes
+into every join bundle; the server's certificate is made again when the names change under which devices reach it.
+
+Covers: making and keeping the files below STATE/pki. Does not cover: trusting them (`edge_client.transport.mqtt`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from edge_client import durable
+from edge_client.errors import InputError, MachineError
+
+__all__ = ["Pki", "ensure_pki"]
+
+_NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pki:
+    """Where the broker finds its files, and what devices must trust."""
+
+    ca_pem: str
+    server_certificate: Path
+    server_key: Path
+
+
+def ensure_pki(directory: Path, names: Sequence[str]) -> Pki:
+    """Make what is missing below `directory` for a server reached as `names` (host names and IP addresses)."""
+    if not names:
+        raise ValueError("expected at least one name under which devices reach the broker")
+    with durable.disk_errors(f"cannot write certificates to {directory}"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ca_key, ca = _ensure_ca(directory)
+        certificate, key = directory / "server.pem", directory / "server.key"
+        if not (key.exists() and _fits(certificate, names, ca)):
+            _make_server(certificate, key, names, ca_key, ca)
+    return Pki(ca_pem=_pem(ca).decode("ascii"), server_certificate=certificate, server_key=key)
+
+
+def _ensure_ca(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The certificate is written last: a key without one belongs to nobody yet."""
+    key_file, file = directory / "ca.key", directory / "ca.pem"
+    if file.exists():
+        return _read_key(key_file), _read_certificate(file)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfit CA")])
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and CRLs
+    certificate = (
+        _builder(name, name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    durable.write_bytes(key_file, _key_pem(key), point="pki.ca-key")
+    durable.write_bytes(file, _pem(certificate), point="pki.ca")
+    return key, certificate
+
+
+def _make_server(
+    file: Path, key_file: Path, names: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate
+) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfit broker")])
+    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # signs handshakes
+    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    certificate = (
+        _builder(subject, ca.subject, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+        .add_extension(authority, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    file.unlink(missing_ok=True)  # never an old certificate beside a new key
+    durable.write_bytes(key_file, _key_pem(key), point="pki.server-key")
+    durable.write_bytes(file, _pem(certificate), point="pki.server")
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(_NOT_BEFORE).not_valid_after(_NOT_AFTER)
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(name)
+    except ValueError as error:
+        raise InputError(f"expected a host name or an IP address, got {name!r}") from error
+
+
+def _fits(file: Path, names: Sequence[str], ca: x509.Certificate) -> bool:
+    if not file.exists():
+        return False
+    certificate = _read_certificate(file)
+    alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    same_names = set(alternatives) == {_general_name(name) for name in names}
+    return same_names and certificate.issuer == ca.subject
+
+
+def _read_certificate(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except ValueError as error:
+        raise MachineError(f"{file} is not a certificate ({error}); restore it from a backup") from error
+
+
+def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_pem_private_key(file.read_bytes(), password=None)
+    except (FileNotFoundError, ValueError) as error:
+        raise MachineError(f"{file} is not the authority's key ({error}); restore it from a backup") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise MachineError(f"expected a P-256 key in {file}, got {type(key).__name__}; restore it from a backup")
+    return key
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

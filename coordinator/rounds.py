@@ -1,0 +1,682 @@
+"""The life of a run: which round, who works on it, when it ends. Events in, instructions out; no I/O, no clock.
+
+    SELECTING ──enough devices──> RUNNING ──set complete, or deadline with quorum──> FROZEN ──folded──> COMMITTED
+        ^                            └──too few──> ABANDONED ──after a pause──┐                            │
+        └─────────────────────────────────────────────────────────────────────┴──── ANNOUNCED <────────────┘
+    after the last round: EVALUATING, then the run is finished
+
+Rules
+  R1  An update counts once: one row per (run, round, attempt, device), written before its receipt is sent.
+  R2  What is folded is the frozen set, sorted by device, and nothing else; what comes later is late.
+  R3  A round ends with all it asked for, or at its deadline with a quorum; it is prolonged once, then abandoned.
+  R4  A round that is tried again uses the same seeds: with the same devices it gives the same model.
+  R5  The service carries instructions out in their order; each is durable before the next begins.
+
+Training and judging share one assignment: in round r a device first evaluates the model it receives (version r - 1) on
+its own test data, then trains it; devices that do not train in this round only evaluate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from coordinator import selection
+from coordinator.store.base import OPEN_LEASE, EvaluationRow, LeaseRow, ModelRow, RoundRow, UpdateRow
+from edge_client.files import RunFile
+from edge_client.records import Report, TrainingPlan
+
+__all__ = [
+    "Abandon",
+    "Accepted",
+    "AddLeases",
+    "Announce",
+    "CloseLease",
+    "Commit",
+    "Declined",
+    "Event",
+    "Finish",
+    "Fold",
+    "Folded",
+    "Freeze",
+    "Holding",
+    "Instruction",
+    "OpenRound",
+    "Refused",
+    "RunMachine",
+    "SaveDeadline",
+    "SaveUpdate",
+    "SendAssign",
+    "SendCancel",
+    "SendReceipt",
+    "Snapshot",
+    "StopAsked",
+    "Stored",
+    "Tick",
+    "seed_of",
+]
+
+_ASSIGN_AGAIN_S = 3.0
+_ANSWER_S = 15.0  # an online device that does not accept in this time is counted out
+_SETTLE_S = 2.0  # more devices may be about to say hello
+_SAVE_DEADLINE_S = 5.0
+_EXTENSION = 0.5
+_FIRST_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 60.0
+
+
+def seed_of(seed: int, round_: int, device: str) -> int:
+    """The seed of a device's work in a round: the same on every try."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{round_}/{device}".encode()).digest()[:8], "big") >> 1
+
+
+# events
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; these devices are there and let in, of so many enrolled."""
+
+    online: frozenset[str]
+    num_enrolled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A device took its lease."""
+
+    lease: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    """A device will not do its lease."""
+
+    lease: str
+    code: str
+    detail: str = ""
+    log: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A device said what it has in hand."""
+
+    device: str
+    lease: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """An update is on disk and passed every check; `evaluation` lacks only its place."""
+
+    lease: str
+    sha256: str
+    length: int
+    norm: float
+    report: Report
+    confusion: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """An update failed a check; nothing of it is kept."""
+
+    lease: str
+    sha256: str
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The next version is on disk."""
+
+    model: ModelRow
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants the run to end: after this round, or now."""
+
+    now: bool
+
+
+Event: TypeAlias = Tick | Accepted | Declined | Holding | Stored | Refused | Folded | StopAsked
+
+
+# instructions
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """Write the round and its leases."""
+
+    round: RoundRow
+    leases: tuple[LeaseRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AddLeases:
+    """Write substitutes' leases."""
+
+    leases: tuple[LeaseRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendAssign:
+    """Offer a lease to its device."""
+
+    lease: LeaseRow
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLease:
+    """Write how a lease ended (or that it was accepted)."""
+
+    lease: str
+    state: str
+    code: str = ""
+    detail: str = ""
+    log: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SendCancel:
+    """Tell a device to stop."""
+
+    device: str
+    lease: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveUpdate:
+    """Write the update's row, its evaluation and its lease's end."""
+
+    lease: str
+    update: UpdateRow | None
+    evaluation: EvaluationRow | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendReceipt:
+    """Tell a device what became of its update."""
+
+    device: str
+    lease: str
+    sha256: str
+    status: str
+    code: str = "ok"
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Write that the set is final."""
+
+    round: RoundRow
+    set_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Make the next version from the frozen set; answer with `Folded`."""
+
+    round: RoundRow
+    updates: tuple[UpdateRow, ...]
+    set_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Write the new version and the round's end."""
+
+    round: RoundRow
+    model: ModelRow
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell everybody, delete the round's updates, and write that it is done."""
+
+    round: RoundRow
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Write that the attempt brought nothing."""
+
+    round: RoundRow
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SaveDeadline:
+    """Write how much time the round has left."""
+
+    round: RoundRow
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over."""
+
+    state: str
+    reason: str
+
+
+Instruction: TypeAlias = (
+    OpenRound
+    | AddLeases
+    | SendAssign
+    | CloseLease
+    | SendCancel
+    | SaveUpdate
+    | SendReceipt
+    | Freeze
+    | Fold
+    | Commit
+    | Announce
+    | Abandon
+    | SaveDeadline
+    | Finish
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the store knows of a run: enough to go on after a restart."""
+
+    run: str
+    file: RunFile
+    epoch: int
+    version: int
+    round: RoundRow | None = None
+    leases: Sequence[LeaseRow] = ()
+    updates: Sequence[UpdateRow] = ()
+    plans: Mapping[str, TrainingPlan] = field(default_factory=dict)
+    drop_rate: float = 0.0
+
+
+class RunMachine:
+    """One run; see the module's docstring for its rules."""
+
+    def __init__(
+        self, snapshot: Snapshot, *, new_id: Callable[[], str], new_issue: Callable[[], int], now: float
+    ) -> None:
+        self.run = snapshot.run
+        self.file = snapshot.file
+        self.version = snapshot.version
+        self._epoch = snapshot.epoch
+        self._new_id = new_id
+        self._new_issue = new_issue
+        self._plans = dict(snapshot.plans)
+        self._drop_rate = snapshot.drop_rate
+        self.round: RoundRow | None = None  # the open one
+        self.leases: dict[str, LeaseRow] = {}
+        self.updates: dict[str, UpdateRow] = {}
+        self._asked_at: dict[str, float] = {}
+        self._first_asked_at: dict[str, float] = {}
+        self._online: frozenset[str] = frozenset()
+        self._deadline = 0.0
+        self._saved_at = now
+        self._not_before = now
+        self._enough_since: float | None = None
+        self._attempt = 1
+        self._stopping = False
+        self.finished = False
+        self._resume: list[Instruction] = list(self._restore(snapshot, now))
+
+    def _restore(self, snapshot: Snapshot, now: float) -> Iterator[Instruction]:
+        round_ = snapshot.round
+        if round_ is None:
+            return
+        if round_.state in ("COMMITTED", "ANNOUNCED"):
+            if round_.state == "COMMITTED":
+                yield Announce(round_, snapshot.version)
+            yield from self._after_commit(evaluated=round_.goal == 0)
+        elif round_.state == "ABANDONED":
+            self._attempt = round_.attempt + 1
+        else:
+            self._open(round_, snapshot.leases, now)
+            self.updates = {update.device: update for update in snapshot.updates}
+            if round_.state == "FROZEN":
+                yield self._fold()
+
+    def begin(self) -> list[Instruction]:
+        """What a restart left to do."""
+        resume, self._resume = self._resume, []
+        return resume
+
+    @property
+    def phase(self) -> str:
+        """One word for people."""
+        if self.finished:
+            return "FINISHED"
+        if self.round is None:
+            return "SELECTING"
+        return "EVALUATING" if self.round.goal == 0 else self.round.state
+
+    @property
+    def number(self) -> int:
+        """The round that is under way or comes next."""
+        return self.round.number if self.round else self.version + 1
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """The only way in."""
+        return list(self._react(event, now)) if not self.finished else []
+
+    def _react(self, event: Event, now: float) -> Iterator[Instruction]:
+        match event:
+            case Tick():
+                self._online = event.online
+                yield from self._tick(event, now)
+            case Accepted():
+                yield from self._accepted(event.lease)
+            case Declined():
+                yield from self._close(event.lease, "declined", event.code, event.detail, event.log)
+                yield from self._advance(now)
+            case Holding():
+                self._holding(event, now)
+            case Stored():
+                yield from self._stored(event)
+                yield from self._advance(now)
+            case Refused():
+                yield from self._refused(event)
+                yield from self._advance(now)
+            case Folded():
+                yield from self._folded(event, now)
+            case StopAsked():
+                yield from self._stop(event.now)
+
+    # selecting
+
+    def _tick(self, tick: Tick, now: float) -> Iterator[Instruction]:
+        if self.round is None:
+            yield from self._select(tick, now)
+        elif self.round.state == "RUNNING":
+            yield from self._remind(now)
+            yield from self._advance(now)
+            yield from self._keep_deadline(now)
+
+    def _select(self, tick: Tick, now: float) -> Iterator[Instruction]:
+        minimum = self.file.devices.min
+        if len(tick.online) < minimum or now < self._not_before:
+            self._enough_since = None
+            return
+        if self._enough_since is None:
+            self._enough_since = now
+        if len(tick.online) < tick.num_enrolled and now - self._enough_since < _SETTLE_S:
+            return
+        number = self.version + 1
+        available = sorted(tick.online)
+        if self.version >= self.file.stop.rounds:  # only the last model is still to be judged
+            yield from self._open_round(number, 0, 0, (), available, now)
+            return
+        goal, quorum = selection.goal_and_quorum(
+            len(available), fraction=self.file.devices.fraction, minimum=minimum
+        )
+        num = selection.num_to_ask(goal, quorum, drop_rate=self._drop_rate, available=len(available))
+        cohort = selection.choose(available, num, seed=seed_of(self.file.seed, number, "cohort"))
+        yield from self._open_round(number, goal, quorum, cohort, available, now)
+
+    def _open_round(
+        self, number: int, goal: int, quorum: int, cohort: Sequence[str], available: Sequence[str], now: float
+    ) -> Iterator[Instruction]:
+        evaluate = self._evaluates(self.version)
+        round_ = RoundRow(
+            run=self.run,
+            number=number,
+            attempt=self._attempt,
+            goal=goal,
+            quorum=quorum,
+            remaining_s=self.file.rounds.deadline,
+        )
+        only = [name for name in available if name not in cohort] if evaluate else []
+        leases = [self._lease(round_, name, train=True, evaluate=evaluate) for name in cohort]
+        leases += [self._lease(round_, name, train=False, evaluate=True) for name in only]
+        self._open(round_, leases, now)
+        yield OpenRound(round_, tuple(leases))
+        yield from self._remind(now)
+
+    def _open(self, round_: RoundRow, leases: Sequence[LeaseRow], now: float) -> None:
+        self.round = round_
+        self.leases = {lease.id: lease for lease in leases}
+        self.updates = {}
+        self._asked_at = {}
+        self._first_asked_at = {}
+        self._enough_since = None
+        self._deadline = now + round_.remaining_s
+
+    def _lease(self, round_: RoundRow, device: str, *, train: bool, evaluate: bool) -> LeaseRow:
+        return LeaseRow(
+            id=self._new_id(),
+            issue=self._new_issue(),
+            epoch=self._epoch,
+            run=self.run,
+            round=round_.number,
+            attempt=round_.attempt,
+            device=device,
+            train=train,
+            evaluate=evaluate,
+            version=self.version,
+            plan=self._plans.get(device),
+        )
+
+    def _evaluates(self, version: int) -> bool:
+        every = self.file.evaluate.every
+        return every > 0 and (version % every == 0 or version == self.file.stop.rounds)
+
+    # running
+
+    def _remind(self, now: float) -> Iterator[Instruction]:
+        """Offer what is not accepted yet, again and again; an online device that stays silent is counted out."""
+        for lease in list(self.leases.values()):
+            if lease.state != "offered" or lease.device not in self._online:
+                continue
+            first = self._first_asked_at.setdefault(lease.id, now)
+            if now - first > _ANSWER_S:
+                yield from self._close(lease.id, "expired", "no_answer", f"no answer for {_ANSWER_S:.0f} s")
+            elif now - self._asked_at.get(lease.id, -1e9) >= _ASSIGN_AGAIN_S:
+                self._asked_at[lease.id] = now
+                yield SendAssign(lease, max(0.0, self._deadline - now))
+
+    def _accepted(self, lease_id: str) -> Iterator[Instruction]:
+        lease = self.leases.get(lease_id)
+        if lease is not None and lease.state == "offered":
+            self.leases[lease_id] = replace(lease, state="accepted")
+            yield CloseLease(lease_id, "accepted")
+
+    def _holding(self, event: Holding, now: float) -> None:
+        """A device that lost its lease (a new disk, an old backup) gets it again."""
+        for lease in self.leases.values():
+            if lease.device == event.device and lease.state == "accepted" and event.lease != lease.id:
+                self.leases[lease.id] = replace(lease, state="offered")
+                self._asked_at.pop(lease.id, None)
+                self._first_asked_at.pop(lease.id, None)
+
+    def _close(
+        self, lease_id: str, state: str, code: str = "", detail: str = "", log: Sequence[str] = ()
+    ) -> Iterator[Instruction]:
+        lease = self.leases.get(lease_id)
+        if lease is not None and lease.state in OPEN_LEASE:
+            self.leases[lease_id] = replace(lease, state=state, code=code, detail=detail, log=log)
+            yield CloseLease(lease_id, state, code, detail, log)
+
+    def _stored(self, stored: Stored) -> Iterator[Instruction]:
+        lease = self.leases.get(stored.lease)
+        if lease is None or lease.state not in OPEN_LEASE or self.round is None or self.round.state != "RUNNING":
+            if lease is not None:
+                yield _receipt(lease, stored.sha256, "late", "late", "the round was over")
+            return
+        update = self._update_row(lease, stored) if lease.train else None
+        evaluation = self._evaluation_row(lease, stored)
+        self.leases[lease.id] = replace(lease, state="stored")
+        if update is not None:
+            self.updates[lease.device] = update
+            if stored.report.plan is not None:
+                self._plans[lease.device] = stored.report.plan
+        yield SaveUpdate(lease.id, update, evaluation)
+        yield _receipt(lease, stored.sha256, "accepted")
+
+    def _update_row(self, lease: LeaseRow, stored: Stored) -> UpdateRow:
+        return UpdateRow(
+            run=lease.run,
+            round=lease.round,
+            attempt=lease.attempt,
+            device=lease.device,
+            lease=lease.id,
+            sha256=stored.sha256,
+            length=stored.length,
+            num_samples=stored.report.num_samples,
+            norm=stored.norm,
+            report=stored.report,
+        )
+
+    def _evaluation_row(self, lease: LeaseRow, stored: Stored) -> EvaluationRow | None:
+        found = stored.report.evaluation
+        if found is None:
+            return None
+        return EvaluationRow(
+            run=lease.run,
+            version=lease.version,
+            device=lease.device,
+            num_samples=found.num_samples,
+            num_correct=found.num_correct,
+            loss_sum=found.loss_sum,
+            confusion=stored.confusion,
+        )
+
+    def _refused(self, refused: Refused) -> Iterator[Instruction]:
+        lease = self.leases.get(refused.lease)
+        if lease is None:
+            return
+        yield from self._close(lease.id, "refused", refused.code, refused.detail)
+        yield _receipt(lease, refused.sha256, "refused", refused.code, refused.detail)
+
+    def _advance(self, now: float) -> Iterator[Instruction]:
+        """End the round if it can end."""
+        if self.round is None or self.round.state != "RUNNING":
+            return
+        training = [lease for lease in self.leases.values() if lease.train or self.round.goal == 0]
+        still_open = any(lease.state in OPEN_LEASE for lease in training)
+        overdue = now >= self._deadline
+        if self.round.goal == 0:
+            if overdue or not still_open:
+                yield from self._finish_evaluation()
+        elif len(self.updates) >= self.round.goal or (len(self.updates) >= self.round.quorum and (overdue or not still_open)):
+            yield from self._freeze()
+        elif overdue and not self.round.extended:
+            self._deadline = now + _EXTENSION * self.file.rounds.deadline
+            self.round = replace(self.round, extended=True)
+            yield from self._keep_deadline(now, always=True)
+        elif overdue or not still_open:
+            substitutes = self._substitutes() if not overdue else ()
+            if substitutes:
+                yield AddLeases(substitutes)
+                yield from self._remind(now)
+            else:
+                yield from self._abandon(now)
+
+    def _substitutes(self) -> tuple[LeaseRow, ...]:
+        """Leases for devices that were not asked in this attempt."""
+        assert self.round is not None
+        asked = {lease.device for lease in self.leases.values() if lease.train or lease.state in OPEN_LEASE}
+        spare = sorted(self._online - asked)[: self.round.goal - len(self.updates)]
+        if len(self.updates) + len(spare) < self.round.quorum:
+            return ()
+        leases = tuple(self._lease(self.round, name, train=True, evaluate=False) for name in spare)
+        self.leases.update({lease.id: lease for lease in leases})
+        return leases
+
+    def _keep_deadline(self, now: float, *, always: bool = False) -> Iterator[Instruction]:
+        if self.round is not None and self.round.state == "RUNNING" and (always or now - self._saved_at >= _SAVE_DEADLINE_S):
+            self._saved_at = now
+            self.round = replace(self.round, remaining_s=max(0.0, self._deadline - now))
+            yield SaveDeadline(self.round)
+
+    # ending
+
+    def _freeze(self) -> Iterator[Instruction]:
+        assert self.round is not None
+        for lease in list(self.leases.values()):
+            if lease.state in OPEN_LEASE:
+                yield from self._close(lease.id, "expired", "late", "the round ended without it")
+                yield SendCancel(lease.device, lease.id)
+        self.round = replace(self.round, state="FROZEN")
+        fold = self._fold()
+        yield Freeze(self.round, fold.set_hash)
+        yield fold
+
+    def _fold(self) -> Fold:
+        assert self.round is not None
+        frozen = tuple(self.updates[device] for device in sorted(self.updates))
+        lines = "".join(f"{u.device} {u.sha256} {u.num_samples}\n" for u in frozen)
+        return Fold(self.round, frozen, hashlib.sha256(lines.encode()).hexdigest())
+
+    def _folded(self, folded: Folded, now: float) -> Iterator[Instruction]:
+        if self.round is None or self.round.state != "FROZEN" or folded.model.version != self.version + 1:
+            return
+        yield Commit(self.round, folded.model)
+        self.version = folded.model.version
+        yield Announce(self.round, self.version)
+        yield from self._after_commit(evaluated=False)
+
+    def _after_commit(self, *, evaluated: bool) -> Iterator[Instruction]:
+        self.round = None
+        self.leases = {}
+        self._attempt = 1
+        if self._stopping:
+            yield from self._finish("stopped", "stopped on request")
+        elif self.version >= self.file.stop.rounds and (evaluated or not self._evaluates(self.version)):
+            yield from self._finish("finished", f"{self.version} rounds")
+
+    def _abandon(self, now: float) -> Iterator[Instruction]:
+        assert self.round is not None
+        reasons = sorted({f"{lease.device}: {lease.code}" for lease in self.leases.values() if lease.code})
+        text = f"{len(self.updates)} of {self.round.quorum} needed updates ({'; '.join(reasons) or 'deadline'})"
+        yield from self._drop_round(text)
+        pause = min(_FIRST_PAUSE_S * 2 ** (self._attempt - 2), _LONGEST_PAUSE_S)
+        self._not_before = now + pause
+
+    def _drop_round(self, reason: str) -> Iterator[Instruction]:
+        assert self.round is not None
+        for lease in list(self.leases.values()):
+            if lease.state in OPEN_LEASE:
+                yield from self._close(lease.id, "cancelled", "abandoned", reason)
+                yield SendCancel(lease.device, lease.id)
+        yield Abandon(self.round, reason)
+        self._attempt = self.round.attempt + 1
+        self.round = None
+        self.leases = {}
+        self.updates = {}
+
+    def _stop(self, at_once: bool) -> Iterator[Instruction]:
+        self._stopping = True
+        frozen = self.round is not None and self.round.state == "FROZEN"
+        if frozen or (self.round is not None and not at_once and self.round.goal > 0):
+            return  # after this round
+        if self.round is not None:
+            yield from self._drop_round("stopped on request")
+        yield from self._finish("stopped", "stopped on request")
+
+    def _finish_evaluation(self) -> Iterator[Instruction]:
+        assert self.round is not None
+        for lease in list(self.leases.values()):
+            if lease.state in OPEN_LEASE:
+                yield from self._close(lease.id, "expired", "late", "the evaluation ended without it")
+                yield SendCancel(lease.device, lease.id)
+        yield Announce(self.round, self.version)
+        yield from self._after_commit(evaluated=True)
+
+    def _finish(self, state: str, reason: str) -> Iterator[Instruction]:
+        self.finished = True
+        yield Finish(state, reason)
+
+
+def _receipt(lease: LeaseRow, sha256: str, status: str, code: str = "ok", detail: str = "") -> SendReceipt:
+    return SendReceipt(device=lease.device, lease=lease.id, sha256=sha256, status=status, code=code, detail=detail)

@@ -1,0 +1,33 @@
+"""Who takes part in a round: how many are needed, how many to ask, and which."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+__all__ = ["choose", "goal_and_quorum", "num_to_ask"]
+
+_CONFIDENCE = 0.999
+_LEAST_DROP_RATE = 0.1  # a fleet that has not failed yet will
+
+
+def goal_and_quorum(available: int, *, fraction: float, minimum: int) -> tuple[int, int]:
+    """How many updates a round wants, and with how many it counts."""
+    goal = min(available, max(minimum, math.floor(fraction * available + 1e-9)))
+    return goal, min(goal, max(minimum, math.ceil(0.8 * goal - 1e-9)))
+
+
+def num_to_ask(goal: int, quorum: int, *, drop_rate: float, available: int) -> int:
+    """The smallest n >= goal with P[Bin(n, 1 - p) >= quorum] >= 0.999, at most all that are there."""
+    keep = 1.0 - max(drop_rate, _LEAST_DROP_RATE)
+    for n in range(goal, available):
+        enough = sum(math.comb(n, k) * keep**k * (1 - keep) ** (n - k) for k in range(quorum, n + 1))
+        if enough >= _CONFIDENCE:
+            return n
+    return available
+
+
+def choose(names: Sequence[str], num: int, *, seed: int) -> list[str]:
+    """`num` of the names, without repetition; the same for the same seed whatever their order was."""
+    return sorted(random.Random(seed).sample(sorted(names), num))

@@ -1,0 +1,185 @@
+"""What the coordinator must not forget: devices, runs, rounds, leases, updates, models, evaluations.
+
+Each method that writes is one transaction, durable when it returns. The order that makes a crash harmless is kept by the
+callers: blob before row, row before receipt, commit before announcement.
+
+    round   RUNNING -> FROZEN -> COMMITTED -> ANNOUNCED, or ABANDONED; a new attempt of an abandoned round is a new row
+    lease   offered -> accepted -> stored | declined | refused | expired | cancelled
+    run     queued -> running -> finished | stopped | failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edge_client.records import Report, TrainingPlan
+
+__all__ = [
+    "OPEN_LEASE",
+    "DeviceRow",
+    "EvaluationRow",
+    "LeaseRow",
+    "ModelRow",
+    "RoundRow",
+    "RunRow",
+    "Store",
+    "UpdateRow",
+]
+
+OPEN_LEASE = ("offered", "accepted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """An enrolled device and its secrets."""
+
+    name: str
+    key: str  # hex, 32 bytes
+    password: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A run: its resolved file and how it stands."""
+
+    id: str
+    file: Mapping[str, Any]
+    state: str = "queued"
+    reason: str = ""
+    settings_sha256: str = ""  # the blob that devices fetch as part "run"
+    settings_length: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """A committed version: the server's own blob and the encoded one that travels (the same for fp32)."""
+
+    run: str
+    version: int  # 0 before the first round
+    sha256: str
+    length: int
+    sent_sha256: str
+    sent_length: int
+    set_hash: str = ""  # of the frozen set it was made from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """A round's attempt."""
+
+    run: str
+    number: int
+    attempt: int = 1
+    state: str = "RUNNING"
+    goal: int = 0
+    quorum: int = 0
+    remaining_s: float = 0.0  # until the deadline, as last saved: the wall clock never decides
+    extended: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRow:
+    """One assignment to one device."""
+
+    id: str
+    issue: int  # grows with every lease; devices refuse older ones
+    epoch: int
+    run: str
+    round: int
+    attempt: int
+    device: str
+    train: bool
+    evaluate: bool
+    version: int  # of the model that was sent
+    plan: TrainingPlan | None = None
+    state: str = "offered"
+    code: str = ""
+    detail: str = ""
+    log: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRow:
+    """A stored update; exactly one per (run, round, attempt, device)."""
+
+    run: str
+    round: int
+    attempt: int
+    device: str
+    lease: str
+    sha256: str
+    length: int
+    num_samples: int
+    norm: float
+    report: Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRow:
+    """A version's result on one device's own test data."""
+
+    run: str
+    version: int
+    device: str
+    num_samples: int
+    num_correct: int
+    loss_sum: float
+    confusion: Sequence[int] = ()  # row-major, rows are the truth
+
+
+class Store(Protocol):
+    """The contract; `tests/contracts/test_store.py` runs over every implementation."""
+
+    def next_epoch(self, wall_s: int) -> int:
+        """max(last + 1, wall clock): higher than all before, even after an older copy was restored."""
+
+    def federation(self, fresh: str) -> str:
+        """The federation's id; `fresh` at the very first start."""
+
+    def devices(self) -> list[DeviceRow]: ...
+    def add_device(self, device: DeviceRow, *, replace: bool = False) -> None: ...
+    def remove_device(self, name: str) -> None: ...
+
+    def add_run(self, run: RunRow) -> None: ...
+    def next_run_number(self, name: str) -> int: ...
+    def runs(self) -> list[RunRow]: ...
+    def run(self, run_id: str) -> RunRow | None: ...
+    def set_run_state(self, run_id: str, state: str, reason: str = "") -> None: ...
+
+    def add_initial_model(self, model: ModelRow, settings_sha256: str, settings_length: int) -> None: ...
+    def last_model(self, run_id: str) -> ModelRow | None: ...
+    def model(self, run_id: str, version: int) -> ModelRow | None: ...
+    def models(self, run_id: str) -> list[ModelRow]: ...
+
+    def open_round(self, round_: RoundRow, leases: Sequence[LeaseRow]) -> None: ...
+    def add_leases(self, leases: Sequence[LeaseRow]) -> None: ...
+    def next_issue(self) -> int: ...
+    def last_round(self, run_id: str) -> RoundRow | None: ...
+    def rounds(self, run_id: str) -> list[RoundRow]: ...
+    def leases(self, run_id: str, number: int, attempt: int) -> list[LeaseRow]: ...
+    def lease(self, lease_id: str) -> LeaseRow | None: ...
+    def set_lease(self, lease_id: str, state: str, *, code: str = "", detail: str = "", log: Sequence[str] = ()) -> None: ...
+    def save_deadline(self, run_id: str, number: int, attempt: int, remaining_s: float, extended: bool) -> None: ...
+
+    def save_update(self, update: UpdateRow | None, evaluation: EvaluationRow | None, lease_id: str) -> None:
+        """The update's row, its evaluation and its lease's end, together."""
+
+    def updates(self, run_id: str, number: int, attempt: int) -> list[UpdateRow]: ...
+    def update_of_lease(self, lease_id: str) -> UpdateRow | None: ...
+    def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None: ...
+    def commit_round(self, number: int, attempt: int, model: ModelRow) -> None: ...
+    def announce(self, run_id: str, number: int, attempt: int) -> None: ...
+    def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None: ...
+
+    def evaluations(self, run_id: str, version: int | None = None) -> list[EvaluationRow]: ...
+    def last_plans(self, run_id: str) -> dict[str, TrainingPlan]: ...
+    def recent_norms(self, run_id: str, rounds: int) -> list[float]: ...
+    def drop_rate(self, run_id: str, leases: int) -> float: ...
+    def add_bytes(self, run_id: str, device: str, *, up: int, down: int) -> None: ...
+    def bytes_moved(self, run_id: str) -> dict[str, tuple[int, int]]: ...
+    def needed_blobs(self, keep_models: int) -> set[str]: ...
+    def close(self) -> None: ...

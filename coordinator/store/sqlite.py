@@ -1,0 +1,401 @@
+"""The store on SQLite: WAL, synchronous=FULL, one writer; and its twin in memory for simulation and unit tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coordinator.store.base import (
+    DeviceRow,
+    EvaluationRow,
+    LeaseRow,
+    ModelRow,
+    RoundRow,
+    RunRow,
+    UpdateRow,
+)
+from edge_client import durable
+from edge_client.errors import ConflictError, MachineError, NoSuchNameError
+from edge_client.records import Report, TrainingPlan, from_map, to_map
+
+__all__ = ["SqliteStore"]
+
+T = TypeVar("T")
+
+_LAYOUT = 1
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
+CREATE TABLE run (
+    id TEXT PRIMARY KEY, file TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+    settings_sha256 TEXT NOT NULL, settings_length INTEGER NOT NULL
+) STRICT;
+CREATE TABLE model (
+    run TEXT NOT NULL REFERENCES run(id), version INTEGER NOT NULL, sha256 TEXT NOT NULL, length INTEGER NOT NULL,
+    sent_sha256 TEXT NOT NULL, sent_length INTEGER NOT NULL, set_hash TEXT NOT NULL, PRIMARY KEY (run, version)
+) STRICT;
+CREATE TABLE round (
+    run TEXT NOT NULL REFERENCES run(id), number INTEGER NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL,
+    goal INTEGER NOT NULL, quorum INTEGER NOT NULL, remaining_s REAL NOT NULL, extended INTEGER NOT NULL,
+    reason TEXT NOT NULL, set_hash TEXT NOT NULL DEFAULT '', PRIMARY KEY (run, number, attempt)
+) STRICT;
+CREATE TABLE lease (
+    issue INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, device TEXT NOT NULL, train INTEGER NOT NULL, evaluate INTEGER NOT NULL,
+    version INTEGER NOT NULL, plan TEXT, state TEXT NOT NULL, code TEXT NOT NULL, detail TEXT NOT NULL, log TEXT NOT NULL
+) STRICT;
+CREATE INDEX lease_round ON lease (run, round, attempt);
+CREATE TABLE update_ (
+    run TEXT NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL, device TEXT NOT NULL, lease TEXT NOT NULL UNIQUE,
+    sha256 TEXT NOT NULL, length INTEGER NOT NULL, num_samples INTEGER NOT NULL, norm REAL NOT NULL, report TEXT NOT NULL,
+    PRIMARY KEY (run, round, attempt, device)
+) STRICT;
+CREATE TABLE evaluation (
+    run TEXT NOT NULL, version INTEGER NOT NULL, device TEXT NOT NULL, num_samples INTEGER NOT NULL,
+    num_correct INTEGER NOT NULL, loss_sum REAL NOT NULL, confusion TEXT NOT NULL, PRIMARY KEY (run, version, device)
+) STRICT;
+CREATE TABLE traffic (
+    run TEXT NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL, PRIMARY KEY (run, device)
+) STRICT;
+"""
+
+
+class SqliteStore:
+    """Implements `coordinator.store.base.Store`; used by one thread."""
+
+    def __init__(self, path: Path | None) -> None:
+        """`path` None: in memory, gone with the process."""
+        with durable.disk_errors(f"cannot open {path}"):
+            if path is None:
+                self._db = sqlite3.connect(":memory:", isolation_level="IMMEDIATE")
+            else:
+                self._db = durable.open_database(path)
+            self._db.row_factory = sqlite3.Row
+            self._prepare()
+
+    def _prepare(self) -> None:
+        try:
+            (found,) = self._db.execute("PRAGMA user_version").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise MachineError(f"state.db is damaged ({error}); restore a backup of the state directory") from error
+        if found > _LAYOUT:
+            raise MachineError(f"state.db has layout {found}, this fedfit knows {_LAYOUT}; upgrade fedfit")
+        if found == 0:
+            script = f"BEGIN; {_SCHEMA} PRAGMA user_version = {_LAYOUT}; COMMIT;"
+            self._db.executescript(script)
+
+    @contextmanager
+    def _transaction(self, point: str) -> Iterator[sqlite3.Connection]:
+        with durable.disk_errors(f"cannot save ({point})"):
+            try:
+                yield self._db
+                durable.commit(self._db, point=f"store.{point}")
+            finally:
+                if self._db.in_transaction:
+                    self._db.rollback()
+
+    def _insert(self, table: str, row: Any) -> None:
+        values = {name: _to_column(getattr(row, name)) for name in (f.name for f in dataclasses.fields(row))}
+        marks = ", ".join(f":{name}" for name in values)
+        self._db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", values)
+
+    def _all(self, cls: type[T], query: str, *arguments: object) -> list[T]:
+        return [_from_row(cls, row) for row in self._db.execute(query, arguments)]
+
+    def _one(self, cls: type[T], query: str, *arguments: object) -> T | None:
+        return next(iter(self._all(cls, query, *arguments)), None)
+
+    def _get_meta(self, key: str) -> str | None:
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else None
+
+    # the federation and its devices
+
+    def next_epoch(self, wall_s: int) -> int:
+        """Higher than all before."""
+        epoch = max(int(self._get_meta("epoch") or 0) + 1, wall_s)
+        with self._transaction("epoch") as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (str(epoch),))
+        return epoch
+
+    def federation(self, fresh: str) -> str:
+        """The federation's id."""
+        known = self._get_meta("federation")
+        if known is None:
+            with self._transaction("federation") as db:
+                db.execute("INSERT INTO meta VALUES ('federation', ?)", (fresh,))
+        return known or fresh
+
+    def devices(self) -> list[DeviceRow]:
+        """All enrolled devices, by name."""
+        return self._all(DeviceRow, "SELECT * FROM device ORDER BY name")
+
+    def add_device(self, device: DeviceRow, *, replace: bool = False) -> None:
+        """Enrol a device; `ConflictError` if the name is taken."""
+        with self._transaction("device") as db:
+            if replace:
+                db.execute("DELETE FROM device WHERE name = ?", (device.name,))
+            try:
+                self._insert("device", device)
+            except sqlite3.IntegrityError:
+                raise ConflictError(f"device {device.name!r} exists already; choose another name") from None
+
+    def remove_device(self, name: str) -> None:
+        """Forget a device and its secrets."""
+        with self._transaction("device") as db:
+            if db.execute("DELETE FROM device WHERE name = ?", (name,)).rowcount == 0:
+                raise NoSuchNameError.of("device", name, [d.name for d in self.devices()])
+
+    # runs and models
+
+    def add_run(self, run: RunRow) -> None:
+        """A new run."""
+        with self._transaction("run"):
+            self._insert("run", run)
+
+    def next_run_number(self, name: str) -> int:
+        """The number that makes NAME-n new."""
+        taken = [row[0] for row in self._db.execute("SELECT id FROM run WHERE id GLOB ? || '-*'", (name,))]
+        numbers = [int(tail) for tail in (run_id[len(name) + 1 :] for run_id in taken) if tail.isdigit()]
+        return max(numbers, default=0) + 1
+
+    def runs(self) -> list[RunRow]:
+        """All runs, oldest first."""
+        return self._all(RunRow, "SELECT * FROM run ORDER BY rowid")
+
+    def run(self, run_id: str) -> RunRow | None:
+        """One run."""
+        return self._one(RunRow, "SELECT * FROM run WHERE id = ?", run_id)
+
+    def set_run_state(self, run_id: str, state: str, reason: str = "") -> None:
+        """How a run stands."""
+        with self._transaction("run-state") as db:
+            db.execute("UPDATE run SET state = ?, reason = ? WHERE id = ?", (state, reason, run_id))
+
+    def add_initial_model(self, model: ModelRow, settings_sha256: str, settings_length: int) -> None:
+        """Version 0 and the run's settings: the run can begin."""
+        with self._transaction("initial") as db:
+            self._insert("model", model)
+            db.execute(
+                "UPDATE run SET settings_sha256 = ?, settings_length = ?, state = 'running' WHERE id = ?",
+                (settings_sha256, settings_length, model.run),
+            )
+
+    def last_model(self, run_id: str) -> ModelRow | None:
+        """The newest version."""
+        return self._one(ModelRow, "SELECT * FROM model WHERE run = ? ORDER BY version DESC LIMIT 1", run_id)
+
+    def model(self, run_id: str, version: int) -> ModelRow | None:
+        """One version."""
+        return self._one(ModelRow, "SELECT * FROM model WHERE run = ? AND version = ?", run_id, version)
+
+    def models(self, run_id: str) -> list[ModelRow]:
+        """All versions, oldest first."""
+        return self._all(ModelRow, "SELECT * FROM model WHERE run = ? ORDER BY version", run_id)
+
+    # rounds and leases
+
+    def open_round(self, round_: RoundRow, leases: Sequence[LeaseRow]) -> None:
+        """A round and its leases, together."""
+        with self._transaction("open"):
+            self._insert("round", round_)
+            for lease in leases:
+                self._insert("lease", lease)
+
+    def add_leases(self, leases: Sequence[LeaseRow]) -> None:
+        """Substitutes in a running round."""
+        with self._transaction("leases"):
+            for lease in leases:
+                self._insert("lease", lease)
+
+    def next_issue(self) -> int:
+        """The number of the next lease."""
+        (highest,) = self._db.execute("SELECT coalesce(max(issue), 0) FROM lease").fetchone()
+        return int(highest) + 1
+
+    def last_round(self, run_id: str) -> RoundRow | None:
+        """The newest round's newest attempt."""
+        query = "SELECT * FROM round WHERE run = ? ORDER BY number DESC, attempt DESC LIMIT 1"
+        return self._one(RoundRow, query, run_id)
+
+    def rounds(self, run_id: str) -> list[RoundRow]:
+        """All attempts of all rounds, oldest first."""
+        return self._all(RoundRow, "SELECT * FROM round WHERE run = ? ORDER BY number, attempt", run_id)
+
+    def leases(self, run_id: str, number: int, attempt: int) -> list[LeaseRow]:
+        """The leases of an attempt, in the order of issue."""
+        query = "SELECT * FROM lease WHERE run = ? AND round = ? AND attempt = ? ORDER BY issue"
+        return self._all(LeaseRow, query, run_id, number, attempt)
+
+    def lease(self, lease_id: str) -> LeaseRow | None:
+        """One lease."""
+        return self._one(LeaseRow, "SELECT * FROM lease WHERE id = ?", lease_id)
+
+    def set_lease(
+        self, lease_id: str, state: str, *, code: str = "", detail: str = "", log: Sequence[str] = ()
+    ) -> None:
+        """How a lease stands."""
+        with self._transaction("lease") as db:
+            db.execute(
+                "UPDATE lease SET state = ?, code = ?, detail = ?, log = ? WHERE id = ?",
+                (state, code, detail, json.dumps(list(log)), lease_id),
+            )
+
+    def save_deadline(self, run_id: str, number: int, attempt: int, remaining_s: float, extended: bool) -> None:
+        """How long the round still has, should we die now."""
+        with self._transaction("deadline") as db:
+            db.execute(
+                "UPDATE round SET remaining_s = ?, extended = ? WHERE run = ? AND number = ? AND attempt = ?",
+                (remaining_s, int(extended), run_id, number, attempt),
+            )
+
+    # updates
+
+    def save_update(self, update: UpdateRow | None, evaluation: EvaluationRow | None, lease_id: str) -> None:
+        """The update's row, its evaluation and its lease's end, together."""
+        with self._transaction("update") as db:
+            if update is not None:
+                self._insert("update_", update)
+            if evaluation is not None:
+                key = (evaluation.run, evaluation.version, evaluation.device)
+                db.execute("DELETE FROM evaluation WHERE run = ? AND version = ? AND device = ?", key)
+                self._insert("evaluation", evaluation)
+            db.execute("UPDATE lease SET state = 'stored', code = '', detail = '' WHERE id = ?", (lease_id,))
+
+    def updates(self, run_id: str, number: int, attempt: int) -> list[UpdateRow]:
+        """The stored updates of an attempt, sorted by device."""
+        query = "SELECT * FROM update_ WHERE run = ? AND round = ? AND attempt = ? ORDER BY device"
+        return self._all(UpdateRow, query, run_id, number, attempt)
+
+    def update_of_lease(self, lease_id: str) -> UpdateRow | None:
+        """The update that a lease brought."""
+        return self._one(UpdateRow, "SELECT * FROM update_ WHERE lease = ?", lease_id)
+
+    def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None:
+        """The set of updates is final; what comes later is late."""
+        with self._transaction("freeze") as db:
+            db.execute(
+                "UPDATE round SET state = 'FROZEN', set_hash = ? WHERE run = ? AND number = ? AND attempt = ?",
+                (set_hash, run_id, number, attempt),
+            )
+
+    def commit_round(self, number: int, attempt: int, model: ModelRow) -> None:
+        """The new version and the end of its round, together."""
+        with self._transaction("round") as db:
+            self._insert("model", model)
+            db.execute(
+                "UPDATE round SET state = 'COMMITTED' WHERE run = ? AND number = ? AND attempt = ?",
+                (model.run, number, attempt),
+            )
+
+    def announce(self, run_id: str, number: int, attempt: int) -> None:
+        """The devices have been told."""
+        with self._transaction("announce") as db:
+            db.execute(
+                "UPDATE round SET state = 'ANNOUNCED' WHERE run = ? AND number = ? AND attempt = ?",
+                (run_id, number, attempt),
+            )
+
+    def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None:
+        """The attempt ends without a model; its updates stay on record and count nowhere."""
+        with self._transaction("abandon") as db:
+            db.execute(
+                "UPDATE round SET state = 'ABANDONED', reason = ? WHERE run = ? AND number = ? AND attempt = ?",
+                (reason, run_id, number, attempt),
+            )
+
+    # what follows from it
+
+    def evaluations(self, run_id: str, version: int | None = None) -> list[EvaluationRow]:
+        """Results by version and device."""
+        query = "SELECT * FROM evaluation WHERE run = ? AND (?2 IS NULL OR version = ?2) ORDER BY version, device"
+        return self._all(EvaluationRow, query.replace("run = ?", "run = ?1", 1), run_id, version)
+
+    def last_plans(self, run_id: str) -> dict[str, TrainingPlan]:
+        """The plan that each device last trained with in this run; the next assignment carries it."""
+        last = self._one(ModelRow, "SELECT * FROM model WHERE run = ? ORDER BY version DESC LIMIT 1", run_id)
+        query = "SELECT * FROM update_ WHERE run = ? AND round >= ? ORDER BY round, attempt"
+        since = max(0, (last.version if last else 0) - 50)
+        rows = self._all(UpdateRow, query, run_id, since)
+        return {row.device: row.report.plan for row in rows if row.report.plan is not None}
+
+    def recent_norms(self, run_id: str, rounds: int) -> list[float]:
+        """Norms of the updates of the newest committed rounds: the usual size of a change."""
+        query = """SELECT norm FROM update_ u JOIN round r ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
+                   WHERE u.run = ?1 AND r.state IN ('COMMITTED', 'ANNOUNCED') AND u.round >
+                   (SELECT coalesce(max(number), 0) FROM round WHERE run = ?1 AND state IN ('COMMITTED', 'ANNOUNCED')) - ?2
+                   ORDER BY u.round, u.device"""
+        return [row[0] for row in self._db.execute(query, (run_id, rounds))]
+
+    def drop_rate(self, run_id: str, leases: int) -> float:
+        """Share of the newest finished leases that brought nothing."""
+        query = """SELECT avg(state != 'stored') FROM (SELECT state FROM lease WHERE run = ? AND train = 1
+                   AND state NOT IN ('offered', 'accepted', 'cancelled') ORDER BY issue DESC LIMIT ?)"""
+        (rate,) = self._db.execute(query, (run_id, leases)).fetchone()
+        return float(rate or 0.0)
+
+    def add_bytes(self, run_id: str, device: str, *, up: int, down: int) -> None:
+        """Count what travelled, as published."""
+        with self._transaction("traffic") as db:
+            db.execute(
+                """INSERT INTO traffic VALUES (?1, ?2, ?3, ?4)
+                   ON CONFLICT (run, device) DO UPDATE SET up = up + ?3, down = down + ?4""",
+                (run_id, device, up, down),
+            )
+
+    def bytes_moved(self, run_id: str) -> dict[str, tuple[int, int]]:
+        """Device -> (bytes up, bytes down)."""
+        rows = self._db.execute("SELECT device, up, down FROM traffic WHERE run = ? ORDER BY device", (run_id,))
+        return {row["device"]: (row["up"], row["down"]) for row in rows}
+
+    def needed_blobs(self, keep_models: int) -> set[str]:
+        """Every blob that a row still needs: settings and newest models of all runs, updates of rounds not committed."""
+        needed: set[str] = set()
+        for row in self._db.execute("SELECT settings_sha256 FROM run WHERE settings_sha256 != ''"):
+            needed.add(row[0])
+        models = """SELECT sha256, sent_sha256 FROM model m WHERE version >
+                    (SELECT max(version) FROM model WHERE run = m.run) - ?"""
+        for row in self._db.execute(models, (keep_models,)):
+            needed.update((row[0], row[1]))
+        updates = """SELECT u.sha256 FROM round r JOIN update_ u ON r.run = u.run AND r.number = u.round AND
+                     r.attempt = u.attempt WHERE r.state IN ('RUNNING', 'FROZEN')"""
+        needed.update(row[0] for row in self._db.execute(updates))
+        return needed
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+
+def _to_column(value: Any) -> Any:
+    if isinstance(value, (str, float, type(None))):
+        return value
+    if isinstance(value, (bool, int)):
+        return int(value)
+    return json.dumps(to_map(value), separators=(",", ":"))
+
+
+_FLAGS = {"train", "evaluate", "extended"}
+_JSON = {"labels", "file", "log", "confusion"}
+
+
+def _from_row(cls: type[T], row: sqlite3.Row) -> T:
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # every row class is a dataclass
+        value = row[f.name]
+        if f.name in _FLAGS:
+            value = bool(value)
+        elif f.name in _JSON:
+            value = json.loads(value)
+            value = tuple(value) if isinstance(value, list) else value
+        elif f.name == "plan" and value is not None:
+            value = from_map(TrainingPlan, json.loads(value))
+        elif f.name == "report":
+            value = from_map(Report, json.loads(value))
+        values[f.name] = value
+    return cls(**values)

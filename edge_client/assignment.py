@@ -1,0 +1,343 @@
+"""What a worker does, step by step: load, plan, warm up, evaluate, train, write. Imports torch.
+
+Covers: the files of an assignment and the order of things. Does not cover: the process around it (`worker`), the loop
+(`training`), what is learnt (`methods`).
+The tensors of an update depend on the order alone, bit for bit; its meta also holds measurements, which vary.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edge_client import durable, faults
+from edge_client.data.sources import Samples, open_data
+from edge_client.device import guard, meter
+from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
+from edge_client.files import DeviceFile, RunFile
+from edge_client.methods import registry as methods
+from edge_client.methods.base import Client, Job, Outcome
+from edge_client.models import registry as models
+from edge_client.models.contract import Model
+from edge_client.planning.cost import Workload
+from edge_client.planning.planner import plan
+from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
+from edge_client.training import optimizers
+from edge_client.training.evaluate import Result, evaluate
+from edge_client.training.loop import Settings, Trained, generator, train
+from edge_client.training.objectives import cross_entropy
+from edge_client.training.seeds import derive
+from edge_client.wire.container import payload_kind
+from edge_client.wire.tensors import ContainerReader, codec_for, write_container
+
+__all__ = ["DeclinedError", "carry_out"]
+
+_PROGRESS_EVERY_S = 0.5
+_LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
+_HUGE_LOSS = 3.4e38  # stands for the loss of a model that has diverged: it has no value, and JSON and msgpack need one
+
+
+class DeclinedError(FedfitError):
+    """This device will not do the assignment; `code` is short and stable, the message is for people."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+
+
+def carry_out(order: WorkOrder, workdir: Path) -> None:
+    """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
+    work = _Work(order, workdir)
+    work.progress("load", 0, 1, 0.0)
+    client, training_plan = work.load()
+    work.progress("load", 1, 1, 0.0)
+    result = work.evaluate(client, training_plan)
+    trained, outcome = work.train(client, training_plan)
+    work.write(training_plan, result, trained, outcome)
+
+
+@contextmanager
+def _declining(code: str, unknown: str) -> Iterator[None]:
+    """Turn what this device cannot use into the reason that it gives."""
+    try:
+        yield
+    except NoSuchNameError as error:
+        raise DeclinedError(unknown, str(error)) from error
+    except (InputError, NothingFitsError) as error:
+        raise DeclinedError(code, str(error)) from error
+
+
+class _Work:
+    """The state of one assignment, from step to step."""
+
+    def __init__(self, order: WorkOrder, workdir: Path) -> None:
+        self.order = order
+        self.workdir = workdir
+        self.progress = _Progress()
+        self.started = time.monotonic()
+        torch.set_num_threads(order.threads)
+        torch.set_num_interop_threads(1)
+        self.run: RunFile = from_map(RunFile, _read_json(self._part("run")), where="run")
+        self.model_path = self._part("model")
+        self.model: Model
+        self.train_data: Samples
+        self.test_data: Samples
+        self.base_bytes = 0
+
+    def load(self) -> tuple[Client, TrainingPlan]:
+        """Everything that training needs, in an order that fails early and measures a warm process."""
+        run, order = self.run, self.order
+        with _declining("bad_method", "unknown_method"):
+            method = methods.get(run.method.name, run.method.parameters)
+        with _declining("bad_model", "unknown_model"):
+            self.model = models.build(
+                run.model.name, input_shape=run.model.input, num_classes=len(run.classes), options=run.model.options
+            )
+        with _declining("bad_data", "bad_data"):
+            self._open_data()
+        with _declining("nothing_fits", "nothing_fits"):
+            training_plan = order.plan or plan(self.model, self._workload(), budget_bytes=order.budget_bytes)
+        self._warm_up()
+        _load_weights(self.model, self.model_path)
+        torch.manual_seed(derive(order.seed, "torch"))
+        client = method.client()
+        client.begin(self._job())
+        return client, training_plan
+
+    def evaluate(self, client: Client, training_plan: TrainingPlan) -> Result | None:
+        """The received model on this device's test samples, before it is trained."""
+        if not self.order.evaluate or len(self.test_data) == 0:
+            return None
+
+        def progress(step: int, total: int, loss_sum: float) -> None:
+            self.progress("evaluate", step, total, loss_sum)
+
+        result = evaluate(
+            self.model,
+            client.predict,
+            self.test_data,
+            num_classes=len(self.run.classes),
+            microbatch=training_plan.microbatch,
+            progress=progress,
+        )
+        faults.point("worker.evaluated")
+        return result
+
+    def train(self, client: Client, training_plan: TrainingPlan) -> tuple[Trained | None, Outcome]:
+        """Local training, if the order asks for it."""
+        if not self.order.train:
+            return None, Outcome()
+        faults.point("worker.train.begin")
+        section = self.run.train
+        settings = Settings(
+            batch=section.batch,
+            microbatch=training_plan.microbatch,
+            learning_rate=self.order.learning_rate,
+            seed=self.order.seed,
+            optimizer=section.optimizer,
+            momentum=section.momentum,
+            weight_decay=section.weight_decay,
+            max_steps=section.max_steps,
+        )
+
+        def progress(step: int, total: int, loss: float) -> None:
+            faults.point("worker.train.step")
+            self.progress("train", step, total, loss)
+
+        trained = train(self.model, client, self.train_data, settings, progress=progress)
+        outcome = client.end()
+        faults.point("worker.trained")
+        return trained, outcome
+
+    def write(
+        self, training_plan: TrainingPlan, result: Result | None, trained: Trained | None, outcome: Outcome
+    ) -> None:
+        """Method state, then the update, then its manifest: a manifest means that all is there."""
+        self.progress("write", 0, 1, 0.0)
+        with durable.disk_errors(f"writing the update in {self.workdir}"):
+            self._write_state(outcome)
+            report = self._report(training_plan, result, trained, outcome)
+            sha256, length = self._write_update(report, result)
+            manifest = {"sha256": sha256, "length": length, "num_samples": report.num_samples}
+            durable.write_bytes(self.workdir / "update.json", json.dumps(manifest).encode(), point="worker.manifest")
+        self.progress("write", 1, 1, 0.0)
+
+    def _part(self, key: str) -> Path:
+        if key not in self.order.parts:
+            raise PayloadError("malformed", f"the assignment has no part {key!r}, only {', '.join(self.order.parts)}")
+        return Path(self.order.parts[key])
+
+    def _open_data(self) -> None:
+        section = from_map(DeviceFile, self.order.device_file, where="device file").data
+        if section is None:
+            raise DeclinedError("no_data", "this device has no data; name it in the data section of device.toml")
+        self.train_data, self.test_data = open_data(section, self.run.classes, self.run.model.input)
+        if self.order.train and len(self.train_data) == 0:
+            raise DeclinedError("no_data", f"data source {section.source!r} has no training samples for this device")
+        if not self.order.train and len(self.test_data) == 0:
+            raise DeclinedError(
+                "no_data", f"data source {section.source!r} has no test samples for this device; set data.test-fraction"
+            )
+
+    def _workload(self) -> Workload:
+        section = self.run.train
+        held = self.train_data.held_bytes + self.test_data.held_bytes
+        return Workload(batch=section.batch, optimizer=section.optimizer, momentum=section.momentum, held_bytes=held)
+
+    def _warm_up(self) -> None:
+        """A step on zeros loads the libraries' pages and starts their threads; the weights are overwritten afterwards."""
+        self.model.train()
+        x = torch.zeros(2, *self.model.input_shape)
+        cross_entropy(self.model(x), torch.zeros(2, dtype=torch.int64)).sum().backward()  # type: ignore[no-untyped-call]
+        section = self.run.train
+        optimizer = optimizers.make(section.optimizer, momentum=section.momentum, weight_decay=section.weight_decay)
+        for name, param in self.model.named_parameters():
+            if param.grad is not None:
+                optimizer.step(name, param, param.grad, 0.0)
+            param.grad = None
+        self.base_bytes = meter.rss_bytes()
+        if self.order.budget_bytes:
+            guard.limit_growth(max(0, self.order.budget_bytes - self.base_bytes) + _LIMIT_SLACK_BYTES)
+
+    def _job(self) -> Job:
+        order = self.order
+        return Job(
+            model=self.model,
+            round=order.round,
+            num_rounds=order.num_rounds,
+            epochs=self.run.train.epochs,
+            learning_rate=order.learning_rate,
+            class_counts=self.train_data.class_counts(len(self.run.classes)),
+            rng=lambda purpose: generator(order.seed, "method", purpose),
+            state=_read_state(order.method_state),
+        )
+
+    def _report(
+        self, training_plan: TrainingPlan, result: Result | None, trained: Trained | None, outcome: Outcome
+    ) -> Report:
+        scalars = dict(outcome.scalars)
+        if trained is not None and math.isfinite(trained.mean_loss):
+            scalars["loss"] = trained.mean_loss
+        return Report(
+            num_samples=len(self.train_data) if trained is not None else 0,
+            steps=trained.steps if trained is not None else 0,
+            payload=payload_kind(self.run.rounds.codec) if trained is not None else "none",
+            plan=training_plan,
+            peak_bytes=meter.peak_rss_bytes(),
+            base_bytes=self.base_bytes,
+            seconds=round(time.monotonic() - self.started, 3),
+            scalars=scalars,
+            evaluation=_evaluation(result),
+        )
+
+    def _write_update(self, report: Report, result: Result | None) -> tuple[str, int]:
+        entries: list[tuple[str, Tensor]] = []
+        if report.payload != "none":
+            entries = [(f"model/{name}", tensor) for name, tensor in self.model.state_dict().items()]
+        table = [(name, codec_for(t, self.run.rounds.codec), tuple(t.shape)) for name, t in entries]
+        if result is not None:
+            entries.append(("evaluation/confusion", result.confusion))
+            table.append(("evaluation/confusion", "i64", tuple(result.confusion.shape)))
+        temporary = self.workdir / ".update.bin.tmp"
+        faults.point("worker.update.write")
+        with ContainerReader(self.model_path) as received:
+            tensors = (
+                t - received.tensor(name) if report.payload == "delta" and name.startswith("model/") else t
+                for name, t in entries
+            )
+            written = write_container(temporary, to_map(report), table, tensors)
+        durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
+        return written
+
+    def _write_state(self, outcome: Outcome) -> None:
+        """Written as `next`; it becomes `current` when the update is receipted, or a repeated round would apply it twice."""
+        if not self.order.method_state or not self.order.train:
+            return
+        folder = Path(self.order.method_state)
+        (folder / "next").unlink(missing_ok=True)  # of an assignment that was given up
+        if not outcome.state:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        table = [(name, codec_for(t, "fp32"), tuple(t.shape)) for name, t in outcome.state.items()]
+        write_container(folder / ".next.tmp", {}, table, outcome.state.values())
+        durable.publish(folder / ".next.tmp", folder / "next", point="worker.state")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise MachineError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise PayloadError("malformed", f"{path.name} is not JSON: {error}") from error
+
+
+def _load_weights(model: Model, path: Path) -> None:
+    """Copy the received tensors into the model; both must have exactly the same names and shapes."""
+    with ContainerReader(path) as reader:
+        state = model.state_dict()
+        sent = {name.removeprefix("model/") for name in reader.names("model/")}
+        if sent != state.keys():
+            odd = sorted(sent ^ state.keys())
+            raise PayloadError(
+                "names", f"the received model and this device's differ in {len(odd)} tensors ({odd[0]!r})"
+            )
+        for name, tensor in state.items():
+            value = reader.tensor(f"model/{name}")
+            if value.shape != tensor.shape:
+                raise PayloadError("shape", f"tensor {name!r} is {tuple(value.shape)}, expected {tuple(tensor.shape)}")
+            tensor.copy_(value)
+
+
+def _read_state(folder: str) -> dict[str, Tensor]:
+    path = Path(folder) / "current"
+    if not folder or not path.exists():
+        return {}
+    with ContainerReader(path) as reader:
+        return {name: reader.tensor(name) for name in reader.names()}
+
+
+def _evaluation(result: Result | None) -> Evaluation | None:
+    if result is None:
+        return None
+    loss_sum = result.loss_sum if math.isfinite(result.loss_sum) else _HUGE_LOSS
+    return Evaluation(num_samples=result.num_samples, num_correct=result.num_correct, loss_sum=loss_sum)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """JSON lines to the daemon; the first and the last of a phase always, others twice a second at most."""
+
+    fd: int = -1
+    phase: str = ""
+    due: float = 0.0
+
+    def __post_init__(self) -> None:
+        text = os.environ.get("FEDFIT_PROGRESS_FD", "")
+        if text.isdigit():
+            self.fd = int(text)
+            os.set_blocking(self.fd, False)  # a slow reader loses lines; it does not hold up the training
+
+    def __call__(self, phase: str, step: int, total: int, loss: float) -> None:
+        now = time.monotonic()
+        if self.fd < 0 or (phase == self.phase and step != total and now < self.due):
+            return
+        self.phase, self.due = phase, now + _PROGRESS_EVERY_S
+        shown = loss if math.isfinite(loss) else None
+        line = json.dumps({"phase": phase, "step": step, "total": total, "loss": shown}) + "\n"
+        try:
+            os.write(self.fd, line.encode())
+        except BlockingIOError:
+            pass
+        except OSError:  # the reader is gone
+            self.fd = -1

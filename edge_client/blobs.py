@@ -1,0 +1,141 @@
+"""Blobs on disk, named by their SHA-256, and blobs on their way in.
+
+A blob that has its name is whole and right: it got the name after its hash was checked and its bytes were synced. What is
+still arriving lies in `tmp/` as `<sha256>.part` with one byte per chunk in `<sha256>.map`, and goes on after a restart.
+The map is not synced: if a power cut makes it lie, the hash of the whole finds out and the transfer begins again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge_client import durable, faults
+from edge_client.errors import PayloadError
+from edge_client.wire.chunks import CHUNK_BYTES, Chunk, make_chunk, transfer_id
+from edge_client.wire.reassembly import Reassembly
+
+__all__ = ["BlobStore", "Incoming", "Outgoing"]
+
+
+class BlobStore:
+    """A folder of blobs and the folder of its unfinished ones; both on one file system."""
+
+    def __init__(self, root: Path, temporary: Path) -> None:
+        self._root = root
+        self._temporary = temporary
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def path(self, sha256: str) -> Path:
+        """Where the blob is, or would be."""
+        return self._root / sha256[:2] / sha256
+
+    def temporary_path(self, name: str) -> Path:
+        """A place for a file that will become a blob."""
+        return self._temporary / name
+
+    def has(self, sha256: str) -> bool:
+        """Whether the blob is here, whole."""
+        return self.path(sha256).exists()
+
+    def adopt(self, finished: Path, sha256: str, *, point: str) -> Path:
+        """Name a finished temporary file, whose hash the caller knows; durable when this returns."""
+        final = self.path(sha256)
+        if not final.parent.exists():
+            final.parent.mkdir(mode=0o700, exist_ok=True)
+            durable.sync_dir(self._root)
+        durable.publish(finished, final, point=point)
+        return final
+
+    def write(self, data: bytes, sha256: str, *, point: str) -> Path:
+        """A small blob from memory."""
+        temporary = self.temporary_path(f"{sha256}.new")
+        temporary.write_bytes(data)
+        return self.adopt(temporary, sha256, point=point)
+
+    def remove(self, sha256: str) -> None:
+        """Forget a blob and whatever has arrived of it."""
+        self.path(sha256).unlink(missing_ok=True)
+        for suffix in ("part", "map"):
+            self.temporary_path(f"{sha256}.{suffix}").unlink(missing_ok=True)
+
+    def names(self) -> Iterator[str]:
+        """All blobs that are here."""
+        for folder in self._root.iterdir():
+            if folder.is_dir():
+                yield from (entry.name for entry in folder.iterdir() if len(entry.name) == 64)
+
+    def keep_only(self, wanted: set[str], unfinished: set[str]) -> None:
+        """Remove every blob and every unfinished file that nobody names; run when nothing is being written."""
+        for name in [name for name in self.names() if name not in wanted]:
+            self.remove(name)
+        for entry in list(self._temporary.iterdir()):
+            if entry.name.partition(".")[0] not in unfinished:
+                entry.unlink(missing_ok=True)
+
+
+class Incoming:
+    """One blob on its way in: chunks are written where they belong, in any order, each once."""
+
+    def __init__(self, store: BlobStore, *, sha256: str, length: int, max_window_bytes: int, point: str) -> None:
+        self._store = store
+        self._point = point
+        self._part = store.temporary_path(f"{sha256}.part")
+        self._map = store.temporary_path(f"{sha256}.map")
+        have = self._map.read_bytes() if self._map.exists() and self._part.exists() else b""
+        self._part_fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o600)
+        self._map_fd = os.open(self._map, os.O_RDWR | os.O_CREAT, 0o600)
+        self.chunks = Reassembly(sha256=sha256, length=length, max_window_bytes=max_window_bytes, have=have)
+        os.ftruncate(self._map_fd, self.chunks.num_chunks)
+        self.num_mismatches = 0
+
+    def add(self, chunk: Chunk, now: float) -> bool:
+        """Write a chunk; False if it was here already. Raises `PayloadError` if it does not belong here."""
+        offset = self.chunks.accept(chunk, now)
+        if offset is None:
+            return False
+        try:
+            faults.point(f"{self._point}.chunk")
+            os.pwrite(self._part_fd, chunk.body, offset)
+            os.pwrite(self._map_fd, b"\1", chunk.index)
+        except OSError:
+            self.chunks.forget(chunk.index)
+            raise
+        return True
+
+    def finish(self) -> Path:
+        """Check the hash of the whole and give the blob its name; on a wrong hash start again and raise `PayloadError`."""
+        os.ftruncate(self._part_fd, self.chunks.length)
+        if durable.sha256_file(self._part) != self.chunks.sha256:
+            self.num_mismatches += 1
+            self.chunks.restart()
+            os.pwrite(self._map_fd, self.chunks.bitmap(), 0)
+            raise PayloadError("hash", f"what arrived as {self.chunks.sha256[:12]} has another hash")
+        path = self._store.adopt(self._part, self.chunks.sha256, point=self._point)
+        self._map.unlink(missing_ok=True)
+        return path
+
+    def close(self) -> None:
+        """Let go of the files; what has arrived stays for a later `Incoming`."""
+        for fd in (self._part_fd, self._map_fd):
+            os.close(fd)
+
+
+class Outgoing:
+    """A blob that is being sent: its chunks, read when they are needed."""
+
+    def __init__(self, path: Path, sha256: str, length: int) -> None:
+        self.sha256 = sha256
+        self.length = length
+        self._transfer = transfer_id(sha256)
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def chunk(self, index: int) -> bytes:
+        """The bytes to publish for one chunk."""
+        return make_chunk(self._transfer, index, os.pread(self._fd, CHUNK_BYTES, index * CHUNK_BYTES))
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)

@@ -1,0 +1,407 @@
+"""The client daemon: carries out what the session decides, with one connection, one worker and files.
+
+Covers: connecting, transfers both ways, starting and ending the worker, shutting down.
+Does not cover: deciding (`session`), training (`worker`). Never imports torch or numpy: it stays below 28 MB.
+
+One thread and one loop. A full disk makes it start over from what is on disk, as after a crash, until there is space;
+any other disk error ends it with a clear line (a sync that failed once cannot be trusted to succeed the second time).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_client import __version__, durable, faults, workers
+from edge_client.blobs import BlobStore, Incoming, Outgoing
+from edge_client.device.profile import measure
+from edge_client.errors import DiskFullError, PayloadError
+from edge_client.files import DeviceFile
+from edge_client.identity import STATE_KIND, STATE_VERSION, Bundle
+from edge_client.records import PartRef, to_map
+from edge_client.session import (
+    BeginSession,
+    Event,
+    Fetch,
+    Finished,
+    Forget,
+    Instruction,
+    LinkDown,
+    LinkUp,
+    PartReady,
+    Save,
+    Send,
+    Serve,
+    Session,
+    Start,
+    Stop,
+    Tick,
+)
+from edge_client.spool import Spool
+from edge_client.transport.base import Connected, Disconnected, Received, Transport
+from edge_client.transport.base import Event as TransportEvent
+from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk
+from edge_client.wire.messages import (
+    Assign,
+    Message,
+    Pull,
+    Refuse,
+    ReplayWindow,
+    Welcome,
+    context_down,
+    context_up,
+    open_message,
+    seal_message,
+)
+from edge_client.wire.reassembly import expand
+from edge_client.wire.topics import Topics
+
+__all__ = ["Daemon", "run_daemon"]
+
+log = logging.getLogger(__name__)
+
+_PULL_WINDOW_BYTES = 1 << 20  # asked for at a time; the daemon's memory for a download
+_SEND_AHEAD_BYTES = 4 * CHUNK_BYTES  # handed to the transport before it has written them
+_IDLE_S = 1.0
+_DISK_RETRY_S = 1.0
+_LONGEST_DISK_RETRY_S = 60.0
+
+ConnectTo = Callable[[Callable[[TransportEvent], None]], Transport]
+
+
+class Daemon:
+    """One client on one state directory, from start to stop."""
+
+    def __init__(self, *, bundle: Bundle, device_file: DeviceFile, state_dir: Path, connect: ConnectTo) -> None:
+        self._bundle = bundle
+        self._device_file = device_file
+        self._state_dir = state_dir
+        self._topics = Topics(bundle.federation)
+        self._key = bundle.key_bytes()
+        self._boot = secrets.token_hex(8)
+        self._blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
+        self._spool = Spool(state_dir / "state.db")
+        assign, update, highest = self._spool.load()
+        self._session = Session(
+            boot=self._boot,
+            profile=measure(device_file.limits.memory),
+            labels=dict(device_file.labels),
+            client=__version__,
+            assign=assign,
+            update=update,
+            highest=highest,
+        )
+        self._sid = ""
+        self._seq = 0
+        self._window = ReplayWindow()
+        self._incoming: dict[bytes, Incoming] = {}
+        self._outgoing: Outgoing | None = None
+        self._send_queue: deque[int] = deque()
+        self._worker: workers.Worker | None = None
+        self._stopping = False
+        self._events: deque[Event] = deque()
+        self._coordinator_epoch = b""
+        self._clean_up(assign)
+        self._transport = connect(self._on_transport)
+        self._transport.subscribe(self._topics.device_subscribes(bundle.device))
+
+    def request_stop(self) -> None:
+        """End the loop soon; safe in a signal handler."""
+        self._stopping = True
+        self._transport.wake()
+
+    def run(self) -> None:
+        """Serve until `request_stop`."""
+        try:
+            self._carry_out(self._resume())
+            self._transport.connect()
+            while not self._stopping:
+                self._turn()
+            self._carry_out(self._session.goodbye())
+        finally:
+            self._shut_down()
+
+    def _resume(self) -> list[Instruction]:
+        """Go on with what is on disk; an update that a worker finished just before we died is not trained again."""
+        assign = self._session.assign
+        if assign is not None and self._session.update is None:
+            faults.in_round(assign.round)
+            finished = workers.finished_update(self._work_dir(assign.lease))
+            if finished is not None:
+                return self._session.handle(workers.done(assign.lease, finished), time.monotonic())
+        return self._session.begin()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        fds = [self._worker.progress_fd] if self._worker else []
+        wait = 0.0 if self._events else max(0.0, min(self._session.next_due() - now, _IDLE_S))
+        ready = self._transport.poll(wait if not self._send_queue else min(wait, 0.02), fds)
+        if self._worker and (ready or self._worker.overdue(time.monotonic())):
+            self._events.extend(self._watch_worker())
+        self._events.append(Tick())
+        while self._events:
+            self._carry_out(self._session.handle(self._events.popleft(), time.monotonic()))
+        self._pull()
+        self._send_chunks()
+
+    def _watch_worker(self) -> list[Event]:
+        assert self._worker is not None
+        events, ended = self._worker.read()
+        if ended:
+            faults.point("daemon.worker.ended")
+            self._worker = None
+        return events
+
+    # what the transport brings
+
+    def _on_transport(self, event: TransportEvent) -> None:
+        match event:
+            case Connected():
+                log.info("connected to the broker")
+                self._session.free_bytes = self._free_bytes()
+                self._events.append(LinkUp())
+            case Disconnected():
+                log.warning("not connected (%s): %s", event.code, event.reason)
+                self._lost_connection()
+                self._events.append(LinkDown())
+            case Received():
+                self._received(event.topic, event.payload)
+
+    def _lost_connection(self) -> None:
+        self._send_queue.clear()
+        for incoming in self._incoming.values():
+            incoming.chunks.lost_connection()
+
+    def _received(self, topic: str, payload: bytes) -> None:
+        try:
+            if topic == self._topics.coordinator_state:
+                self._coordinator_spoke(payload)
+            elif topic == self._topics.device(self._bundle.device, "down"):
+                self._chunk(payload)
+            elif topic == self._topics.device(self._bundle.device, "cmd"):
+                self._message(payload)
+        except PayloadError as error:
+            log.warning("dropped a message on %s: %s", topic, error)
+
+    def _coordinator_spoke(self, payload: bytes) -> None:
+        """A hint without authority: a coordinator with another epoch does not know us yet."""
+        epoch = payload[:64]
+        if epoch.startswith(b"online") and epoch != self._coordinator_epoch:
+            first = not self._coordinator_epoch
+            self._coordinator_epoch = epoch
+            if not first:
+                self._carry_out(self._session.say_hello(time.monotonic()))
+
+    def _message(self, payload: bytes) -> None:
+        context = context_down(self._bundle.federation, self._bundle.device)
+        sealed = open_message(payload, key=self._key, context=context)
+        message = sealed.message
+        if not isinstance(message, (Welcome, Refuse)):
+            if sealed.session != self._sid:
+                raise PayloadError("session", "a message of another session")
+            if not self._window.take(sealed.seq):
+                raise PayloadError("replayed", f"message {sealed.seq} came twice")
+        if isinstance(message, Refuse):
+            log.warning("the coordinator refuses this device: %s: %s", message.code, message.detail)
+        self._events.append(message)
+
+    def _chunk(self, payload: bytes) -> None:
+        chunk = parse_chunk(payload)
+        incoming = self._incoming.get(chunk.transfer)
+        if incoming is None:
+            return  # a late one of a part that is here already
+        with durable.disk_errors("cannot store a part"):
+            incoming.add(chunk, time.monotonic())
+            if incoming.chunks.complete:
+                self._part_arrived(chunk.transfer, incoming)
+
+    def _part_arrived(self, transfer: bytes, incoming: Incoming) -> None:
+        incoming.finish()  # a wrong hash raises PayloadError and begins again
+        incoming.close()
+        del self._incoming[transfer]
+        self._events.append(PartReady(incoming.chunks.sha256))
+
+    # what the session wants
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Send(message):
+                    self._send(message)
+                case BeginSession(session):
+                    self._sid, self._seq, self._window = session, 0, ReplayWindow()
+                    log.info("the coordinator let us in")
+                case Save(assign, update):
+                    self._save(assign, update)
+                case Fetch(part):
+                    self._fetch(part)
+                case Start(assign):
+                    self._start_worker(assign)
+                case Stop(lease):
+                    if self._worker and self._worker.lease == lease:
+                        self._worker.stop(time.monotonic())
+                case Serve(update, ranges):
+                    self._serve(update, ranges)
+                case Forget(lease, accepted):
+                    self._forget(lease, accepted)
+
+    def _send(self, message: Message) -> None:
+        hello = self._session.is_hello(message)
+        context = context_up(self._bundle.federation, self._bundle.device)
+        data = seal_message(message, session="" if hello else self._sid, seq=self._seq, key=self._key, context=context)
+        self._seq += 1
+        self._transport.publish(self._topics.device(self._bundle.device, "up"), data)
+        faults.point(f"daemon.sent.{type(message).__name__.lower()}")
+
+    def _save(self, assign: Assign, update: Finished | None) -> None:
+        faults.in_round(assign.round)
+        self._spool.save(assign, update)
+        if update is None:
+            log.info("run %s round %d: assigned (lease %s)", assign.run, assign.round, assign.lease)
+            self._clean_up(assign)
+        else:
+            log.info("run %s round %d: finished, %d bytes to send", assign.run, assign.round, update.length)
+
+    def _clean_up(self, assign: Assign | None) -> None:
+        """Keep only what the lease in hand needs; the run's settings and model may serve the next one too."""
+        for incoming in self._incoming.values():
+            incoming.close()
+        self._incoming.clear()
+        if assign is not None:
+            wanted = {part.sha256 for part in assign.parts}
+            self._blobs.keep_only(wanted, wanted)
+        for folder in self._state_dir.glob("work/*"):
+            if assign is None or folder.name != assign.lease:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _fetch(self, part: PartRef) -> None:
+        if self._blobs.has(part.sha256):
+            self._events.append(PartReady(part.sha256))
+            return
+        with durable.disk_errors("cannot store a part"):
+            incoming = Incoming(
+                self._blobs,
+                sha256=part.sha256,
+                length=part.length,
+                max_window_bytes=_PULL_WINDOW_BYTES,
+                point="daemon.part",
+            )
+            if incoming.chunks.complete:  # all of it arrived before a restart, but it had no name yet
+                self._part_arrived(incoming.chunks.transfer, self._incoming.setdefault(incoming.chunks.transfer, incoming))
+            else:
+                self._incoming[incoming.chunks.transfer] = incoming
+
+    def _pull(self) -> None:
+        if not self._session.online:
+            return
+        for incoming in self._incoming.values():
+            if ranges := incoming.chunks.request(time.monotonic()):
+                self._send(Pull(sha256=incoming.chunks.sha256, ranges=ranges))
+            break  # one part at a time: the window bounds this process's memory
+
+    def _serve(self, update: Finished, ranges: tuple[tuple[int, int], ...]) -> None:
+        if self._outgoing is None or self._outgoing.sha256 != update.sha256:
+            assert self._session.assign is not None
+            path = self._work_dir(self._session.assign.lease) / "update.bin"
+            self._close_outgoing()
+            self._outgoing = Outgoing(path, update.sha256, update.length)
+        queued = set(self._send_queue)
+        try:
+            wanted = expand(ranges, num_chunks(update.length))
+            self._send_queue.extend(index for index in wanted if index not in queued)
+        except PayloadError as error:
+            log.warning("dropped a grant: %s", error)
+
+    def _send_chunks(self) -> None:
+        topic = self._topics.device(self._bundle.device, "data")
+        while self._send_queue and self._outgoing and self._transport.queued_bytes < _SEND_AHEAD_BYTES:
+            self._transport.publish(topic, self._outgoing.chunk(self._send_queue.popleft()))
+            faults.point("daemon.sent.chunk")
+
+    def _start_worker(self, assign: Assign) -> None:
+        if self._worker is not None:  # the one we stopped has not ended yet: its lease is over, do not wait for it
+            self._worker.kill()
+            self._worker = None
+        with durable.disk_errors("cannot prepare the worker"):
+            self._worker = workers.start(
+                assign,
+                folder=self._work_dir(assign.lease),
+                parts={part.key: str(self._blobs.path(part.sha256)) for part in assign.parts},
+                device=self._bundle.device,
+                device_file=to_map(self._device_file),
+                budget_bytes=self._session.budget_bytes,
+                method_state=self._state_dir / "method-state" / assign.run,
+            )
+        faults.point("daemon.worker.started")
+        log.info("run %s round %d: worker %d started", assign.run, assign.round, self._worker.pid)
+
+    def _forget(self, lease: str, accepted: bool) -> None:
+        self._close_outgoing()
+        workers.settle_method_state(self._state_dir / "method-state", accepted=accepted)
+        self._spool.forget()
+        shutil.rmtree(self._work_dir(lease), ignore_errors=True)
+        log.info("lease %s is over (%s)", lease, "accepted" if accepted else "not used")
+
+    def _close_outgoing(self) -> None:
+        self._send_queue.clear()
+        if self._outgoing is not None:
+            self._outgoing.close()
+            self._outgoing = None
+
+    def _work_dir(self, lease: str) -> Path:
+        return self._state_dir / "work" / lease
+
+    def _free_bytes(self) -> int:
+        return min(durable.free_bytes(self._state_dir), self._device_file.limits.disk)
+
+    def _shut_down(self) -> None:
+        """Within SIGTERM's ten seconds: the worker gets five, the transport two."""
+        if self._worker is not None:
+            self._worker.stop(time.monotonic())
+            self._worker.wait()
+        self._transport.close()
+        self._close_outgoing()
+        for incoming in self._incoming.values():
+            incoming.close()
+        self._spool.close()
+
+
+def run_daemon(*, bundle: Bundle, device_file: DeviceFile, state_dir: Path, connect: ConnectTo) -> None:
+    """Run a client until SIGTERM or SIGINT; starts over by itself when the disk was full."""
+    lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
+    stopped: list[int] = []
+    current: list[Daemon] = []
+
+    def stop(number: int, frame: object) -> None:
+        stopped.append(number)
+        for daemon in current:
+            daemon.request_stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    retry_s = _DISK_RETRY_S
+    while not stopped:
+        began = time.monotonic()
+        try:
+            daemon = Daemon(bundle=bundle, device_file=device_file, state_dir=state_dir, connect=connect)
+            current[:] = [daemon]
+            if not stopped:
+                daemon.run()
+        except DiskFullError as error:
+            retry_s = _DISK_RETRY_S if time.monotonic() - began > 60 else min(2 * retry_s, _LONGEST_DISK_RETRY_S)
+            log.error("disk_full: %s; nothing is lost, trying again in %.0f s", error, retry_s)
+            _sleep_unless(stopped, retry_s)
+    os.close(lock)
+
+
+def _sleep_unless(stopped: list[int], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not stopped and time.monotonic() < until:
+        time.sleep(0.1)

@@ -1,0 +1,155 @@
+"""Arrays in files, read sample by sample: what is plain on disk stays there, what is compressed is unpacked once.
+
+Covers: finding the samples of one device without ever holding those of the others.
+Does not cover: what the array means, and where in a file it begins (`formats`).
+Files are read with `pread`, never mapped: the pages of a mapping would count as this process's memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.errors import InputError
+
+__all__ = ["ArrayFile", "ByteStream", "Rows"]
+
+_PIECE_BYTES = 1 << 20
+_MAX_DEFLATE_RATIO = 1032  # what zlib can reach
+
+Indices = NDArray[np.int64]
+
+
+class ByteStream(Protocol):
+    """What unpacking gives: bytes in order."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Rows(Protocol):
+    """The chosen samples of an array."""
+
+    held_bytes: int  # what they keep in this process's memory
+
+    def take(self, indices: Indices) -> NDArray[Any]:
+        """Samples by position among the chosen: [b, *sample shape]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayFile:
+    """An array inside a file; the first axis counts the samples."""
+
+    path: Path
+    what: str  # for messages: `images`, `array 'x_train'`
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int  # of the first sample, in the file or in the stream
+    open: Callable[[], AbstractContextManager[ByteStream]] | None  # unpacks; none: plain bytes in the file
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one sample."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def select(self, chosen: Indices) -> Rows:
+        """The samples at `chosen`, in that order."""
+        if self.open is None:
+            self._check_length(1)
+            return _FileRows(self, chosen)
+        self._check_length(_MAX_DEFLATE_RATIO)  # before memory is taken for what a header claims
+        return _MemoryRows(self._unpack(chosen))
+
+    def read_all(self) -> NDArray[Any]:
+        """The whole array."""
+        return self.select(np.arange(self.shape[0])).take(np.arange(self.shape[0]))
+
+    def refuse(self, problem: str) -> InputError:
+        """The error for a file that is not what it says."""
+        return InputError(f"{self.path}: {self.what}: {problem}; copy or make the file again")
+
+    def _check_length(self, ratio: int) -> None:
+        expected = (self.offset + self.shape[0] * self.row_bytes) // ratio
+        try:
+            length = self.path.stat().st_size
+        except OSError as error:
+            raise InputError(f"cannot read {self.path}: {error.strerror}") from error
+        if length < expected:
+            raise self.refuse(f"expected at least {expected} bytes in the file, got {length}")
+
+    def _unpack(self, chosen: Indices) -> NDArray[Any]:
+        """Read the stream once from end to end and keep the chosen samples."""
+        assert self.open is not None
+        place = np.full(self.shape[0], -1, dtype=np.int64)
+        place[chosen] = np.arange(len(chosen))
+        kept = np.empty((len(chosen), *self.shape[1:]), dtype=self.dtype)
+        step = max(1, _PIECE_BYTES // max(1, self.row_bytes))
+        try:
+            with self.open() as stream:
+                _read_exactly(stream, self.offset, self)
+                for start in range(0, self.shape[0], step):
+                    num_rows = min(step, self.shape[0] - start)
+                    data = _read_exactly(stream, num_rows * self.row_bytes, self)
+                    rows = np.frombuffer(data, dtype=self.dtype).reshape(num_rows, *self.shape[1:])
+                    to = place[start : start + num_rows]
+                    kept[to[to >= 0]] = rows[to >= 0]
+                if stream.read(1):
+                    raise self.refuse(f"there is more data than {self.shape[0]} samples")
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise self.refuse(f"cannot be unpacked ({error})") from error
+        return kept
+
+
+def _read_exactly(stream: ByteStream, size: int, array: ArrayFile) -> bytes:
+    pieces = []
+    missing = size
+    while missing:
+        piece = stream.read(min(missing, _PIECE_BYTES))
+        if not piece:
+            raise array.refuse(f"ends too early, {array.shape[0]} samples of {array.row_bytes} bytes were expected")
+        pieces.append(piece)
+        missing -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class _MemoryRows:
+    def __init__(self, kept: NDArray[Any]) -> None:
+        self._kept = kept
+        self.held_bytes = kept.nbytes
+
+    def take(self, indices: Indices) -> NDArray[Any]:
+        return self._kept[indices]
+
+
+class _FileRows:
+    def __init__(self, array: ArrayFile, chosen: Indices) -> None:
+        self._array = array
+        self._chosen = chosen
+        self.held_bytes = chosen.nbytes
+
+    def take(self, indices: Indices) -> NDArray[Any]:
+        array = self._array
+        out = np.empty((len(indices), *array.shape[1:]), dtype=array.dtype)
+        buffer = out.reshape(-1).view(np.uint8).data
+        size = array.row_bytes
+        try:
+            fd = os.open(array.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise InputError(f"cannot read {array.path}: {error.strerror}") from error
+        try:
+            for number, row in enumerate(self._chosen[indices] if size else ()):
+                position = array.offset + int(row) * size
+                if os.preadv(fd, [buffer[number * size : (number + 1) * size]], position) != size:
+                    raise array.refuse(f"sample {int(row)} cannot be read any more")
+        finally:
+            os.close(fd)
+        return out

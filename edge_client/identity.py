@@ -1,0 +1,103 @@
+"""Who this device is: the join bundle that the coordinator made for it, kept in `STATE/identity/`.
+
+A bundle is a small JSON file with the federation, the device's name, the brokers' addresses, the federation's CA, and two
+secrets: the broker password and the key that authenticates messages. It is written and kept with mode 0600.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from edge_client import durable
+from edge_client.errors import ConflictError, InputError, MachineError, PayloadError
+from edge_client.records import Between, Hash, Id, Matches, Text, from_map, to_map
+
+__all__ = ["STATE_KIND", "STATE_VERSION", "Bundle", "default_state_dir", "join", "load_identity", "read_bundle", "write_bundle"]
+
+STATE_KIND = "device"
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """All that a device needs to connect."""
+
+    fedfit: Annotated[int, Between(1, 1)] = 1  # version of this file
+    federation: Id
+    device: Id
+    brokers: tuple[Text, ...]  # mqtt[s]://host:port, tried in this order
+    ca: Annotated[str, Matches(r"(?s).{0,16000}")] | None = None  # PEM; the only authority that is trusted
+    password: Annotated[str, Matches(r"[A-Za-z0-9_-]{16,128}")]
+    key: Hash  # 32 bytes as hex
+
+    def key_bytes(self) -> bytes:
+        """The HMAC key."""
+        return bytes.fromhex(self.key)
+
+
+def default_state_dir() -> Path:
+    """`$FEDFIT_DEVICE_DIR`; as root `/var/lib/fedfit/device`; else below the home directory."""
+    if named := os.environ.get("FEDFIT_DEVICE_DIR"):
+        return Path(named)
+    if os.geteuid() == 0:
+        return Path("/var/lib/fedfit/device")
+    return Path.home() / ".local/state/fedfit/device"
+
+
+def parse_bundle(text: str, source: str) -> Bundle:
+    """A bundle from its JSON text; raises `InputError`."""
+    try:
+        return from_map(Bundle, json.loads(text), where="bundle")
+    except (json.JSONDecodeError, PayloadError, RecursionError) as error:
+        raise InputError(f"{source} is not a join bundle ({error}); make one with: coordinator device add NAME") from None
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(65_536)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the join bundle {path}: {getattr(error, 'strerror', error)}") from error
+    return parse_bundle(text, str(path))
+
+
+def write_bundle(path: Path, bundle: Bundle) -> None:
+    """Write a bundle, readable by its owner only."""
+    durable.write_bytes(path, json.dumps(to_map(bundle), indent=1).encode() + b"\n", point="bundle")
+
+
+def join(state_dir: Path, bundle: Bundle) -> None:
+    """Make `state_dir` this device's; the same bundle again changes nothing, another one is refused."""
+    lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
+    try:
+        held = _held(state_dir)
+        if held is not None and (held.federation, held.device) != (bundle.federation, bundle.device):
+            raise ConflictError(
+                f"{state_dir} already belongs to device {held.device!r} of federation {held.federation!r}; "
+                f"this bundle is for {bundle.device!r} of {bundle.federation!r}: name another --state-dir"
+            )
+        folder = state_dir / "identity"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        write_bundle(folder / "bundle.json", bundle)
+    except OSError as error:
+        raise MachineError(f"cannot write below {state_dir}: {error.strerror}") from error
+    finally:
+        os.close(lock)
+
+
+def _held(state_dir: Path) -> Bundle | None:
+    path = state_dir / "identity" / "bundle.json"
+    return read_bundle(path) if path.exists() else None
+
+
+def load_identity(state_dir: Path) -> Bundle:
+    """The bundle that this device joined with; raises `InputError` if it never did."""
+    held = _held(state_dir)
+    if held is None:
+        raise InputError(f"{state_dir} has not joined a federation yet; run: edge-client join FILE --state-dir {state_dir}")
+    return held

@@ -1,0 +1,125 @@
+"""The contract of a method: a client half that the batch loop asks, a server half that folds the frozen updates.
+
+    device       begin(job) -> phases -> [terms -> adjust -> step -> after_step -> observe]* -> end
+    coordinator  fold(state, frozen, round) -> every tensor of the new state, one at a time
+
+Methods are pure: no network, disk or clock, and random generators are passed in. Updates are read tensor by tensor
+(`Frozen.column`), as often as a method likes, so that a fold needs the memory of one tensor whatever the fleet.
+A method file derives its client from `PlainClient` and overrides what the paper changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Term
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edge_client.params import IndexMap
+
+__all__ = [
+    "Batch",
+    "Client",
+    "Frozen",
+    "Header",
+    "Job",
+    "Method",
+    "Outcome",
+    "Phase",
+    "PlainClient",
+    "Server",
+    "State",
+    "Term",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Everything small about an update; those of the whole cohort are read before any tensor."""
+
+    device: str
+    num_samples: int
+    steps: int = 0
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+
+class State(Protocol):
+    """The server's tensors before the round."""
+
+    def names(self) -> list[str]:
+        """All tensor names, in the order in which `fold` yields them."""
+
+    def tensor(self, name: str) -> Tensor:
+        """One of them, read anew at every call."""
+
+
+class Frozen(Protocol):
+    """The updates of a round that count, sorted by device; nothing is added after it exists."""
+
+    @property
+    def headers(self) -> Sequence[Header]:
+        """One per update."""
+
+    def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
+        """The absolute values of one tensor, from each update that has it; no index map means: all of it."""
+
+
+class Server(Protocol):
+    """A method on the coordinator."""
+
+    def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the new state, in the order of `state.names()`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A published algorithm with its parameters set."""
+
+    name: str
+    paper: str
+    parameters: Any  # the method's own frozen dataclass, from `methods.parameters`
+    client: Callable[[], Client]
+    server: Server
+
+
+class PlainClient:
+    """Local training with cross entropy on all parameters; the base of the clients of all methods."""
+
+    job: Job
+
+    def begin(self, job: Job) -> None:
+        """Keep the job."""
+        self.job = job
+
+    def phases(self) -> Sequence[Phase]:
+        """One phase over everything that can be trained."""
+        trainable = frozenset(name for name, param in self.job.model.named_parameters() if param.requires_grad)
+        return (Phase(name="train", trainable=trainable, epochs=self.job.epochs),)
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        """Cross entropy."""
+        from edge_client.training.objectives import cross_entropy  # torch; this module is read without it
+
+        yield Term(name="cross_entropy", each=cross_entropy(self.job.model(batch.x), batch.y))
+
+    def adjust(self, name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """The gradient stays as it is."""
+
+    def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
+        """The step stays as it is."""
+
+    def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
+        """Nothing is looked at."""
+
+    def end(self) -> Outcome:
+        """Nothing beside the weights."""
+        return Outcome()
+
+    def predict(self, x: Tensor) -> Tensor:
+        """What the model says."""
+        logits: Tensor = self.job.model(x)
+        return logits

@@ -1,0 +1,41 @@
+"""FedAvg. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+
+Each device trains the received weights on its own data for E epochs; the coordinator takes the mean of the results,
+weighted by their numbers of samples n_k. Down: all weights and buffers. Up: the same, and n_k.
+
+Deviations: the mean runs over the devices that answered (the sum of their n_k, not of all devices', divides), and
+BatchNorm buffers, which the paper's models do not have, are averaged like weights (integer counters: the largest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from edge_client.methods.base import Frozen, Method, PlainClient, State
+from edge_client.methods.parameters import FedAvgParameters
+from edge_client.params import coverage_mean
+
+__all__ = ["CoverageServer", "method"]
+
+
+class CoverageServer:
+    """The coverage mean of every tensor, weighted by n_k; what no update covers stays as it was."""
+
+    def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the new state."""
+        for name in state.names():
+            parts = ((value, where, float(header.num_samples)) for header, value, where in frozen.column(name))
+            yield name, coverage_mean(state.tensor(name), parts)
+
+
+def method(parameters: FedAvgParameters) -> Method:
+    """FedAvg, for the registry."""
+    return Method(
+        name="fedavg",
+        paper="McMahan et al., AISTATS 2017, arXiv:1602.05629",
+        parameters=parameters,
+        client=PlainClient,
+        server=CoverageServer(),
+    )

@@ -1,0 +1,57 @@
+"""FedProx. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+FedAvg whose devices minimise F_k(w) + (mu/2)||w - w_t||^2: the proximal term holds a device near the received weights
+w_t, so that devices with different data or different amounts of work drift apart less. Travels as FedAvg does.
+
+Covers the proximal term over the trainable parameters (not over buffers). Does not cover the paper's gamma-inexact
+solutions as a stopping rule: a device's work is bounded by the run's epochs and max-steps.
+
+Legend: mu = parameters.mu, w = a parameter, w_t = its anchor, the received value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from torch import Tensor
+
+from edge_client.methods.base import Batch, Job, Method, Phase, PlainClient, Term
+from edge_client.methods.fedavg import CoverageServer
+from edge_client.methods.parameters import FedProxParameters
+
+__all__ = ["FedProxClient", "method"]
+
+
+class FedProxClient(PlainClient):
+    """Cross entropy and the proximal term."""
+
+    def __init__(self, parameters: FedProxParameters) -> None:
+        self._mu = parameters.mu
+        self._anchor: dict[str, Tensor] = {}
+
+    def begin(self, job: Job) -> None:
+        """Keep the received weights as the anchor."""
+        super().begin(job)
+        if self._mu > 0:
+            self._anchor = {name: param.detach().clone() for name, param in job.model.named_parameters()}
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        """Cross entropy, then the proximal term one parameter at a time: a graph of one, not of all."""
+        yield from super().terms(batch, phase)
+        if self._mu == 0 or not batch.first:
+            return
+        for name, param in self.job.model.named_parameters():
+            if name in phase.trainable:
+                yield Term(name="proximal", weight=self._mu / 2, once=(param - self._anchor[name]).square().sum())
+
+
+def method(parameters: FedProxParameters) -> Method:
+    """FedProx, for the registry."""
+    return Method(
+        name="fedprox",
+        paper="Li et al., MLSys 2020, arXiv:1812.06127",
+        parameters=parameters,
+        client=partial(FedProxClient, parameters),
+        server=CoverageServer(),
+    )

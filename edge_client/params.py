@@ -1,0 +1,145 @@
+"""Maths on named tensors: the coverage mean, deltas, norms, and what happens to the buffers of a BatchNorm.
+
+The coverage mean is the one aggregation primitive: for each element e of the server's tensor
+
+    new(e) = sum_k m_k x_k(e) / sum_k m_k    over the uploads k that cover e;  nobody covers e: the old value stays
+
+summed in float64 in the order given and cast once, so that equal uploads come back bit for bit and the same uploads in
+the same order (callers sort by device) always give the same bits.
+
+Buffers: running_mean and running_var are averaged like parameters, num_batches_tracked (integer) is the largest one,
+and a running_var that a delta pushed below zero becomes zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "IndexMap",
+    "Params",
+    "Part",
+    "add_delta",
+    "coverage_mean",
+    "delta",
+    "l2_norm",
+    "settle_buffer",
+    "square_sum",
+]
+
+Params = Mapping[str, Tensor]
+IndexMap = tuple[Tensor, ...]  # one int64 vector of distinct indices per axis of the server's tensor
+Part = tuple[Tensor, IndexMap | None, float]  # upload, its place (None: all of the tensor), its weight
+
+# Mixed-type arithmetic makes a float64 copy of its float32 operand; pieces keep that copy in the cache:
+# 3.1 GB/s of float32 absorbed per core, against 0.9 GB/s for a whole 12M-element tensor.
+_PIECE = 1 << 16
+
+
+def coverage_mean(old: Tensor, parts: Iterable[Part]) -> Tensor:
+    """Weighted mean of the uploads that cover each element of `old`; integer tensors: the largest value.
+
+    `parts` is read once and one at a time; parts of weight 0 count for nothing.
+    """
+    counted = _checked(old, parts)
+    if not old.is_floating_point():
+        return _coverage_max(old, counted)
+    total = torch.zeros(old.shape, dtype=torch.float64)
+    full_weight = 0.0  # of the parts that cover everything
+    part_weight: Tensor | None = None  # per element, of the others
+    for x, index_map, weight in counted:
+        if index_map is None:
+            _add_scaled(total, x, weight)
+            full_weight += weight
+            continue
+        if part_weight is None:
+            part_weight = torch.zeros(old.shape, dtype=torch.float64)
+        place = _place(index_map)
+        total[place] += x.to(torch.float64) * weight
+        part_weight[place] += weight
+    return _divide(old, total, full_weight, part_weight)
+
+
+def _checked(old: Tensor, parts: Iterable[Part]) -> Iterator[Part]:
+    for x, index_map, weight in parts:
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"expected a finite weight of 0 or more, got {weight!r}")
+        expected = tuple(old.shape) if index_map is None else tuple(len(indices) for indices in index_map)
+        if tuple(x.shape) != expected or (index_map is not None and len(index_map) != old.ndim):
+            raise ValueError(f"part of shape {tuple(x.shape)} does not fit its place {expected} in {tuple(old.shape)}")
+        if weight > 0:
+            yield x, index_map, weight
+
+
+def _add_scaled(total: Tensor, x: Tensor, weight: float) -> None:
+    flat, source = total.view(-1), x.reshape(-1)
+    for start in range(0, flat.numel(), _PIECE):
+        flat[start : start + _PIECE].add_(source[start : start + _PIECE], alpha=weight)
+
+
+def _place(index_map: IndexMap) -> tuple[Tensor, ...]:
+    """The outer product of the index vectors, as numpy's `ix_`: vector i is reshaped to axis i."""
+    axes = range(len(index_map))
+    return tuple(indices.view([-1 if axis == i else 1 for axis in axes]) for i, indices in enumerate(index_map))
+
+
+def _divide(old: Tensor, total: Tensor, full_weight: float, part_weight: Tensor | None) -> Tensor:
+    if part_weight is None:
+        return total.div_(full_weight).to(old.dtype) if full_weight > 0 else old.clone()
+    weight = part_weight.add_(full_weight)
+    covered = weight > 0
+    return torch.where(covered, total.div_(weight.masked_fill_(~covered, 1.0)).to(old.dtype), old)
+
+
+def _coverage_max(old: Tensor, parts: Iterable[Part]) -> Tensor:
+    largest = torch.full_like(old, torch.iinfo(old.dtype).min)
+    covered = torch.zeros(old.shape, dtype=torch.bool)
+    for x, index_map, _ in parts:
+        place = ... if index_map is None else _place(index_map)
+        largest[place] = torch.maximum(largest[place], x.to(old.dtype))
+        covered[place] = True
+    return torch.where(covered, largest, old)
+
+
+def delta(new: Params, old: Params) -> dict[str, Tensor]:
+    """New minus old, by name."""
+    _same_names(new, old)
+    return {name: tensor - old[name] for name, tensor in new.items()}
+
+
+def add_delta(old: Params, change: Params) -> dict[str, Tensor]:
+    """Old plus delta, by name, with buffers settled; the inverse of `delta` up to rounding."""
+    _same_names(change, old)
+    return {name: settle_buffer(name, tensor + change[name]) for name, tensor in old.items()}
+
+
+def _same_names(one: Params, other: Params) -> None:
+    if one.keys() != other.keys():
+        raise ValueError(f"expected the same names, these are in one only: {sorted(one.keys() ^ other.keys())[:5]}")
+
+
+def settle_buffer(name: str, tensor: Tensor) -> Tensor:
+    """`tensor` after a delta was added to it: a variance stays at zero or above. Changes `tensor` itself."""
+    return tensor.clamp_(min=0) if name.rpartition(".")[2] == "running_var" else tensor
+
+
+def square_sum(tensor: Tensor, minus: Tensor | None = None) -> float:
+    """Sum of squares of `tensor - minus` in float64; finite exactly if all values are: squares of float32 fit."""
+    flat = tensor.reshape(-1)
+    base = None if minus is None else minus.reshape(-1)
+    total = 0.0
+    for start in range(0, flat.numel(), _PIECE):
+        piece = flat[start : start + _PIECE].to(torch.float64)
+        if base is not None:
+            piece.sub_(base[start : start + _PIECE])
+        total += float(torch.dot(piece, piece))
+    return total
+
+
+def l2_norm(params: Params) -> float:
+    """Euclidean norm over all floating-point tensors together; integer buffers do not count."""
+    return math.sqrt(sum(square_sum(tensor) for tensor in params.values() if tensor.is_floating_point()))

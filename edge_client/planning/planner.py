@@ -1,0 +1,38 @@
+"""What a device trains inside its budget: the first candidate whose predicted peak fits.
+
+Covers: the full model with the largest microbatch that fits, because fewer, larger pieces take less time.
+Does not cover: smaller models and training by groups of units; a device that cannot hold one sample declines.
+"""
+
+from __future__ import annotations
+
+from edge_client.errors import NothingFitsError
+from edge_client.files import format_bytes
+from edge_client.models.contract import Model
+from edge_client.planning.cost import Workload, predict
+from edge_client.records import TrainingPlan
+
+__all__ = ["microbatches", "plan"]
+
+
+def microbatches(batch: int) -> list[int]:
+    """The candidates: the whole batch, its half, ... one sample."""
+    if batch < 1:
+        raise ValueError(f"expected a batch of at least one sample, got {batch}")
+    sizes = [batch]
+    while sizes[-1] > 1:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def plan(model: Model, workload: Workload, *, budget_bytes: int) -> TrainingPlan:
+    """The plan for a budget (0: no limit); raises `NothingFitsError` with the smallest budget that would do."""
+    predicted = 0
+    for microbatch in microbatches(workload.batch):
+        predicted = predict(model, workload, microbatch=microbatch)
+        if budget_bytes == 0 or predicted <= budget_bytes:
+            return TrainingPlan(microbatch=microbatch, budget_bytes=budget_bytes, predicted_bytes=predicted)
+    raise NothingFitsError(
+        f"one sample at a time needs {format_bytes(predicted)}, the budget is {format_bytes(budget_bytes)}; "
+        f"set limits.memory to at least {predicted} bytes, or take a smaller model"
+    )

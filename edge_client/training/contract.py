@@ -1,0 +1,103 @@
+"""What a method tells the batch loop: phases, loss terms, gradient rules. The client half of `methods.base`.
+
+It stands here, below the methods, because the loop is written against it and the methods are written above the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from edge_client.models.contract import Model
+
+__all__ = ["Batch", "Client", "Job", "Outcome", "Phase", "Term"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The piece of a batch that is in memory: a microbatch, and what a term must know of the whole."""
+
+    x: Tensor  # [b, *input_shape] float32
+    y: Tensor  # [b] int64
+    num_whole: int  # samples of the whole batch; means divide by it, so that microbatching changes nothing
+    whole_y: Tensor  # [num_whole] int64, for masks: their sum over the whole batch is a term's `denominator`
+    first: bool  # the first piece of its batch: the one in which `once` terms count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One summand of the loss: `each` (per sample [b], averaged over the whole batch) or `once` (a scalar per step)."""
+
+    name: str
+    weight: float = 1.0
+    each: Tensor | None = None
+    mask: Tensor | None = None  # [b] of 0 and 1; then `denominator` is its sum over the whole batch
+    denominator: float | None = None  # default: num_whole
+    once: Tensor | None = None  # counted in the first piece of a batch only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One stretch of local training."""
+
+    name: str
+    trainable: frozenset[str]  # parameter names; all others get no gradient and no step
+    epochs: float = 1
+    optimizer: str = "fresh"  # fresh, or a name: phases with equal names share one optimizer's state
+    batchnorm: str = "train"  # train | eval | restore (train, and put the buffers back at the end)
+    keep: frozenset[str] = frozenset()  # terms whose gradient is not added: `adjust` sees it apart
+    taps: frozenset[str] = frozenset()  # activations that `observe` wants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """All that a client half works with during one assignment."""
+
+    model: Model  # holds the received weights
+    round: int
+    num_rounds: int
+    epochs: int
+    learning_rate: float
+    class_counts: tuple[int, ...]
+    rng: Callable[[str], Generator]  # purpose -> its own generator
+    state: Mapping[str, Tensor] = field(default_factory=dict)  # what `end` kept in this device's last counted round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a method adds to the trained weights: numbers for the server, tensors for its own next time."""
+
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Client(Protocol):
+    """A method on a device. One object per assignment; no network, disk or clock."""
+
+    def begin(self, job: Job) -> None:
+        """Before anything is trained: keep what the other calls need."""
+
+    def phases(self) -> Sequence[Phase]:
+        """What to train, in order."""
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        """The loss; each term is back-propagated and freed before the next is asked for."""
+
+    def adjust(self, name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Change a gradient in place before the step; `kept`: term -> its gradient, for those in `Phase.keep`."""
+
+    def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Change the trainable parameters in place after the optimizer did."""
+
+    def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
+        """See the activations (detached) of the model at `Phase.taps` for this piece."""
+
+    def end(self) -> Outcome:
+        """After the last phase."""
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits for evaluation."""

@@ -1,0 +1,157 @@
+"""The receiving half of a transfer, without I/O: which chunks are here, and which to ask for now.
+
+The receiver pulls: it asks for ranges of chunks, at most a window of bytes at a time, and asks again for what did not come.
+The sender keeps no state, so that either side, or the broker, may die at any moment and the transfer goes on from the
+chunks that are here. The window starts small, doubles while the link keeps up and halves when it stalls: a fast link
+gets megabytes ahead, a slow one never has more than about two seconds of bytes in its queues.
+
+Does not cover: files (`edge_client.blobs`), the hash of the whole (`blobs` too), who may send (session, roster).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edge_client.errors import PayloadError
+from edge_client.wire.chunks import CHUNK_BYTES, Chunk, chunk_length, num_chunks, transfer_id
+
+__all__ = ["Range", "Reassembly", "expand"]
+
+Range = tuple[int, int]  # first index, how many
+
+_FIRST_WINDOW = 4  # chunks
+_KEEPS_UP_S = 1.0  # a full window that arrives faster than this may double
+_STALL_S = 4.0
+_LONGEST_STALL_S = 60.0
+_MAX_RANGES = 64  # in one message, so that it stays far below 16 KiB
+
+
+def expand(ranges: tuple[Range, ...], total: int) -> Iterator[int]:
+    """The chunk indices of a request, each below `total`; raises `PayloadError` for a range outside."""
+    for first, count in ranges:
+        if first < 0 or count < 1 or first + count > total:
+            raise PayloadError("range", f"chunks {first}+{count} of {total}")
+        yield from range(first, first + count)
+
+
+class Reassembly:
+    """Book-keeping of one incoming blob."""
+
+    def __init__(self, *, sha256: str, length: int, max_window_bytes: int, have: bytes = b"") -> None:
+        """`have` is the state that `bitmap` returned before a restart: one byte per chunk, 1 if it is here."""
+        self.sha256 = sha256
+        self.length = length
+        self.transfer = transfer_id(sha256)
+        self.num_chunks = num_chunks(length)
+        self._have = bytearray(have) if len(have) == self.num_chunks else bytearray(self.num_chunks)
+        self.num_missing = self._have.count(0)
+        self._asked: set[int] = set()
+        self._cursor = 0
+        self._max_window = max(1, max_window_bytes // CHUNK_BYTES)
+        self._window = min(_FIRST_WINDOW, self._max_window)
+        self._window_began = 0.0
+        self._since_window = 0
+        self._progress_at = 0.0
+        self._stall_s = _STALL_S
+        self.num_duplicates = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is here; the hash of the whole is still to be checked."""
+        return self.num_missing == 0
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Asked for and not here yet: what the peer may still send."""
+        return len(self._asked) * CHUNK_BYTES
+
+    @property
+    def received_bytes(self) -> int:
+        """For progress; exact but for the last chunk's length."""
+        return min(self.length, (self.num_chunks - self.num_missing) * CHUNK_BYTES)
+
+    def bitmap(self) -> bytes:
+        """One byte per chunk, to be kept over a restart."""
+        return bytes(self._have)
+
+    def accept(self, chunk: Chunk, now: float) -> int | None:
+        """The file offset at which this chunk's body belongs, or None if it is here already; raises `PayloadError`."""
+        if chunk.transfer != self.transfer:
+            raise PayloadError("transfer", "chunk of another transfer")
+        if chunk.index >= self.num_chunks or len(chunk.body) != chunk_length(self.length, chunk.index):
+            raise PayloadError("range", f"chunk {chunk.index} with {len(chunk.body)} bytes does not fit {self.length}")
+        self._asked.discard(chunk.index)
+        if self._have[chunk.index]:
+            self.num_duplicates += 1
+            return None
+        self._have[chunk.index] = 1
+        self.num_missing -= 1
+        self._note_progress(now)
+        return chunk.index * CHUNK_BYTES
+
+    def _note_progress(self, now: float) -> None:
+        self._progress_at = now
+        self._stall_s = _STALL_S
+        self._since_window += 1
+        if self._since_window >= self._window:
+            if now - self._window_began < _KEEPS_UP_S:
+                self._window = min(2 * self._window, self._max_window)
+            self._since_window = 0
+            self._window_began = now
+
+    def request(self, now: float, *, allowance_bytes: int | None = None) -> tuple[Range, ...]:
+        """Ranges to ask for now; empty when enough is under way. `allowance_bytes` is what others leave of a shared limit."""
+        if self._asked and now - self._progress_at >= self._stall_s:
+            self._stalled(now)
+        room = self._window - len(self._asked)
+        if allowance_bytes is not None:
+            room = min(room, allowance_bytes // CHUNK_BYTES)
+        if self.complete or room < 1 or (self._asked and 2 * len(self._asked) > self._window):
+            return ()
+        if not self._asked:
+            self._progress_at = self._window_began = now
+        return self._take(room)
+
+    def _stalled(self, now: float) -> None:
+        """What was asked for is lost: ask again, for less, and wait longer if that does not come either."""
+        self._asked.clear()
+        self._cursor = 0
+        self._window = max(1, self._window // 2)
+        self._since_window = 0
+        self._stall_s = min(2 * self._stall_s, _LONGEST_STALL_S)
+
+    def forget(self, index: int) -> None:
+        """A chunk that was accepted could not be kept: it will be asked for again."""
+        self._have[index] = 0
+        self.num_missing += 1
+        self._cursor = min(self._cursor, index)
+
+    def lost_connection(self) -> None:
+        """Nothing that was asked for will come: ask again at the next `request`."""
+        self._asked.clear()
+        self._cursor = 0
+        self._stall_s = _STALL_S
+
+    def restart(self) -> None:
+        """The whole did not have the right hash: nothing of it can be trusted."""
+        self._have = bytearray(self.num_chunks)
+        self.num_missing = self.num_chunks
+        self.lost_connection()
+
+    def _take(self, room: int) -> tuple[Range, ...]:
+        ranges: list[Range] = []
+        index = self._cursor
+        while room > 0 and index < self.num_chunks:
+            if self._have[index] or index in self._asked:
+                index += 1
+                continue
+            first = index
+            while room > 0 and index < self.num_chunks and not self._have[index] and index not in self._asked:
+                self._asked.add(index)
+                index += 1
+                room -= 1
+            ranges.append((first, index - first))
+            if len(ranges) == _MAX_RANGES:
+                break
+        self._cursor = index
+        return tuple(ranges)

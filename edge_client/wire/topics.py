@@ -1,0 +1,74 @@
+"""Every MQTT topic of fedfit, built and parsed here only.
+
+    fl/v1/{fed}/all/round       retained pointer to the newest model; carries no authority
+    fl/v1/{fed}/coord/state     retained, with a will: the coordinator is there, and in which epoch
+    fl/v1/{fed}/dev/{d}/state   retained, with a will: a hint that the device is there
+    fl/v1/{fed}/dev/{d}/cmd     control messages to the device
+    fl/v1/{fed}/dev/{d}/up      control messages from the device
+    fl/v1/{fed}/dev/{d}/down    chunks to the device
+    fl/v1/{fed}/dev/{d}/data    chunks from the device
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_client.errors import PayloadError
+from edge_client.records import is_id
+
+__all__ = ["Topics"]
+
+_FROM_DEVICE = ("state", "up", "data")
+_TO_DEVICE = ("cmd", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of one federation."""
+
+    federation: str
+
+    def __post_init__(self) -> None:
+        if not is_id(self.federation):
+            raise ValueError(f"federation id {self.federation!r} is not [A-Za-z0-9_-]{{1,64}}")
+
+    @property
+    def _root(self) -> str:
+        return f"fl/v1/{self.federation}"
+
+    @property
+    def announcement(self) -> str:
+        """Where the newest model is pointed at."""
+        return f"{self._root}/all/round"
+
+    @property
+    def coordinator_state(self) -> str:
+        """Where the coordinator says that it is there."""
+        return f"{self._root}/coord/state"
+
+    def device(self, name: str, channel: str) -> str:
+        """One of a device's own topics: state, up, data, cmd or down."""
+        if not is_id(name) or channel not in _FROM_DEVICE + _TO_DEVICE:
+            raise ValueError(f"no topic for device {name!r}, channel {channel!r}")
+        return f"{self._root}/dev/{name}/{channel}"
+
+    def device_publishes(self, name: str) -> tuple[str, ...]:
+        """All that a device may publish to; exact topics, never a wildcard."""
+        return tuple(self.device(name, channel) for channel in _FROM_DEVICE)
+
+    def device_subscribes(self, name: str) -> tuple[str, ...]:
+        """All that a device may subscribe to."""
+        own = tuple(self.device(name, channel) for channel in _TO_DEVICE)
+        return (*own, self.coordinator_state, self.announcement)
+
+    def coordinator_subscribes(self) -> tuple[str, ...]:
+        """What the coordinator listens to: everything that devices say."""
+        return tuple(f"{self._root}/dev/+/{channel}" for channel in _FROM_DEVICE)
+
+    def parse_device(self, topic: str) -> tuple[str, str]:
+        """Device and channel of a topic below `dev/`; raises `PayloadError` for any other."""
+        head, _, rest = topic.partition(f"{self._root}/dev/")
+        name, _, channel = rest.partition("/")
+        if head or not is_id(name) or channel not in _FROM_DEVICE + _TO_DEVICE:
+            raise PayloadError("topic", f"not a device topic of this federation: {topic[:120]!r}")
+        return name, channel

@@ -1,0 +1,216 @@
+"""Worker processes as the daemon sees them: started in a folder, watched through a pipe, ended on request.
+
+A worker gets `order.json`, writes progress lines into the pipe and its update into the folder, and exits: 0 done,
+74 disk full, 75 over its memory budget, 76 declined, 143 told to stop; anything else is a crash. See `edge_client.worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edge_client.errors import PayloadError
+from edge_client.records import Hash, WorkOrder, check_value, to_map
+from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
+from edge_client.wire.messages import Assign
+
+__all__ = ["Worker", "done", "finished_update", "settle_method_state", "start"]
+
+_GRACE_S = 5.0
+_LOG_LINES = 20
+_EXIT_OVER_BUDGET = 75
+_EXIT_DECLINED = 76
+_EXIT_DISK_FULL = 74
+
+
+def start(
+    assign: Assign,
+    *,
+    folder: Path,
+    parts: Mapping[str, str],
+    device: str,
+    device_file: Mapping[str, Any],
+    budget_bytes: int,
+    method_state: Path,
+) -> Worker:
+    """Start the worker of an assignment in its folder."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    method_state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    order = WorkOrder(
+        lease=assign.lease,
+        run=assign.run,
+        round=assign.round,
+        num_rounds=assign.num_rounds,
+        train=assign.train,
+        evaluate=assign.evaluate,
+        seed=assign.seed,
+        learning_rate=assign.learning_rate,
+        threads=assign.threads,
+        plan=assign.plan,
+        budget_bytes=budget_bytes,
+        device=device,
+        parts=parts,
+        device_file=device_file,
+        method_state=str(method_state),
+    )
+    (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
+    return Worker(assign.lease, folder)
+
+
+class Worker:
+    """A running worker."""
+
+    def __init__(self, lease: str, folder: Path) -> None:
+        self.lease = lease
+        self._folder = folder
+        self._rest = b""
+        self._kill_at: float | None = None
+        (folder / "error.json").unlink(missing_ok=True)
+        self.progress_fd, write_fd = os.pipe()
+        os.set_blocking(self.progress_fd, False)
+        try:
+            with open(folder / "log.txt", "wb") as log_file:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "edge_client.worker", str(folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_file,
+                    stderr=log_file,
+                    pass_fds=(write_fd,),
+                    env={**os.environ, "FEDFIT_PROGRESS_FD": str(write_fd)},
+                )
+        except OSError:
+            os.close(self.progress_fd)
+            raise
+        finally:
+            os.close(write_fd)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def read(self) -> tuple[list[Event], bool]:
+        """Events since the last call, and whether the worker has ended (its last event says how)."""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self.progress_fd, 65_536):
+                self._rest = (self._rest + piece)[-65_536:]
+            return [*self._progress(), self._ended()], True
+        return self._progress(), False
+
+    def _progress(self) -> list[Event]:
+        *lines, self._rest = self._rest.split(b"\n")
+        events: list[Event] = []
+        for line in lines[-1:]:  # only the newest matters
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                told = json.loads(line)
+                loss = told.get("loss")
+                events.append(WorkerProgress(str(told["phase"])[:16], int(told["step"]), int(told["total"]), loss))
+        return events
+
+    def _ended(self) -> Event:
+        os.close(self.progress_fd)
+        code = self._process.wait()
+        finished = finished_update(self._folder) if code == 0 else None
+        return done(self.lease, finished) if finished else self._failure(code)
+
+    def _failure(self, code: int) -> WorkerFailed:
+        told = _read_json(self._folder / "error.json") or {}
+        kind = {_EXIT_OVER_BUDGET: "over_budget", _EXIT_DISK_FULL: "disk_full"}.get(code, "crashed")
+        detail = str(told.get("detail", f"the worker ended with exit code {code}"))
+        final = code in (_EXIT_OVER_BUDGET, _EXIT_DECLINED)
+        return WorkerFailed(
+            self.lease,
+            code=str(told.get("code", kind)) if code == _EXIT_DECLINED else kind,
+            detail=detail[:2000],
+            log=_last_lines(self._folder / "log.txt") if not final else (),
+            final=final,
+        )
+
+    def stop(self, now: float) -> None:
+        """Ask it to end; `overdue` tells when to insist."""
+        if self._kill_at is None:
+            self._kill_at = now + _GRACE_S
+            self._process.terminate()
+
+    def overdue(self, now: float) -> bool:
+        """Whether it was asked to end and did not in time; it is killed then."""
+        if self._kill_at is None or now < self._kill_at:
+            return False
+        self._process.kill()
+        return True
+
+    def kill(self) -> None:
+        """End it now and do not look back."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self.progress_fd)
+
+    def wait(self) -> None:
+        """Wait until it has ended, at most the grace period."""
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+        os.close(self.progress_fd)
+
+
+def done(lease: str, update: Finished) -> WorkerDone:
+    """The event that a finished update makes."""
+    return WorkerDone(lease, update)
+
+
+def finished_update(folder: Path) -> Finished | None:
+    """The update that a worker left in its folder, if it is whole."""
+    told = _read_json(folder / "update.json")
+    if told is None:
+        return None
+    try:
+        sha256 = check_value(Hash, told.get("sha256"), "update.sha256")
+        length = check_value(int, told.get("length"), "update.length")
+        num_samples = check_value(int, told.get("num_samples"), "update.num_samples")
+    except PayloadError:
+        return None
+    binary = folder / "update.bin"
+    if not binary.exists() or binary.stat().st_size != length:
+        return None
+    return Finished(sha256=sha256, length=length, num_samples=num_samples)
+
+
+def settle_method_state(root: Path, *, accepted: bool) -> None:
+    """Promote what the method wrote as `next`, or drop it: a round that did not count must not be applied twice."""
+    for following in root.glob("*/next"):
+        if accepted:
+            shutil.rmtree(following.with_name("current"), ignore_errors=True)
+            os.replace(following, following.with_name("current"))
+        elif following.is_dir():
+            shutil.rmtree(following, ignore_errors=True)
+        else:
+            following.unlink(missing_ok=True)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _last_lines(path: Path) -> tuple[str, ...]:
+    """The end of a worker's log, short enough to travel."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(line[:300] for line in text.splitlines()[-_LOG_LINES:])

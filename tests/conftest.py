@@ -1,0 +1,89 @@
+"""Fixtures: the embedded broker, mosquitto where it is installed, and each broker in turn as `site`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sites import BrokerSite, ExternalSite, HubSite, Site, access_of, close_all, find_mosquitto, mosquitto_config
+
+from coordinator.broker import EmbeddedBroker
+from edge_client.wire.topics import Topics
+
+
+@pytest.fixture(autouse=True)
+def _clients_end() -> Iterator[None]:
+    yield
+    close_all()
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A running embedded broker with the users `coordinator`, `d1` and `d2` of federation `f1`."""
+    topics = Topics("f1")
+    broker = EmbeddedBroker(
+        tmp_path / "broker",
+        coordinator=access_of(topics, "coordinator"),
+        devices=[access_of(topics, "d1"), access_of(topics, "d2")],
+    )
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def broker_site(embedded: EmbeddedBroker) -> BrokerSite:
+    """Clients for the embedded broker."""
+    users = {user.name: user.password for user in embedded.users}
+    return BrokerSite("127.0.0.1", embedded.port, Topics("f1"), dict(users))
+
+
+@pytest.fixture
+def mosquitto_site(tmp_path: Path) -> Iterator[BrokerSite]:
+    """mosquitto with the same users and permissions."""
+    binary = find_mosquitto()
+    if binary is None or shutil.which("mosquitto_passwd") is None:
+        pytest.skip("mosquitto is not installed")
+    topics = Topics("f1")
+    users = [access_of(topics, name) for name in ("coordinator", "d1", "d2")]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([binary, "-c", mosquitto_config(tmp_path, port, users)])
+    while process.poll() is None:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            break
+    yield BrokerSite("127.0.0.1", port, topics, {user.name: user.password for user in users})
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture
+def external_site() -> ExternalSite:
+    """The broker of FEDFIT_TEST_BROKER."""
+    url = os.environ.get("FEDFIT_TEST_BROKER")
+    if not url:
+        pytest.skip("FEDFIT_TEST_BROKER names no broker")
+    return ExternalSite(url)
+
+
+@pytest.fixture(
+    params=[
+        "hub",
+        pytest.param("broker_site", marks=pytest.mark.broker),
+        pytest.param("mosquitto_site", marks=pytest.mark.mosquitto),
+        "external_site",
+    ]
+)
+def site(request: pytest.FixtureRequest) -> Site:
+    """Each of the brokers in turn."""
+    if request.param == "hub":
+        return HubSite()
+    chosen: Site = request.getfixturevalue(request.param)
+    return chosen
