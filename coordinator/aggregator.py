@@ -6,7 +6,7 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
     job     fields                                   answer
     init    run, out                                 sha256, length: the first model of a run, a function of its seed
     encode  model, codec, out                        sha256, length: the same tensors as they travel
-    check   base, update, max_norm                   norm: of the update's delta; or not_finite, norm, range, ...
+    check   base, update, max_norm, [round]          norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, out    sha256, length: the next model
 
 `{"ok": false, "code", "detail"}` answers what is refused or did not work. A bug ends the process with a traceback and
@@ -90,6 +90,7 @@ class CheckJob:
     base: str
     update: str
     max_norm: Annotated[float, Between(0, 1e300)] | None = None
+    round: Count | None = None  # for fault points that name one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

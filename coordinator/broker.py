@@ -207,7 +207,7 @@ class EmbeddedBroker:
             stderr=subprocess.DEVNULL,
             preexec_fn=lambda: _in_child(parent),
         )
-        self.pid_file.write_text(f"{self._process.pid}\n", encoding="ascii")
+        durable.write_bytes(self.pid_file, f"{self._process.pid}\n".encode("ascii"), point="broker.pid")
         address = (_reachable(self._host), self._port)
         if _within(_START_S, lambda: not self.alive() or _accepts(address)) and self.alive():
             log.info("embedded broker listens on %s:%d", self._host, self._port)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -76,13 +77,14 @@ def _make_server(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfit broker")])
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # signs handshakes
+    alternatives = x509.SubjectAlternativeName([_general_name(name) for name in dict.fromkeys(names)])
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     certificate = (
         _builder(subject, ca.subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
+        .add_extension(alternatives, critical=False)
         .add_extension(authority, critical=False)
         .sign(ca_key, hashes.SHA256())
     )
@@ -114,7 +116,15 @@ def _fits(file: Path, names: Sequence[str], ca: x509.Certificate) -> bool:
     certificate = _read_certificate(file)
     alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     same_names = set(alternatives) == {_general_name(name) for name in names}
-    return same_names and certificate.issuer == ca.subject
+    return same_names and _signed_by(certificate, ca)
+
+
+def _signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, InvalidSignature):
+        return False
+    return True
 
 
 def _read_certificate(file: Path) -> x509.Certificate:

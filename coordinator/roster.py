@@ -33,6 +33,7 @@ __all__ = ["Presence", "Roster"]
 _OFFLINE_AFTER = 2.5  # heartbeats
 _DUPLICATE_AFTER_S = 3.0  # a last word of the old process may arrive after the new one's first
 _DUPLICATE_RETRY_S = 60.0
+_ASK_HELLO_AFTER_S = 2.0  # words of the old session may be on their way while the new one begins
 
 
 @dataclass(slots=True)
@@ -156,9 +157,17 @@ class Roster:
     def _foreign_session(self, name: str, session: str, seq: int, now: float) -> tuple[None, bytes | None]:
         """A device that was let in before a restart of ours, or by a client that uses the same identity."""
         previous, present = self._previous.get(name), self._present.get(name)
-        if previous is None or present is None or previous.session != session:
-            boot = present.boot if present else "any"
-            raise PayloadError("session", f"{name!r} speaks in a session that this coordinator did not open ({boot})")
+        if (
+            present is None
+            or (now - present.since > _ASK_HELLO_AFTER_S
+            and not (previous and previous.session == session))
+        ):
+            refuse = Refuse(
+                boot="any", code="session", detail="this coordinator does not know the session", retry_s=0.0
+            )
+            return None, self._seal(name, refuse, "", 0)
+        if previous is None or previous.session != session:
+            raise PayloadError("session", f"an old word of {name!r}")
         if not previous.window.take(seq) or now - present.since < _DUPLICATE_AFTER_S:
             raise PayloadError("session", f"an old word of {name!r}")
         self._present[name] = previous

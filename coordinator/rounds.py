@@ -417,9 +417,7 @@ class RunMachine:
         if self.version >= self.file.stop.rounds:  # only the last model is still to be judged
             yield from self._open_round(number, 0, 0, (), available, now)
             return
-        goal, quorum = selection.goal_and_quorum(
-            len(available), fraction=self.file.devices.fraction, minimum=minimum
-        )
+        goal, quorum = selection.goal_and_quorum(len(available), fraction=self.file.devices.fraction, minimum=minimum)
         num = selection.num_to_ask(goal, quorum, drop_rate=self._drop_rate, available=len(available))
         cohort = selection.choose(available, num, seed=seed_of(self.file.seed, number, "cohort"))
         yield from self._open_round(number, goal, quorum, cohort, available, now)
@@ -568,7 +566,9 @@ class RunMachine:
         if self.round.goal == 0:
             if overdue or not still_open:
                 yield from self._finish_evaluation()
-        elif len(self.updates) >= self.round.goal or (len(self.updates) >= self.round.quorum and (overdue or not still_open)):
+        elif len(self.updates) >= self.round.goal or (
+            len(self.updates) >= self.round.quorum and (overdue or not still_open)
+        ):
             yield from self._freeze()
         elif overdue and not self.round.extended:
             self._deadline = now + _EXTENSION * self.file.rounds.deadline
@@ -594,7 +594,11 @@ class RunMachine:
         return leases
 
     def _keep_deadline(self, now: float, *, always: bool = False) -> Iterator[Instruction]:
-        if self.round is not None and self.round.state == "RUNNING" and (always or now - self._saved_at >= _SAVE_DEADLINE_S):
+        if (
+            self.round is not None
+            and self.round.state == "RUNNING"
+            and (always or now - self._saved_at >= _SAVE_DEADLINE_S)
+        ):
             self._saved_at = now
             self.round = replace(self.round, remaining_s=max(0.0, self._deadline - now))
             yield SaveDeadline(self.round)

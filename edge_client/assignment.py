@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ from edge_client.training.seeds import derive
 from edge_client.wire.container import payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
-__all__ = ["DeclinedError", "carry_out"]
+__all__ = ["DeclinedError", "carry_out", "read_state", "write_state"]
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
@@ -108,6 +108,9 @@ class _Work:
         with _declining("nothing_fits", "nothing_fits"):
             training_plan = order.plan or plan(self.model, self._workload(), budget_bytes=order.budget_bytes)
         self._warm_up()
+        self.base_bytes = meter.rss_bytes()
+        if order.budget_bytes:
+            guard.limit_growth(max(0, order.budget_bytes - self.base_bytes) + _LIMIT_SLACK_BYTES)
         _load_weights(self.model, self.model_path)
         torch.manual_seed(derive(order.seed, "torch"))
         client = method.client()
@@ -119,8 +122,8 @@ class _Work:
         if not self.order.evaluate or len(self.test_data) == 0:
             return None
 
-        def progress(step: int, total: int, loss_sum: float) -> None:
-            self.progress("evaluate", step, total, loss_sum)
+        def progress(step: int, total: int, loss: float) -> None:
+            self.progress("evaluate", step, total, loss)
 
         result = evaluate(
             self.model,
@@ -165,7 +168,8 @@ class _Work:
         """Method state, then the update, then its manifest: a manifest means that all is there."""
         self.progress("write", 0, 1, 0.0)
         with durable.disk_errors(f"writing the update in {self.workdir}"):
-            self._write_state(outcome)
+            if self.order.train and self.order.method_state:
+                write_state(Path(self.order.method_state), outcome.state)
             report = self._report(training_plan, result, trained, outcome)
             sha256, length = self._write_update(report, result)
             manifest = {"sha256": sha256, "length": length, "num_samples": report.num_samples}
@@ -195,7 +199,7 @@ class _Work:
         return Workload(batch=section.batch, optimizer=section.optimizer, momentum=section.momentum, held_bytes=held)
 
     def _warm_up(self) -> None:
-        """A step on zeros loads the libraries' pages and starts their threads; the weights are overwritten afterwards."""
+        """A step on zeros loads the libraries' pages and starts their threads; weights are loaded after it."""
         self.model.train()
         x = torch.zeros(2, *self.model.input_shape)
         cross_entropy(self.model(x), torch.zeros(2, dtype=torch.int64)).sum().backward()  # type: ignore[no-untyped-call]
@@ -205,9 +209,6 @@ class _Work:
             if param.grad is not None:
                 optimizer.step(name, param, param.grad, 0.0)
             param.grad = None
-        self.base_bytes = meter.rss_bytes()
-        if self.order.budget_bytes:
-            guard.limit_growth(max(0, self.order.budget_bytes - self.base_bytes) + _LIMIT_SLACK_BYTES)
 
     def _job(self) -> Job:
         order = self.order
@@ -219,7 +220,7 @@ class _Work:
             learning_rate=order.learning_rate,
             class_counts=self.train_data.class_counts(len(self.run.classes)),
             rng=lambda purpose: generator(order.seed, "method", purpose),
-            state=_read_state(order.method_state),
+            state=read_state(Path(order.method_state)) if order.method_state else {},
         )
 
     def _report(
@@ -259,19 +260,6 @@ class _Work:
         durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
         return written
 
-    def _write_state(self, outcome: Outcome) -> None:
-        """Written as `next`; it becomes `current` when the update is receipted, or a repeated round would apply it twice."""
-        if not self.order.method_state or not self.order.train:
-            return
-        folder = Path(self.order.method_state)
-        (folder / "next").unlink(missing_ok=True)  # of an assignment that was given up
-        if not outcome.state:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        table = [(name, codec_for(t, "fp32"), tuple(t.shape)) for name, t in outcome.state.items()]
-        write_container(folder / ".next.tmp", {}, table, outcome.state.values())
-        durable.publish(folder / ".next.tmp", folder / "next", point="worker.state")
-
 
 def _read_json(path: Path) -> Any:
     try:
@@ -289,9 +277,7 @@ def _load_weights(model: Model, path: Path) -> None:
         sent = {name.removeprefix("model/") for name in reader.names("model/")}
         if sent != state.keys():
             odd = sorted(sent ^ state.keys())
-            raise PayloadError(
-                "names", f"the received model and this device's differ in {len(odd)} tensors ({odd[0]!r})"
-            )
+            raise PayloadError("names", f"received model and this device's differ in {len(odd)} tensors ({odd[0]!r})")
         for name, tensor in state.items():
             value = reader.tensor(f"model/{name}")
             if value.shape != tensor.shape:
@@ -299,12 +285,23 @@ def _load_weights(model: Model, path: Path) -> None:
             tensor.copy_(value)
 
 
-def _read_state(folder: str) -> dict[str, Tensor]:
-    path = Path(folder) / "current"
-    if not folder or not path.exists():
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """What the method kept in this device's last counted round."""
+    if not (folder / "current").exists():
         return {}
-    with ContainerReader(path) as reader:
+    with ContainerReader(folder / "current") as reader:
         return {name: reader.tensor(name) for name in reader.names()}
+
+
+def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Keep `state` as `next`; it becomes `current` at the receipt only, or a repeated round would apply it twice."""
+    (folder / "next").unlink(missing_ok=True)  # of an assignment that was given up
+    if not state:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    table = [(name, codec_for(tensor, "fp32"), tuple(tensor.shape)) for name, tensor in state.items()]
+    write_container(folder / ".next.tmp", {}, table, state.values())
+    durable.publish(folder / ".next.tmp", folder / "next", point="worker.state")
 
 
 def _evaluation(result: Result | None) -> Evaluation | None:

@@ -1,7 +1,8 @@
 """Blobs on disk, named by their SHA-256, and blobs on their way in.
 
 A blob that has its name is whole and right: it got the name after its hash was checked and its bytes were synced. What is
-still arriving lies in `tmp/` as `<sha256>.part` with one byte per chunk in `<sha256>.map`, and goes on after a restart.
+still arriving lies in `tmp/` as `NAME.part` with one byte per chunk in `NAME.map`, and goes on after a restart; NAME is
+the hash, or a lease, because two devices may send the same bytes.
 The map is not synced: if a power cut makes it lie, the hash of the whole finds out and the transfer begins again.
 """
 
@@ -56,10 +57,13 @@ class BlobStore:
         return self.adopt(temporary, sha256, point=point)
 
     def remove(self, sha256: str) -> None:
-        """Forget a blob and whatever has arrived of it."""
+        """Forget a blob."""
         self.path(sha256).unlink(missing_ok=True)
+
+    def discard(self, name: str) -> None:
+        """Forget what has arrived under a temporary name."""
         for suffix in ("part", "map"):
-            self.temporary_path(f"{sha256}.{suffix}").unlink(missing_ok=True)
+            self.temporary_path(f"{name}.{suffix}").unlink(missing_ok=True)
 
     def names(self) -> Iterator[str]:
         """All blobs that are here."""
@@ -79,11 +83,13 @@ class BlobStore:
 class Incoming:
     """One blob on its way in: chunks are written where they belong, in any order, each once."""
 
-    def __init__(self, store: BlobStore, *, sha256: str, length: int, max_window_bytes: int, point: str) -> None:
+    def __init__(
+        self, store: BlobStore, name: str, *, sha256: str, length: int, max_window_bytes: int, point: str
+    ) -> None:
         self._store = store
         self._point = point
-        self._part = store.temporary_path(f"{sha256}.part")
-        self._map = store.temporary_path(f"{sha256}.map")
+        self._part = store.temporary_path(f"{name}.part")
+        self._map = store.temporary_path(f"{name}.map")
         have = self._map.read_bytes() if self._map.exists() and self._part.exists() else b""
         self._part_fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o600)
         self._map_fd = os.open(self._map, os.O_RDWR | os.O_CREAT, 0o600)

@@ -50,6 +50,7 @@ from edge_client.transport.base import Event as TransportEvent
 from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk
 from edge_client.wire.messages import (
     Assign,
+    Hello,
     Message,
     Pull,
     Refuse,
@@ -208,7 +209,7 @@ class Daemon:
                 raise PayloadError("session", "a message of another session")
             if not self._window.take(sealed.seq):
                 raise PayloadError("replayed", f"message {sealed.seq} came twice")
-        if isinstance(message, Refuse):
+        if isinstance(message, Refuse) and message.code != "session":
             log.warning("the coordinator refuses this device: %s: %s", message.code, message.detail)
         self._events.append(message)
 
@@ -253,7 +254,7 @@ class Daemon:
                     self._forget(lease, accepted)
 
     def _send(self, message: Message) -> None:
-        hello = self._session.is_hello(message)
+        hello = isinstance(message, Hello)  # belongs to no session yet
         context = context_up(self._bundle.federation, self._bundle.device)
         data = seal_message(message, session="" if hello else self._sid, seq=self._seq, key=self._key, context=context)
         self._seq += 1
@@ -288,13 +289,16 @@ class Daemon:
         with durable.disk_errors("cannot store a part"):
             incoming = Incoming(
                 self._blobs,
+                part.sha256,
                 sha256=part.sha256,
                 length=part.length,
                 max_window_bytes=_PULL_WINDOW_BYTES,
                 point="daemon.part",
             )
             if incoming.chunks.complete:  # all of it arrived before a restart, but it had no name yet
-                self._part_arrived(incoming.chunks.transfer, self._incoming.setdefault(incoming.chunks.transfer, incoming))
+                self._part_arrived(
+                    incoming.chunks.transfer, self._incoming.setdefault(incoming.chunks.transfer, incoming)
+                )
             else:
                 self._incoming[incoming.chunks.transfer] = incoming
 

@@ -141,11 +141,15 @@ def claim_state_dir(path: Path, *, kind: str, version: int) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise ConflictError(f"another {kind} already runs on {path}; stop it, or name another --state-dir") from None
+            raise ConflictError(
+                f"another {kind} already runs on {path}; stop it, or name another --state-dir"
+            ) from None
         if not marker.exists():
             write_bytes(marker, expected.encode(), point="state.version")
     except OSError as error:
-        raise MachineError(f"cannot use the state directory {path}: {error.strerror}; check its owner and rights") from error
+        raise MachineError(
+            f"cannot use the state directory {path}: {error.strerror}; check its owner and rights"
+        ) from error
     _check_version(marker, kind, version)
     return fd
 

@@ -183,7 +183,9 @@ class LimitsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSection:
-    logs: Annotated[str, Matches(r"none|errors")] = _key("whether a failure's last log lines go to the coordinator", "errors")
+    logs: Annotated[str, Matches(r"none|errors")] = _key(
+        "whether a failure's last log lines go to the coordinator", "errors"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,16 @@ from edge_client import durable
 from edge_client.errors import ConflictError, InputError, MachineError, PayloadError
 from edge_client.records import Between, Hash, Id, Matches, Text, from_map, to_map
 
-__all__ = ["STATE_KIND", "STATE_VERSION", "Bundle", "default_state_dir", "join", "load_identity", "read_bundle", "write_bundle"]
+__all__ = [
+    "STATE_KIND",
+    "STATE_VERSION",
+    "Bundle",
+    "default_state_dir",
+    "join",
+    "load_identity",
+    "read_bundle",
+    "write_bundle",
+]
 
 STATE_KIND = "device"
 STATE_VERSION = 1
@@ -53,7 +62,9 @@ def parse_bundle(text: str, source: str) -> Bundle:
     try:
         return from_map(Bundle, json.loads(text), where="bundle")
     except (json.JSONDecodeError, PayloadError, RecursionError) as error:
-        raise InputError(f"{source} is not a join bundle ({error}); make one with: coordinator device add NAME") from None
+        raise InputError(
+            f"{source} is not a join bundle ({error}); make one with: coordinator device add NAME"
+        ) from None
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -99,5 +110,7 @@ def load_identity(state_dir: Path) -> Bundle:
     """The bundle that this device joined with; raises `InputError` if it never did."""
     held = _held(state_dir)
     if held is None:
-        raise InputError(f"{state_dir} has not joined a federation yet; run: edge-client join FILE --state-dir {state_dir}")
+        raise InputError(
+            f"{state_dir} has not joined a federation yet; run: edge-client join FILE --state-dir {state_dir}"
+        )
     return held

@@ -161,14 +161,13 @@ def to_map(record: Any) -> Any:
     return record
 
 
-@functools.lru_cache(maxsize=256)
-def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
+@functools.cache
+def _fields(cls: Any) -> dict[str, tuple[Any, bool]]:
     """Name -> (annotation, required)."""
     hints = typing.get_type_hints(cls, include_extras=True)
     missing = dataclasses.MISSING
     return {
-        f.name: (hints[f.name], f.default is missing and f.default_factory is missing)
-        for f in dataclasses.fields(cls)
+        f.name: (hints[f.name], f.default is missing and f.default_factory is missing) for f in dataclasses.fields(cls)
     }
 
 
@@ -177,7 +176,7 @@ def from_map(cls: type[R], data: object, *, where: str = "") -> R:
     where = where or cls.__name__.lower()
     if not isinstance(data, Mapping):
         raise PayloadError("malformed", f"{where}: expected a map, got {type(data).__name__}")
-    known = _fields(cls)
+    known = _fields(typing.cast(Any, cls))
     values = {}
     for key, value in data.items():
         if not isinstance(key, str):

@@ -256,11 +256,6 @@ class Session:
         """What a worker may use."""
         return self._profile.budget_bytes
 
-    @staticmethod
-    def is_hello(message: Message) -> bool:
-        """Whether a message belongs to no session yet."""
-        return isinstance(message, Hello)
-
     def next_due(self) -> float:
         """When `Tick` is wanted at the latest."""
         if not self._linked:
@@ -358,7 +353,7 @@ class Session:
             yield from self._offer(now)
 
     def _refused(self, refuse: Refuse, now: float) -> None:
-        if refuse.boot != self._boot:
+        if refuse.boot != self._boot and not (refuse.boot == "any" and refuse.code == "session"):
             return
         self._welcomed = False
         self.refusal = f"{refuse.code}: {refuse.detail}"

@@ -127,7 +127,7 @@ class Worker:
         detail = str(told.get("detail", f"the worker ended with exit code {code}"))
         final = code in (_EXIT_OVER_BUDGET, _EXIT_DECLINED)
         return WorkerFailed(
-            self.lease,
+            lease=self.lease,
             code=str(told.get("code", kind)) if code == _EXIT_DECLINED else kind,
             detail=detail[:2000],
             log=_last_lines(self._folder / "log.txt") if not final else (),

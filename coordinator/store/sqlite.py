@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +63,11 @@ CREATE TABLE traffic (
     run TEXT NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL, PRIMARY KEY (run, device)
 ) STRICT;
 """
+
+_KEPT_MODELS = """FROM model m JOIN (SELECT run, max(version) AS top FROM model GROUP BY run) t ON t.run = m.run
+                  WHERE version > top - ?1"""
+_OPEN_UPDATES = """FROM round r JOIN update_ u ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
+                   WHERE r.state IN ('RUNNING', 'FROZEN')"""
 
 
 class SqliteStore:
@@ -130,6 +135,16 @@ class SqliteStore:
             with self._transaction("federation") as db:
                 db.execute("INSERT INTO meta VALUES ('federation', ?)", (fresh,))
         return known or fresh
+
+    def setting(self, key: str) -> str:
+        """What was kept under `key`; empty if nothing was."""
+        return self._get_meta(f"setting.{key}") or ""
+
+    def set_setting(self, key: str, value: str) -> None:
+        """Keep a small text over restarts."""
+        if self.setting(key) != value:
+            with self._transaction("setting") as db:
+                db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (f"setting.{key}", value))
 
     def devices(self) -> list[DeviceRow]:
         """All enrolled devices, by name."""
@@ -272,6 +287,11 @@ class SqliteStore:
         query = "SELECT * FROM update_ WHERE run = ? AND round = ? AND attempt = ? ORDER BY device"
         return self._all(UpdateRow, query, run_id, number, attempt)
 
+    def recent_updates(self, run_id: str, limit: int) -> list[UpdateRow]:
+        """The newest updates of a run, oldest first."""
+        query = "SELECT * FROM update_ WHERE run = ? ORDER BY round DESC, attempt DESC, device LIMIT ?"
+        return self._all(UpdateRow, query, run_id, limit)[::-1]
+
     def update_of_lease(self, lease_id: str) -> UpdateRow | None:
         """The update that a lease brought."""
         return self._one(UpdateRow, "SELECT * FROM update_ WHERE lease = ?", lease_id)
@@ -339,16 +359,16 @@ class SqliteStore:
         (rate,) = self._db.execute(query, (run_id, leases)).fetchone()
         return float(rate or 0.0)
 
-    def add_bytes(self, run_id: str, device: str, *, up: int, down: int) -> None:
-        """Count what travelled, as published."""
+    def add_traffic(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
+        """Count what travelled, as published: device -> (bytes up, bytes down)."""
         with self._transaction("traffic") as db:
-            db.execute(
+            db.executemany(
                 """INSERT INTO traffic VALUES (?1, ?2, ?3, ?4)
                    ON CONFLICT (run, device) DO UPDATE SET up = up + ?3, down = down + ?4""",
-                (run_id, device, up, down),
+                [(run_id, device, up, down) for device, (up, down) in moved.items()],
             )
 
-    def bytes_moved(self, run_id: str) -> dict[str, tuple[int, int]]:
+    def traffic(self, run_id: str) -> dict[str, tuple[int, int]]:
         """Device -> (bytes up, bytes down)."""
         rows = self._db.execute("SELECT device, up, down FROM traffic WHERE run = ? ORDER BY device", (run_id,))
         return {row["device"]: (row["up"], row["down"]) for row in rows}
@@ -358,14 +378,19 @@ class SqliteStore:
         needed: set[str] = set()
         for row in self._db.execute("SELECT settings_sha256 FROM run WHERE settings_sha256 != ''"):
             needed.add(row[0])
-        models = """SELECT sha256, sent_sha256 FROM model m WHERE version >
-                    (SELECT max(version) FROM model WHERE run = m.run) - ?"""
-        for row in self._db.execute(models, (keep_models,)):
+        for row in self._db.execute(f"SELECT sha256, sent_sha256 {_KEPT_MODELS}", (keep_models,)):
             needed.update((row[0], row[1]))
-        updates = """SELECT u.sha256 FROM round r JOIN update_ u ON r.run = u.run AND r.number = u.round AND
-                     r.attempt = u.attempt WHERE r.state IN ('RUNNING', 'FROZEN')"""
-        needed.update(row[0] for row in self._db.execute(updates))
+        needed.update(row[0] for row in self._db.execute(f"SELECT u.sha256 {_OPEN_UPDATES}"))
         return needed
+
+    def is_needed(self, sha256: str, keep_models: int) -> bool:
+        """Whether a row still needs this blob."""
+        queries = (
+            (f"SELECT 1 {_KEPT_MODELS} AND ?2 IN (sha256, sent_sha256)", (keep_models, sha256)),
+            (f"SELECT 1 {_OPEN_UPDATES} AND u.sha256 = ?", (sha256,)),
+            ("SELECT 1 FROM run WHERE settings_sha256 = ?", (sha256,)),
+        )
+        return any(self._db.execute(query, arguments).fetchone() for query, arguments in queries)
 
     def close(self) -> None:
         """Close the database."""

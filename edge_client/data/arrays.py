@@ -63,21 +63,23 @@ class ArrayFile:
 
     def select(self, chosen: Indices) -> Rows:
         """The samples at `chosen`, in that order."""
+        self._check_length()
         if self.open is None:
-            self._check_length(1)
             return _FileRows(self, chosen)
-        self._check_length(_MAX_DEFLATE_RATIO)  # before memory is taken for what a header claims
         return _MemoryRows(self._unpack(chosen))
 
     def read_all(self) -> NDArray[Any]:
         """The whole array."""
+        self._check_length()
         return self.select(np.arange(self.shape[0])).take(np.arange(self.shape[0]))
 
     def refuse(self, problem: str) -> InputError:
         """The error for a file that is not what it says."""
         return InputError(f"{self.path}: {self.what}: {problem}; copy or make the file again")
 
-    def _check_length(self, ratio: int) -> None:
+    def _check_length(self) -> None:
+        """Before memory is taken for what a header claims."""
+        ratio = 1 if self.open is None else _MAX_DEFLATE_RATIO
         expected = (self.offset + self.shape[0] * self.row_bytes) // ratio
         try:
             length = self.path.stat().st_size
@@ -148,8 +150,10 @@ class _FileRows:
         try:
             for number, row in enumerate(self._chosen[indices] if size else ()):
                 position = array.offset + int(row) * size
-                if os.preadv(fd, [buffer[number * size : (number + 1) * size]], position) != size:
+                data = os.pread(fd, size, position)
+                if len(data) != size:
                     raise array.refuse(f"sample {int(row)} cannot be read any more")
+                buffer[number * size : (number + 1) * size] = data
         finally:
             os.close(fd)
         return out

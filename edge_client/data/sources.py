@@ -3,7 +3,8 @@
 The way: find the arrays -> check all labels -> this device's part -> training and test samples -> read only those.
 Images of bytes are scaled to [0, 1]; numbers in float arrays are taken as they are. A test set that belongs to a shared
 data set is divided among the parts like the training set (IID), so that the devices together test each sample once.
-Does not cover: names and syntax of the section, which `data.registry` checks without torch.
+The digits are the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak; UCI Machine Learning
+Repository, CC BY 4.0). Does not cover: names and syntax of the section, which `data.registry` checks without torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Predicted peak memory of a worker process: an upper bound from shapes alone, without running or tracing anything.
 
-    peak <= base + parameters x copies + (activations + input) x microbatch x 3 + scratch + samples held in memory
+    peak <= base + parameters x copies + (activations + input) x microbatch x 2 + scratch + samples held in memory
 
 Does not cover: groups of units, recomputation, slices; those candidates of the planner bring their own terms.
 """
@@ -14,14 +14,14 @@ from edge_client.models.contract import Model
 
 __all__ = ["WORKER_BASE_BYTES", "Workload", "predict"]
 
-# RSS of a worker with torch, numpy and a model loaded, after a warm-up step: 232 to 247 MB measured on x86_64 with
-# torch 2.13 (CPU), Python 3.11, one thread; rounded up by 5 % for what other builds load.
-WORKER_BASE_BYTES = 260 * 10**6
+# RSS of a worker that trained small-cnn one sample at a time, less the model: 263 MB on x86_64 with torch 2.13 (CPU),
+# Python 3.11 and one thread (torch 228, our modules and numpy 4, warmed-up kernels 26, data and evaluation 5).
+WORKER_BASE_BYTES = 265 * 10**6
 
 _FLOAT = 4
-# An activation, its gradient, and one more for the copies that backward kernels make of their inputs (dispatcher traces
-# miss them: one hidden activation per convolution was measured).
-_ACTIVATION_COPIES = 3
+# Once for the outputs that backward needs (1.0 measured for small-cnn), once more for gradients, for the copies that
+# backward kernels make of their inputs, and for functions inside a unit that are no modules and hence not counted.
+_ACTIVATION_COPIES = 2
 _SCRATCH_BYTES = 4 * 2**20  # allocator slack, indices, logits, Python objects of a step
 _OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
 
@@ -47,7 +47,7 @@ def predict(model: Model, workload: Workload, *, microbatch: int) -> int:
         WORKER_BASE_BYTES
         + _FLOAT * copies * sum(sizes)
         + _FLOAT * _ACTIVATION_COPIES * per_sample * microbatch
-        + _FLOAT * 3 * max(sizes, default=0)  # the optimizer's temporaries, a kernel's reordered weight
+        + _FLOAT * 2 * max(sizes, default=0)  # the optimizer's temporaries, a kernel's reordered weight
         + _SCRATCH_BYTES
         + workload.held_bytes
     )

@@ -47,6 +47,6 @@ def evaluate(
         cells = y * num_classes + logits.argmax(dim=1)
         confusion += torch.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
         if progress is not None:
-            progress(number, len(pieces), loss_sum)
+            progress(number, len(pieces), loss_sum / int(confusion.sum()))
     model.train(was_training)
     return Result(num_samples=len(data), num_correct=int(confusion.trace()), loss_sum=loss_sum, confusion=confusion)

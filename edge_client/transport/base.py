@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 from edge_client.errors import InputError
 
 __all__ = [
+    "MAX_PAYLOAD_BYTES",
     "BrokerUrl",
     "Connected",
     "Disconnected",
@@ -30,8 +31,11 @@ __all__ = [
     "Received",
     "Transport",
     "Will",
+    "check_message",
     "parse_broker_url",
 ]
+
+MAX_PAYLOAD_BYTES = 131_072  # the smallest limit of the brokers we know (AWS IoT Core); more costs the connection
 
 # network: unreachable or lost; credentials: user or password; refused: the broker or its certificate is not acceptable;
 # subscription: a topic was refused, so this connection could never hear what it must hear
@@ -79,7 +83,7 @@ class Transport(Protocol):
         """Begin to connect, and keep connected until `close`; returns at once."""
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Queue a message; never waits for the network; from any thread."""
+        """Queue a message (see `check_message`); never waits for the network; from any thread."""
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Ask for topics, now and again on every connection; from any thread."""
@@ -99,6 +103,14 @@ class Transport(Protocol):
     @property
     def queued_bytes(self) -> int:
         """Payload bytes that were published and are not yet written to the network."""
+
+
+def check_message(topic: str, payload: bytes) -> None:
+    """What every broker carries; a `ValueError` is a bug of the caller."""
+    if not topic or "+" in topic or "#" in topic:
+        raise ValueError(f"expected a topic without wildcards, got {topic!r}")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"message of {len(payload)} bytes for {topic!r}; at most {MAX_PAYLOAD_BYTES} travel in one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

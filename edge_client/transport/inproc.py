@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edge_client.transport.base import Connected, Disconnected, Event, LossCode, OnEvent, Received, Will
+from edge_client.transport.base import Connected, Disconnected, Event, LossCode, OnEvent, Received, Will, check_message
 
 __all__ = ["Faults", "Hub", "InprocTransport", "matches"]
 
@@ -144,6 +144,7 @@ class InprocTransport:
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue a message; without a connection it is dropped."""
+        check_message(topic, payload)
         if self._connected:
             self._outbox.append((topic, bytes(payload), retain))
 

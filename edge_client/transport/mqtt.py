@@ -29,7 +29,16 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_client.errors import InputError
-from edge_client.transport.base import Connected, Disconnected, Event, LossCode, OnEvent, Received, Will
+from edge_client.transport.base import (
+    Connected,
+    Disconnected,
+    Event,
+    LossCode,
+    OnEvent,
+    Received,
+    Will,
+    check_message,
+)
 
 __all__ = ["MAX_PACKET_BYTES", "Backoff", "MqttTransport", "tls_context"]
 
@@ -40,6 +49,7 @@ _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME: devices without a batter
 _CONNECT_TIMEOUT_S = 5.0
 _USER_TIMEOUT_MS = 20_000  # unacknowledged bytes for so long: the link is dead, whatever TCP would still try
 _FLUSH_S = 2.0
+_EARLY_BYTES = 4 << 20
 _PACKETS_PER_POLL = 32  # read so many before writing again, and the other way round
 _CREDENTIAL_CODES = frozenset({134, 135})  # "bad user name or password", "not authorized": CONNACK 4 and 5
 _PROTOCOL_ERROR = 130  # paho's name for a broken packet, and for CONNACK 1 (another version of MQTT)
@@ -132,16 +142,18 @@ class MqttTransport:
         self._lock = threading.Lock()  # queue, topics, requests; never held while paho runs
         self._events: deque[Event] = deque()
         self._early: list[Received] = []  # retained messages may overtake the last SUBACK
+        self._early_bytes = 0
         self._wanted = self._drop_asked = self._accepted = self._connected = False
         self._loss: tuple[str, LossCode] | None = None  # why we end a connection ourselves
         self._due_s = 0.0
         self._failures = 0
-        self._connected_at_s = 0.0
+        self._attempted_at_s = self._connected_at_s = 0.0
         self._thread: threading.Thread | None = None
         self._waker_in, self._waker_out = socket.socketpair()
         self._waker_in.setblocking(False)
         self._waker_out.setblocking(False)
-        client_id = f"{name}-{boot_id or secrets.token_hex(4)}"
+        # a broker may not bind client ids to users, so an id that others could guess would let them cut this connection
+        client_id = f"{name}-{boot_id or secrets.token_hex(8)}"
         self._client = self._make_client(client_id, username or name, password, tls, will)
         self._client.connect_async(host, port, keepalive_s)
 
@@ -179,6 +191,7 @@ class MqttTransport:
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue a message for this connection; without a connection it is dropped, as QoS 0 allows."""
+        check_message(topic, payload)
         with self._lock:
             if not self._connected:
                 return
@@ -229,7 +242,7 @@ class MqttTransport:
     def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
         """One turn of the loop; an attempt to connect may take five seconds. Returns the readable `extra_fds`."""
         self._connect_if_due()
-        self._drop_if_asked()
+        self._drop_if_due()
         self._send_subscriptions()
         ready = self._wait(timeout_s, extra_fds)
         sock = self._client.socket()
@@ -264,23 +277,27 @@ class MqttTransport:
     def _connect_if_due(self) -> None:
         if not self._wanted or self._client.socket() is not None or time.monotonic() < self._due_s:
             return
+        self._attempted_at_s = time.monotonic()
         self._accepted = False
         self._loss = None
+        self._early_bytes = 0
         self._asked.clear()
         self._unacknowledged.clear()
         try:
             self._client.reconnect()
-        except ssl.SSLError as error:
-            self._lost(f"no TLS with {self._where}: {error.reason or error}", "refused")
+        except ssl.SSLCertVerificationError as error:
+            self._lost(f"the certificate of {self._where} is not acceptable: {error.verify_message}", "refused")
         except (OSError, UnicodeError) as error:
             self._lost(f"cannot reach {self._where}: {getattr(error, 'strerror', None) or error}", "network")
         self._deliver()
 
-    def _drop_if_asked(self) -> None:
+    def _drop_if_due(self) -> None:
         if self._drop_asked:
             self._drop_asked = False
             self._cut(*(self._loss or ("dropped on request", "network")))
-            self._deliver()
+        elif not self._connected and time.monotonic() > self._attempted_at_s + self._keepalive_s:
+            self._cut(f"{self._where} did not complete the connection within {self._keepalive_s} s", "network")
+        self._deliver()
 
     def _cut(self, reason: str, code: LossCode) -> None:
         """End the connection from this side, at once."""
@@ -381,7 +398,8 @@ class MqttTransport:
         event = Received(topic=message.topic, payload=bytes(message.payload))
         if self._connected:
             self._events.append(event)
-        else:
+        elif self._early_bytes < _EARLY_BYTES:
+            self._early_bytes += len(event.payload)
             self._early.append(event)
 
     def _on_disconnect(

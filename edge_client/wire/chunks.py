@@ -16,12 +16,21 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from edge_client.errors import PayloadError
 from edge_client.wire.frames import VERSION
 
-__all__ = ["CHUNK_BYTES", "HEADER_BYTES", "Chunk", "chunk_length", "make_chunk", "num_chunks", "parse_chunk", "transfer_id"]
+__all__ = [
+    "CHUNK_BYTES",
+    "HEADER_BYTES",
+    "Chunk",
+    "chunk_length",
+    "make_chunk",
+    "num_chunks",
+    "parse_chunk",
+    "transfer_id",
+]
 
 CHUNK_BYTES = 122_880
 _HEADER = struct.Struct("<2sBB16sIII")
@@ -29,7 +38,8 @@ HEADER_BYTES = _HEADER.size
 _CRC_OFFSET = HEADER_BYTES - 4
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chunk:
     """A chunk whose form and checksum are right."""
 
     transfer: bytes
@@ -62,7 +72,9 @@ def make_chunk(transfer: bytes, index: int, body: bytes) -> bytes:
 def parse_chunk(payload: bytes) -> Chunk:
     """Check a chunk's form and checksum; raises `PayloadError`."""
     if not HEADER_BYTES < len(payload) <= HEADER_BYTES + CHUNK_BYTES:
-        raise PayloadError("malformed", f"chunk of {len(payload)} bytes, expected {HEADER_BYTES + 1} to {HEADER_BYTES + CHUNK_BYTES}")
+        raise PayloadError(
+            "malformed", f"chunk of {len(payload)} bytes, expected {HEADER_BYTES + 1} to {HEADER_BYTES + CHUNK_BYTES}"
+        )
     magic, version, zero, transfer, index, length, crc = _HEADER.unpack_from(payload)
     if magic != b"FC" or zero != 0:
         raise PayloadError("malformed", "not a fedfit chunk")

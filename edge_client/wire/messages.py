@@ -14,7 +14,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 from edge_client.errors import PayloadError
-from edge_client.records import Between, Count, DeviceProfile, Hash, Id, Matches, PartRef, Text, TrainingPlan, from_map, to_map
+from edge_client.records import (
+    Between,
+    Count,
+    DeviceProfile,
+    Hash,
+    Id,
+    Matches,
+    PartRef,
+    Text,
+    TrainingPlan,
+    from_map,
+    to_map,
+)
 from edge_client.wire import frames
 
 __all__ = [

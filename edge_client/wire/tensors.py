@@ -83,19 +83,22 @@ def _quantise(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decode(data: bytes | bytearray | memoryview, codec: str, shape: Sequence[int]) -> Tensor:
-    """The tensor of `data`: int64 for i64, float32 for every other codec; a bytearray is used in place, not copied."""
+    """The tensor of `data`: int64 for i64, float32 for every other codec; it shares no memory with `data`."""
     expected = tensor_bytes(codec, shape)
     if len(data) != expected:
         raise PayloadError("truncated", f"{codec} {list(shape)} has {len(data)} bytes, expected {expected}")
-    shape = tuple(shape)
-    if expected == 0 or 0 in shape:
-        return torch.zeros(shape, dtype=torch.int64 if codec == "i64" else torch.float32)
-    buffer = data if isinstance(data, bytearray) else bytearray(data)  # torch wants memory that it may write
+    # torch wants memory that it may write, and none of zero bytes
+    raw = torch.frombuffer(bytearray(data), dtype=torch.uint8) if expected else torch.empty(0, dtype=torch.uint8)
+    return _decoded(raw, codec, shape)
+
+
+def _decoded(raw: Tensor, codec: str, shape: Sequence[int]) -> Tensor:
+    """`raw` as values; for fp32 and i64 the same memory."""
     if codec == "int8":
-        scales = torch.frombuffer(buffer, dtype=torch.float32, count=shape[0])
-        values = torch.frombuffer(buffer, dtype=torch.int8, offset=4 * shape[0]).to(torch.float32)
-        return values.reshape(shape[0], -1).mul_(scales[:, None]).reshape(shape)
-    tensor = torch.frombuffer(buffer, dtype=_DTYPES[codec]).reshape(shape)
+        scales = raw[: 4 * shape[0]].view(torch.float32)
+        values = raw[4 * shape[0] :].view(torch.int8).to(torch.float32).reshape(tuple(shape))
+        return values.mul_(scales.reshape(-1, *[1] * (len(shape) - 1)))
+    tensor = raw.view(_DTYPES[codec]).reshape(tuple(shape))
     return tensor if codec in ("fp32", "i64") else tensor.to(torch.float32)
 
 
@@ -129,8 +132,8 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 def read_entry(fd: int, data_offset: int, entry: Entry) -> Tensor:
     """One tensor of an open container."""
-    buffer = bytearray(entry.nbytes)
-    view = memoryview(buffer)
+    raw = torch.empty(entry.nbytes, dtype=torch.uint8)
+    view = raw.numpy().data
     position = data_offset + entry.offset
     while len(view):
         count = os.preadv(fd, [view], position)
@@ -138,7 +141,7 @@ def read_entry(fd: int, data_offset: int, entry: Entry) -> Tensor:
             raise PayloadError("truncated", f"the container ended inside the tensor {entry.name[:80]!r}")
         view = view[count:]
         position += count
-    return decode(buffer, entry.codec, entry.shape)
+    return _decoded(raw, entry.codec, entry.shape)
 
 
 class ContainerReader:

@@ -1,12 +1,12 @@
 """Every MQTT topic of fedfit, built and parsed here only.
 
-    fl/v1/{fed}/all/round       retained pointer to the newest model; carries no authority
-    fl/v1/{fed}/coord/state     retained, with a will: the coordinator is there, and in which epoch
-    fl/v1/{fed}/dev/{d}/state   retained, with a will: a hint that the device is there
-    fl/v1/{fed}/dev/{d}/cmd     control messages to the device
-    fl/v1/{fed}/dev/{d}/up      control messages from the device
-    fl/v1/{fed}/dev/{d}/down    chunks to the device
-    fl/v1/{fed}/dev/{d}/data    chunks from the device
+fl/v1/{fed}/all/round       retained pointer to the newest model; carries no authority
+fl/v1/{fed}/coord/state     retained, with a will: the coordinator is there, and in which epoch
+fl/v1/{fed}/dev/{d}/state   retained, with a will: a hint that the device is there
+fl/v1/{fed}/dev/{d}/cmd     control messages to the device
+fl/v1/{fed}/dev/{d}/up      control messages from the device
+fl/v1/{fed}/dev/{d}/down    chunks to the device
+fl/v1/{fed}/dev/{d}/data    chunks from the device
 """
 
 from __future__ import annotations

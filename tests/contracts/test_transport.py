@@ -12,7 +12,15 @@ import pytest
 from sites import FAST, BrokerSite, Client, ExternalSite, HubSite, Site, connected, pump, settle
 
 from edge_client.errors import InputError
-from edge_client.transport.base import BrokerUrl, Connected, Disconnected, Received, Will, parse_broker_url
+from edge_client.transport.base import (
+    MAX_PAYLOAD_BYTES,
+    BrokerUrl,
+    Connected,
+    Disconnected,
+    Received,
+    Will,
+    parse_broker_url,
+)
 from edge_client.transport.inproc import Faults, Hub, matches
 from edge_client.transport.mqtt import MAX_PACKET_BYTES, Backoff, MqttTransport
 
@@ -212,6 +220,18 @@ def test_poll_tells_which_of_the_callers_descriptors_are_readable(site: Site) ->
         os.close(fd)
 
 
+def test_a_message_that_no_broker_carries_is_a_bug_of_the_caller(site: Site, up: str) -> None:
+    """128 KiB at most, no wildcards; the connection is not touched."""
+    listener, device = connected(site, "coordinator", (up,)), connected(site, "d1")
+    device.transport.publish(up, bytes(MAX_PAYLOAD_BYTES))
+    for topic, payload in ((up, bytes(MAX_PAYLOAD_BYTES + 1)), ("a/+", b""), ("a/#", b""), ("", b"")):
+        with pytest.raises(ValueError, match=r"expected a topic without wildcards|at most 131072 travel"):
+            device.transport.publish(topic, payload)
+    pump(lambda: bool(listener.received), listener, device)
+    assert listener.received == [(up, bytes(MAX_PAYLOAD_BYTES))]
+    assert device.events == [Connected()]
+
+
 # MQTT only
 
 
@@ -337,6 +357,27 @@ def test_a_hostile_broker_costs_a_connection_and_nothing_else(packet: bytes) -> 
     assert client.received == []
 
 
+@pytest.mark.parametrize("answer", [b"", ACCEPTED], ids=["no-connack", "no-suback"])
+def test_a_broker_that_never_completes_the_connection_is_left(answer: bytes) -> None:
+    """With a keep-alive of one second; its silence would otherwise look like a connection for ever."""
+    port, server = serve_once(answer)
+    client = Client(
+        lambda on_event: MqttTransport(
+            host="127.0.0.1",
+            port=port,
+            name="d1",
+            on_event=on_event,
+            backoff=Backoff(min_s=600, max_s=600),
+            keepalive_s=1,
+        )
+    )
+    client.transport.subscribe(("t",))
+    client.transport.connect()
+    pump(lambda: bool(client.events), client)
+    server.join(20)
+    assert [type(event) for event in client.events] == [Disconnected]
+
+
 def test_a_refused_protocol_is_told_as_refused() -> None:
     """CONNACK 1; paho on its own would go on with MQTT 3.1."""
     port, server = serve_once(b"\x20\x02\x00\x01")
@@ -350,8 +391,9 @@ def test_a_refused_protocol_is_told_as_refused() -> None:
 
 
 def test_nothing_of_ours_is_larger_than_what_is_read() -> None:
-    """A chunk with its header and topic: 122,880 + 32 + a topic of at most 65,535 bytes + 2, below 256 KiB."""
-    assert CHUNK_BYTES + 65_537 < MAX_PACKET_BYTES
+    """The largest payload, a topic of at most 65,535 bytes and its length of 2, below 256 KiB."""
+    assert CHUNK_BYTES <= MAX_PAYLOAD_BYTES
+    assert MAX_PAYLOAD_BYTES + 65_537 < MAX_PACKET_BYTES
 
 
 def test_back_off_has_full_jitter_and_a_limit() -> None:

@@ -26,7 +26,7 @@ matrices = hnp.arrays(
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array.copy()).reshape(array.shape)
+    return torch.from_numpy(np.array(array)).reshape(array.shape)
 
 
 @FAST

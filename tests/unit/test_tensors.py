@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,9 @@ def test_fp16_rounds_as_numpy_does() -> None:
     """numpy's conversion is the independent implementation; seed 1."""
     x = torch.randn(1000, generator=torch.Generator().manual_seed(1))
     assert encode(x, "fp16") == x.numpy().astype("<f2").tobytes()
-    np.testing.assert_array_equal(decode(encode(x, "fp16"), "fp16", [1000]).numpy(), x.numpy().astype("<f2").astype("<f4"))
+    np.testing.assert_array_equal(
+        decode(encode(x, "fp16"), "fp16", [1000]).numpy(), x.numpy().astype("<f2").astype("<f4")
+    )
 
 
 def test_bf16_rounds_to_nearest_even() -> None:
@@ -42,7 +45,7 @@ def test_bf16_rounds_to_nearest_even() -> None:
 
 
 def test_int8_scales_each_channel_by_its_own_peak() -> None:
-    """Row (127, -63.6): scale 1, values 127 and -64; row (0, 0.254): scale 0.002, values 0 and 127; a row of zeros: 0."""
+    """(127, -63.6): scale 1, values 127 and -64; (0, 0.254): scale 0.002, values 0 and 127; a row of zeros: 0."""
     x = torch.tensor([[127.0, -63.6], [0.0, 0.254], [0.0, 0.0]])
     data = encode(x, "int8")
     assert len(data) == 3 * 4 + 6
@@ -86,12 +89,13 @@ def test_integers_beyond_float_precision_stay_exact() -> None:
     assert int(decode(encode(torch.tensor(2**53 + 1), "i64"), "i64", [])) == 2**53 + 1
 
 
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), ()])
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8", "i64"])
+@pytest.mark.parametrize(
+    ("shape", "codec"),
+    [(shape, codec) for codec in ("fp32", "fp16", "bf16", "i64") for shape in ((0,), (3, 0), (0, 3), ())]
+    + [((3, 0), "int8"), ((0, 3), "int8")],
+)
 def test_empty_and_scalar_tensors_travel(shape: tuple[int, ...], codec: str) -> None:
     """Shapes and byte counts hold at the edges; int8 needs two dimensions."""
-    if codec == "int8" and len(shape) < 2:
-        pytest.skip("int8 needs two dimensions")
     x = torch.zeros(shape, dtype=torch.int64 if codec == "i64" else torch.float32)
     data = encode(x, codec)
     assert len(data) == tensor_bytes(codec, shape)
@@ -199,13 +203,13 @@ def test_writing_asks_for_one_tensor_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     sizes = []
 
-    def stream() -> object:
+    def stream() -> Iterator[Tensor]:
         for _ in range(3):
             sizes.append(path.stat().st_size)
             yield torch.zeros(100)
 
     table = [(f"{i}", "fp32", (100,)) for i in range(3)]
-    write_container(path, {}, table, stream())  # type: ignore[arg-type]
+    write_container(path, {}, table, stream())
     assert [size - sizes[0] for size in sizes] == [0, 400, 800]
 
 

@@ -1,0 +1,148 @@
+"""The aggregator child as the service sees it: jobs in, answers out, one at a time; a new child if one dies.
+
+The child stays between rounds, because loading torch takes longer than a small round, and ends when nobody needed it for
+a while. A job that kills its child again and again is answered as failed, so that one update cannot stop a federation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Aggregation"]
+
+log = logging.getLogger(__name__)
+
+_MAX_TRIES = 3
+_IDLE_S = 300.0
+_MAX_ANSWER_BYTES = 1 << 20
+
+Answer = dict[str, Any]
+Done = Callable[[Answer], None]
+
+
+class Aggregation:
+    """Used by the service's loop only; `fd` is to be watched, `read` called when it is readable."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[dict[str, Any], Done]] = deque()
+        self._tries = 0
+        self._number = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._in_flight = False
+        self._rest = b""
+        self._used_at = 0.0
+
+    @property
+    def fd(self) -> int | None:
+        """What to watch."""
+        return self._process.stdout.fileno() if self._process and self._process.stdout else None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return self._process.pid if self._process else None
+
+    def warm_up(self) -> None:
+        """Start the child before it is needed."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "coordinator.aggregator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            assert self._process.stdout is not None
+            os.set_blocking(self._process.stdout.fileno(), False)
+            self._rest = b""
+
+    def submit(self, job: dict[str, Any], done: Done) -> None:
+        """Queue a job; `done` gets its answer from inside `read`."""
+        self._number += 1
+        self._jobs.append(({**job, "id": self._number}, done))
+        self._send_next()
+
+    def forget_jobs(self) -> None:
+        """Nobody waits for answers any more; the one in flight is dropped with its child."""
+        if self._in_flight:
+            self.close()
+        self._jobs.clear()
+        self._tries = 0
+
+    def _send_next(self) -> None:
+        if self._in_flight or not self._jobs:
+            return
+        self.warm_up()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._in_flight = True
+        self._tries += 1
+        line = json.dumps(self._jobs[0][0]).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # it died: `read` finds out
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def read(self, now: float) -> None:
+        """Take what the child answered, or notice that it died."""
+        fd = self.fd
+        if fd is None:
+            return
+        self._used_at = now
+        try:
+            piece = os.read(fd, 65_536)
+        except BlockingIOError:
+            return
+        if not piece:
+            self._died()
+            return
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            self._answered(json.loads(line))
+
+    def _answered(self, answer: Answer) -> None:
+        if not self._jobs or answer.get("id") != self._jobs[0][0]["id"]:
+            return
+        _, done = self._jobs.popleft()
+        self._in_flight = False
+        self._tries = 0
+        done(answer)
+        self._send_next()
+
+    def _died(self) -> None:
+        code = self._reap()
+        if not self._in_flight:
+            return
+        self._in_flight = False
+        job, done = self._jobs[0]
+        log.warning("the aggregator ended with code %s during %r (try %d)", code, job["job"], self._tries)
+        if self._tries >= _MAX_TRIES:
+            self._jobs.popleft()
+            self._tries = 0
+            done({"ok": False, "code": "crashed", "detail": f"the aggregator crashed {_MAX_TRIES} times on it"})
+        self._send_next()
+
+    def _reap(self) -> int | None:
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        return process.wait()
+
+    def tick(self, now: float) -> None:
+        """Let an idle child go: its memory belongs to others."""
+        if self._process is not None and not self._jobs and now - self._used_at > _IDLE_S:
+            self._reap()
+
+    def close(self) -> None:
+        """End the child, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill()
+            self._reap()
+        self._in_flight = False

@@ -1,0 +1,513 @@
+"""Carries out what the round machine decides for the active run: rows, blobs, jobs of the aggregator, messages.
+
+Covers: the queue of runs, intake of updates, folding, announcing, cleaning up.
+Does not cover: deciding (`rounds`), connections and presence (`service`, `roster`), what people ask (`commands`).
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import json
+import logging
+import os
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coordinator import intake, rounds
+from coordinator.aggregation import Aggregation, Answer
+from coordinator.rounds import RunMachine
+from coordinator.store.base import LeaseRow, ModelRow, RunRow, Store
+from coordinator.transfers import Arrived, Uploads
+from edge_client import faults
+from edge_client.blobs import BlobStore
+from edge_client.errors import DiskFullError, PayloadError
+from edge_client.files import RunFile
+from edge_client.records import PartRef, Report, from_map, to_map
+from edge_client.wire.container import read_header
+from edge_client.wire.messages import Assign, Cancel, Message, Offer, Receipt
+
+__all__ = ["KEPT_MODELS", "Conductor"]
+
+log = logging.getLogger(__name__)
+
+KEPT_MODELS = 10
+_NORM_ROUNDS = 5
+_DROP_LEASES = 100
+_HEADROOM = 1.05  # an update may be this much longer than what was sent, for its report
+_HEADROOM_BYTES = 65_536
+
+Send = Callable[[str, Message], None]
+
+
+class Conductor:
+    """The active run and those that wait for it."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        blobs: BlobStore,
+        uploads: Uploads,
+        aggregation: Aggregation,
+        send: Send,
+        announce: Callable[[dict[str, Any]], None],
+        epoch: int,
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._uploads = uploads
+        self._aggregation = aggregation
+        self._send = send
+        self._announce = announce
+        self._epoch = epoch
+        self.machine: RunMachine | None = None
+        self.run: RunRow | None = None
+        self.model: ModelRow | None = None
+        self._preparing = False
+        self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
+        self._issue = store.next_issue()
+        self.traffic: dict[str, tuple[int, int]] = {}
+
+    # runs
+
+    def recover(self, now: float) -> None:
+        """Go on where the store says; run once before anything else."""
+        self._clean_up()
+        for run in self._store.runs():
+            if run.state == "running":
+                self._activate(run, now)
+                return
+
+    def _clean_up(self) -> None:
+        open_leases = set()
+        for run in self._store.runs():
+            last = self._store.last_round(run.id) if run.state == "running" else None
+            if last is not None:
+                open_leases |= {lease.id for lease in self._store.leases(run.id, last.number, last.attempt)}
+        self._blobs.keep_only(self._store.needed_blobs(KEPT_MODELS), open_leases)
+
+    def tick(self, online: frozenset[str], num_enrolled: int, now: float) -> None:
+        """Let time pass."""
+        if self.machine is not None:
+            self._handle(rounds.Tick(online, num_enrolled), now)
+        elif not self._preparing:
+            waiting = next((run for run in self._store.runs() if run.state == "queued"), None)
+            if waiting is not None:
+                self._prepare(waiting)
+
+    def _prepare(self, run: RunRow) -> None:
+        """Make the first model of a run, in the aggregator."""
+        self._preparing = True
+        out = self._blobs.temporary_path(f"init-{run.id}")
+        job = {"job": "init", "run": run.file, "out": str(out)}
+        self._aggregation.submit(job, lambda answer: self._made(run, 0, out, "", answer, self._begin))
+
+    def _begin(self, run: RunRow, model: ModelRow) -> None:
+        settings = json.dumps(run.file, sort_keys=True).encode()
+        sha256 = hashlib.sha256(settings).hexdigest()
+        self._blobs.write(settings, sha256, point="settings")
+        self._store.add_initial_model(model, sha256, len(settings))
+        self._preparing = False
+        started = self._store.run(run.id)
+        assert started is not None
+        log.info("run %s begins", run.id)
+        self._activate(started, time.monotonic())
+
+    def _made(
+        self,
+        run: RunRow,
+        version: int,
+        out: Path,
+        set_hash: str,
+        answer: Answer,
+        then: Callable[[RunRow, ModelRow], None],
+    ) -> None:
+        """A model file is there: make it a blob, then the form in which it travels, then `then`."""
+        if not self._succeeded(run, answer):
+            return
+        self._blobs.adopt(out, answer["sha256"], point="model")
+        row = ModelRow(
+            run=run.id,
+            version=version,
+            sha256=answer["sha256"],
+            length=answer["length"],
+            sent_sha256=answer["sha256"],
+            sent_length=answer["length"],
+            set_hash=set_hash,
+        )
+        codec = from_map(RunFile, run.file).rounds.codec
+        if codec == "fp32":
+            then(run, row)
+            return
+        encoded = self._blobs.temporary_path(f"sent-{run.id}")
+
+        def sent(answer: Answer) -> None:
+            if self._succeeded(run, answer):
+                self._blobs.adopt(encoded, answer["sha256"], point="sent")
+                travels = {"sent_sha256": answer["sha256"], "sent_length": answer["length"]}
+                then(run, ModelRow(**{**to_map(row), **travels}))
+
+        model = str(self._blobs.path(row.sha256))
+        self._aggregation.submit({"job": "encode", "model": model, "codec": codec, "out": str(encoded)}, sent)
+
+    def _succeeded(self, run: RunRow, answer: Answer) -> bool:
+        """Whether the aggregator did it; a full disk passes, anything else ends the run with its reason."""
+        if answer["ok"]:
+            return True
+        if answer["code"] == "disk_full":
+            raise DiskFullError(answer["detail"])
+        log.error("run %s failed: %s: %s", run.id, answer["code"], answer["detail"])
+        self._store.set_run_state(run.id, "failed", f"{answer['code']}: {answer['detail']}"[:500])
+        self._close()
+        return False
+
+    def _activate(self, run: RunRow, now: float) -> None:
+        last = self._store.last_round(run.id)
+        model = self._store.last_model(run.id)
+        assert model is not None
+        snapshot = rounds.Snapshot(
+            run=run.id,
+            file=from_map(RunFile, run.file),
+            epoch=self._epoch,
+            version=model.version,
+            round=last,
+            leases=self._store.leases(run.id, last.number, last.attempt) if last else (),
+            updates=self._store.updates(run.id, last.number, last.attempt) if last else (),
+            plans=self._store.last_plans(run.id),
+            drop_rate=self._store.drop_rate(run.id, _DROP_LEASES),
+        )
+        self.run, self.model = run, model
+        self.machine = RunMachine(snapshot, new_id=lambda: secrets.token_hex(16), new_issue=self._next_issue, now=now)
+        faults.in_round(self.machine.number)
+        self._aggregation.warm_up()
+        self._carry_out(self.machine.begin())
+
+    def _next_issue(self) -> int:
+        self._issue += 1
+        return self._issue - 1
+
+    def stop(self, run_id: str, *, at_once: bool) -> None:
+        """End a run after its round, or at once."""
+        if self.machine is not None and self.run is not None and self.run.id == run_id:
+            self._handle(rounds.StopAsked(at_once), time.monotonic())
+        else:
+            self._store.set_run_state(run_id, "stopped", "stopped before it began")
+
+    # what devices say
+
+    def accepted(self, lease: str, now: float) -> None:
+        """A device took its lease."""
+        self._handle(rounds.Accepted(lease), now)
+
+    def declined(self, lease: str, code: str, detail: str, log_lines: tuple[str, ...], now: float) -> None:
+        """A device will not do its lease."""
+        self._handle(rounds.Declined(lease=lease, code=code, detail=detail, log=log_lines), now)
+
+    def holding(self, device: str, lease: str | None, *, finished: bool, now: float) -> None:
+        """A device told what it has in hand; what nobody wants any more is cancelled (a finished one is answered `late`)."""
+        self._handle(rounds.Holding(device, lease), now)
+        if lease is not None and not finished and self.open_lease(device, lease) is None:
+            self._send(device, Cancel(lease=lease, code="over"))
+
+    def open_lease(self, device: str, lease_id: str) -> LeaseRow | None:
+        """The lease if it is this device's and still open."""
+        lease = self.machine.leases.get(lease_id) if self.machine else None
+        return lease if lease and lease.device == device and lease.state in ("offered", "accepted") else None
+
+    def may_pull(self, device: str, sha256: str) -> int | None:
+        """The length of a blob that this device may fetch now, or None."""
+        if self.machine is None or self.run is None or self.model is None:
+            return None
+        if not any(
+            lease.device == device and lease.state in ("offered", "accepted") for lease in self.machine.leases.values()
+        ):
+            return None
+        known = {self.run.settings_sha256: self.run.settings_length, self.model.sent_sha256: self.model.sent_length}
+        return known.get(sha256)
+
+    def offered(self, device: str, offer: Offer, now: float) -> None:
+        """A device has an update: take it, or say what became of it."""
+        faults.point("coordinator.offer")
+        if offer.lease in self._checking or self._uploads.is_open(device, offer.lease):
+            return
+        lease = self.open_lease(device, offer.lease)
+        if lease is None:
+            self._send(device, self._past(device, offer))
+            return
+        self._handle(rounds.Accepted(lease.id), now)
+        assert self.machine is not None
+        assert self.model is not None
+        limit = int(_HEADROOM * self.model.sent_length) + _HEADROOM_BYTES + 8 * len(self.machine.file.classes) ** 2
+        if not 0 < offer.length <= limit:
+            detail = f"update of {offer.length} bytes, at most {limit} are expected"
+            self._refuse(offer, PayloadError("too_large", detail), now)
+        elif not 0 <= offer.num_samples <= self.machine.file.devices.max_samples:
+            detail = f"{offer.num_samples} samples, expected 1 to {self.machine.file.devices.max_samples}"
+            self._refuse(offer, PayloadError("sample_count", detail), now)
+        else:
+            self._uploads.expect(device, offer)
+
+    def _past(self, device: str, offer: Offer) -> Receipt:
+        """The answer to an offer of a lease that is not open: the same as the first time."""
+        lease = self._store.lease(offer.lease)
+        receipt = {"lease": offer.lease, "sha256": offer.sha256}
+        if lease is None or lease.device != device:
+            return Receipt(**receipt, status="late", code="unknown_lease", detail="nobody waits for it")
+        if lease.state == "stored":
+            update = self._store.update_of_lease(lease.id)
+            if update is not None and update.sha256 != offer.sha256:
+                return Receipt(**receipt, status="refused", code="equivocation", detail="another update was stored")
+            return Receipt(**receipt, status="accepted")
+        if lease.state == "refused":
+            return Receipt(**receipt, status="refused", code=lease.code, detail=lease.detail)
+        return Receipt(**receipt, status="late", code="late", detail=lease.detail or "the round is over")
+
+    def _refuse(self, offer: Offer, error: PayloadError, now: float) -> None:
+        log.warning("refused the update of lease %s: %s", offer.lease, error)
+        detail = error.detail[:1000]
+        self._handle(rounds.Refused(lease=offer.lease, sha256=offer.sha256, code=error.code, detail=detail), now)
+
+    # intake
+
+    def arrived(self, arrived: Arrived, now: float) -> None:
+        """An upload has ended: check it against its assignment, then let the aggregator look at its values."""
+        offer = arrived.offer
+        lease = self.open_lease(arrived.device, offer.lease)
+        if lease is None:
+            self._drop_blob(offer.sha256)
+            self._send(arrived.device, self._past(arrived.device, offer))
+            return
+        try:
+            if arrived.path is None:
+                raise arrived.error or PayloadError("hash", "the update never had its hash")
+            report = intake.check_header(arrived.path, self._expected(lease, offer))
+            confusion = _confusion(arrived.path, report)
+        except PayloadError as error:
+            self._drop_blob(offer.sha256)
+            self._refuse(offer, error, now)
+            return
+        self._checking[offer.lease] = offer
+        assert self.model is not None
+        job = {
+            "job": "check",
+            "base": str(self._blobs.path(self.model.sent_sha256)),
+            "update": str(arrived.path),
+            "max_norm": self._max_norm(),
+        }
+        self._aggregation.submit(job, lambda answer: self._checked(offer, report, confusion, answer))
+
+    def _expected(self, lease: LeaseRow, offer: Offer) -> intake.Expected:
+        assert self.machine is not None
+        assert self.model is not None
+        return intake.Expected(
+            device=lease.device,
+            round=lease.round,
+            base=read_header(self._blobs.path(self.model.sent_sha256)),
+            codec=self.machine.file.rounds.codec,
+            train=lease.train,
+            evaluate=lease.evaluate,
+            num_samples=offer.num_samples,
+            max_samples=self.machine.file.devices.max_samples,
+            num_classes=len(self.machine.file.classes),
+        )
+
+    def _max_norm(self) -> float | None:
+        """Bounds come from committed rounds only, so that a repeated round has the same ones."""
+        assert self.machine is not None
+        norms = [norm for norm in self._store.recent_norms(self.machine.run, _NORM_ROUNDS) if norm > 0]
+        return statistics.median(norms) * self.machine.file.rounds.max_norm_ratio if norms else None
+
+    def _checked(self, offer: Offer, report: Report, confusion: tuple[int, ...], answer: Answer) -> None:
+        now = time.monotonic()
+        self._checking.pop(offer.lease, None)
+        faults.point("coordinator.checked")
+        if not answer["ok"]:
+            if answer["code"] == "disk_full":
+                raise DiskFullError(answer["detail"])
+            self._drop_blob(offer.sha256)
+            self._refuse(offer, PayloadError(answer["code"], answer["detail"]), now)
+            return
+        stored = rounds.Stored(
+            lease=offer.lease,
+            sha256=offer.sha256,
+            length=offer.length,
+            norm=answer["norm"],
+            report=report,
+            confusion=confusion,
+        )
+        self._handle(stored, now)
+        self._drop_blob(
+            offer.sha256
+        )  # unless it is an update that counts: an evaluation is in its row, a late one is over
+
+    def _drop_blob(self, sha256: str) -> None:
+        if not self._store.is_needed(sha256, KEPT_MODELS):
+            self._blobs.remove(sha256)
+
+    # what the machine wants
+
+    def _handle(self, event: rounds.Event, now: float) -> None:
+        if self.machine is not None:
+            self._carry_out(self.machine.handle(event, now))
+
+    def _carry_out(self, instructions: list[rounds.Instruction]) -> None:
+        store = self._store
+        for instruction in instructions:
+            match instruction:
+                case rounds.OpenRound(round_, leases):
+                    faults.in_round(round_.number)
+                    store.open_round(round_, leases)
+                    log.info("run %s round %d: asks %d devices", round_.run, round_.number, len(leases))
+                case rounds.AddLeases(leases):
+                    store.add_leases(leases)
+                case rounds.SendAssign(lease, deadline_s):
+                    self._send(lease.device, self._assign(lease, deadline_s))
+                case rounds.CloseLease(lease_id, state, code, detail, lines):
+                    store.set_lease(lease_id, state, code=code, detail=detail, log=lines)
+                    self._note_end(lease_id, state, code, detail)
+                case rounds.SendCancel(device, lease_id):
+                    self._uploads.drop(device)
+                    self._send(device, Cancel(lease=lease_id))
+                case rounds.SaveUpdate(lease_id, update, evaluation):
+                    store.save_update(update, evaluation, lease_id)
+                case rounds.SendReceipt():
+                    self._send(instruction.device, _receipt(instruction))
+                case rounds.Freeze(round_, set_hash):
+                    store.freeze(round_.run, round_.number, round_.attempt, set_hash)
+                case rounds.Fold():
+                    self._fold(instruction)
+                case rounds.Commit(round_, model):
+                    store.commit_round(round_.number, round_.attempt, model)
+                    self.model = model
+                    log.info("run %s round %d: committed %s", round_.run, round_.number, model.sha256[:12])
+                case rounds.Announce(round_, version):
+                    self._tell_everybody(round_.run, round_.number, round_.attempt, version)
+                case rounds.Abandon(round_, reason):
+                    store.abandon(round_.run, round_.number, round_.attempt, reason)
+                    log.warning("run %s round %d: abandoned, %s", round_.run, round_.number, reason)
+                case rounds.SaveDeadline(round_):
+                    store.save_deadline(round_.run, round_.number, round_.attempt, round_.remaining_s, round_.extended)
+                case rounds.Finish(state, reason):
+                    self._finish(state, reason)
+
+    def _note_end(self, lease_id: str, state: str, code: str, detail: str) -> None:
+        if state in ("declined", "refused", "expired") and self.machine:
+            lease = self.machine.leases.get(lease_id)
+            device = lease.device if lease else "?"
+            log.warning("%s: %s (%s%s)", device, state, code, f": {detail}" if detail else "")
+
+    def _assign(self, lease: LeaseRow, deadline_s: float) -> Assign:
+        assert self.machine is not None
+        assert self.run is not None
+        assert self.model is not None
+        file = self.machine.file
+        return Assign(
+            lease=lease.id,
+            epoch=lease.epoch,
+            issue=lease.issue,
+            run=lease.run,
+            round=lease.round,
+            num_rounds=file.stop.rounds,
+            version=lease.version,
+            train=lease.train,
+            evaluate=lease.evaluate,
+            seed=rounds.seed_of(file.seed, lease.round, lease.device),
+            learning_rate=file.train.lr,
+            threads=file.train.threads,
+            plan=lease.plan,
+            deadline_s=deadline_s,
+            parts=(
+                PartRef(key="run", sha256=self.run.settings_sha256, length=self.run.settings_length),
+                PartRef(key="model", sha256=self.model.sent_sha256, length=self.model.sent_length),
+            ),
+        )
+
+    def _fold(self, fold: rounds.Fold) -> None:
+        run, model = self.run, self.model
+        assert run is not None
+        assert model is not None
+        out = self._blobs.temporary_path(f"fold-{run.id}")
+        job = {
+            "job": "fold",
+            "run": run.file,
+            "round": fold.round.number,
+            "model": str(self._blobs.path(model.sha256)),
+            "base": str(self._blobs.path(model.sent_sha256)),
+            "updates": [
+                {"device": u.device, "path": str(self._blobs.path(u.sha256)), "num_samples": u.num_samples}
+                for u in fold.updates
+            ],
+            "out": str(out),
+        }
+
+        def folded(_run: RunRow, row: ModelRow) -> None:
+            self._handle(rounds.Folded(row), time.monotonic())
+
+        version = model.version + 1
+        self._aggregation.submit(job, lambda answer: self._made(run, version, out, fold.set_hash, answer, folded))
+
+    def _tell_everybody(self, run_id: str, number: int, attempt: int, version: int) -> None:
+        assert self.model is not None
+        self._announce({"run": run_id, "round": number, "version": version, "sha256": self.model.sha256})
+        faults.point("coordinator.announced")
+        for update in self._store.updates(run_id, number, attempt):
+            self._blobs.remove(update.sha256)
+        old = self._store.model(run_id, version - KEPT_MODELS)
+        if old is not None:
+            self._drop_blob(old.sha256)
+            self._drop_blob(old.sent_sha256)
+        self.save_traffic()
+        self._store.announce(run_id, number, attempt)
+
+    def save_traffic(self) -> None:
+        """Write down what travelled since the last time."""
+        if self.run is not None and self.traffic:
+            self._store.add_traffic(self.run.id, self.traffic)
+            self.traffic = {}
+
+    def count(self, device: str, *, up: int = 0, down: int = 0) -> None:
+        """Bytes of a message, as published."""
+        if self.run is not None:
+            before = self.traffic.get(device, (0, 0))
+            self.traffic[device] = (before[0] + up, before[1] + down)
+
+    def _finish(self, state: str, reason: str) -> None:
+        assert self.run is not None
+        self.save_traffic()
+        self._store.set_run_state(self.run.id, state, reason)
+        log.info("run %s: %s (%s)", self.run.id, state, reason)
+        self._close()
+
+    def _close(self) -> None:
+        self.machine = self.run = self.model = None
+        self._preparing = False
+        self._checking.clear()
+
+
+def _receipt(instruction: rounds.SendReceipt) -> Receipt:
+    return Receipt(
+        lease=instruction.lease,
+        sha256=instruction.sha256,
+        status=instruction.status,
+        code=instruction.code,
+        detail=instruction.detail,
+    )
+
+
+def _confusion(path: Path, report: Report) -> tuple[int, ...]:
+    """The confusion matrix of an update, whose header has been checked; little endian, as every supported machine is."""
+    if report.evaluation is None:
+        return ()
+    header = read_header(path)
+    entry = next(e for e in header.entries if e.name == intake.CONFUSION)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        counts = array.array("q", os.pread(fd, entry.nbytes, header.data_offset + entry.offset))
+    finally:
+        os.close(fd)
+    return tuple(counts)

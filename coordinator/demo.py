@@ -1,0 +1,212 @@
+"""`coordinator demo`: a broker, a coordinator and four devices as real processes on this machine train a model together.
+
+Each device is started from its join bundle, in a state directory of its own, with a memory budget of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from coordinator import control
+from edge_client import identity
+from edge_client.errors import MachineError, RunFailedError
+from edge_client.files import RunFile, parse_table
+from edge_client.records import from_map, to_map
+
+__all__ = ["DemoOptions", "run_demo", "run_file"]
+
+# name -> memory budget of its worker: the smaller ones must train in smaller microbatches
+DEVICES = {"pi-zero": "275MB", "pi-4": "278MB", "jetson-nano": "284MB", "gpu-host": "400MB"}
+_START_S = 30.0
+_STOP_S = 10.0
+_POLL_S = 0.25
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What `coordinator demo` was told."""
+
+    rounds: int = 5
+    seed: int = 1
+    tls: bool = False
+    keep: Path | None = None
+    through: str | None = None  # host:port that devices connect to instead of the broker's own
+
+
+def run_file(*, rounds: int, seed: int, num_devices: int) -> RunFile:
+    """The demo's run: FedAvg on the 8x8 digits."""
+    table = {
+        "name": "demo",
+        "seed": seed,
+        "method": "fedavg",
+        "model": {"name": "small-cnn", "input": [1, 8, 8]},
+        "classes": [str(digit) for digit in range(10)],
+        "train": {"batch": 64, "epochs": 2, "lr": 0.1, "momentum": 0.9},
+        "stop": {"rounds": rounds},
+        "devices": {"min": num_devices},
+        "rounds": {"deadline": "10min"},
+    }
+    return parse_table(RunFile, table, source="demo")
+
+
+def run_demo(options: DemoOptions) -> Json:
+    """Run it and return the result; progress goes to standard error."""
+    with contextlib.ExitStack() as stack:
+        if options.keep is not None:
+            folder = options.keep
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedfit-demo-")))
+        state_dir = folder / "coordinator"
+        processes = stack.enter_context(_processes())
+        processes.append(_start_coordinator(state_dir, folder, tls=options.tls))
+        _wait_for(state_dir, processes[0], folder / "coordinator.log")
+        names = list(DEVICES)
+        bundles = control.request(state_dir, "device-add", names=names)["bundles"]
+        for index, data in enumerate(bundles):
+            bundle = from_map(identity.Bundle, _rerouted(data, options.through))
+            processes.append(_start_device(bundle, folder, part=(index, len(names)), seed=options.seed))
+        file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(names))
+        run = control.request(state_dir, "run-start", file=to_map(file))["run"]
+        return _result(_follow(state_dir, run, processes[0], folder / "coordinator.log"), options)
+
+
+def _rerouted(bundle: Json, through: str | None) -> Json:
+    if through is None:
+        return bundle
+    scheme = bundle["brokers"][0].partition("://")[0]
+    return {**bundle, "brokers": [f"{scheme}://{through}"]}
+
+
+@contextlib.contextmanager
+def _processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that end when the demo ends, however it ends."""
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        yield running
+    finally:
+        for process in reversed(running):
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _spawn(arguments: list[str], log_file: Path) -> subprocess.Popen[bytes]:
+    with open(log_file, "wb") as log:
+        return subprocess.Popen([sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _start_coordinator(state_dir: Path, folder: Path, *, tls: bool) -> subprocess.Popen[bytes]:
+    arguments = ["coordinator", "start", "--state-dir", str(state_dir), "--port", "0", "--heartbeat", "1"]
+    return _spawn(arguments + (["--tls"] if tls else []), folder / "coordinator.log")
+
+
+def _wait_for(state_dir: Path, coordinator: subprocess.Popen[bytes], log_file: Path) -> None:
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until and coordinator.poll() is None:
+        with contextlib.suppress(MachineError):
+            control.request(state_dir, "status")
+            return
+        time.sleep(0.05)
+    raise MachineError(f"the coordinator did not start: {_last_line(log_file)}")
+
+
+def _start_device(
+    bundle: identity.Bundle, folder: Path, *, part: tuple[int, int], seed: int
+) -> subprocess.Popen[bytes]:
+    """As on a real device: a bundle, a device.toml, a state directory; nothing else is shared."""
+    home = folder / bundle.device
+    home.mkdir(exist_ok=True)
+    identity.write_bundle(home / "device.join", bundle)
+    (home / "device.toml").write_text(
+        f'data = {{ source = "digits", partition = "dirichlet:0.5", part = [{part[0]}, {part[1]}], seed = {seed} }}\n'
+        f'limits = {{ memory = "{DEVICES[bundle.device]}" }}\n',
+        encoding="utf-8",
+    )
+    arguments = [
+        "--join",
+        str(home / "device.join"),
+        "--config",
+        str(home / "device.toml"),
+        "--state-dir",
+        str(home / "state"),
+    ]
+    return _spawn(["edge_client", "start", *arguments], home / "edge-client.log")
+
+
+def _follow(state_dir: Path, run: str, coordinator: subprocess.Popen[bytes], log_file: Path) -> Json:
+    console = Console(stderr=True)
+    shown = -1
+    with (
+        Live(console=console, transient=True, refresh_per_second=4)
+        if console.is_terminal
+        else contextlib.nullcontext() as live
+    ):
+        while True:
+            if coordinator.poll() is not None:
+                raise MachineError(f"the coordinator ended: {_last_line(log_file)}")
+            data = control.request(state_dir, "run-show", run=run)
+            for result in data["evaluations"][shown + 1 :]:
+                name = "before round 1" if result["version"] == 0 else f"after round {result['version']}"
+                if result["num_devices"] == len(DEVICES):
+                    shown += 1
+                    console.print(f"{name:>15}: accuracy {result['accuracy']:.3f}", highlight=False)
+            if data["state"] not in ("queued", "running"):
+                return data
+            if live is not None:
+                live.update(_progress(data, control.request(state_dir, "device-list")["devices"]))
+            time.sleep(_POLL_S)
+
+
+def _progress(data: Json, devices: list[Json]) -> Table:
+    version = data["models"][-1]["version"] if data["models"] else 0
+    table = Table(title=f"round {min(version + 1, data['rounds'])} of {data['rounds']}", title_justify="left")
+    for name in ("device", "budget", "doing", "progress", "loss"):
+        table.add_column(name)
+    for row in devices:
+        share = row["step"] / row["total"] if row["total"] else 0.0
+        bar = "█" * round(20 * share)
+        budget = f"{(row['budget_bytes'] or 0) / 1e6:.0f} MB"
+        loss = f"{row['loss']:.3f}" if row["loss"] is not None else ""
+        table.add_row(row["id"], budget, row["phase"] or row["state"] or "joins", f"{bar:<20}", loss)
+    return table
+
+
+def _result(data: Json, options: DemoOptions) -> Json:
+    if data["state"] != "finished" or not data["models"]:
+        raise RunFailedError(f"the demo's run ended {data['state']}: {data['reason']}")
+    accuracies = [round(result["accuracy"], 6) for result in data["evaluations"]]
+    devices = data["devices"]
+    return {
+        "rounds": options.rounds,
+        "accuracy": accuracies[-1],
+        "accuracy_per_round": accuracies,
+        "bytes_up": sum(device["bytes_up"] for device in devices),
+        "bytes_down": sum(device["bytes_down"] for device in devices),
+        "devices": devices,
+        "model_sha256": data["models"][-1]["sha256"],
+    }
+
+
+def _last_line(log_file: Path) -> str:
+    lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,318 @@
+"""The coordinator process: one loop over the broker's connection, the aggregator, and the people who ask.
+
+Covers: starting and recovering, presence, messages and chunks both ways, supervising the broker, shutting down.
+Does not cover: deciding (`rounds`), carrying out (`conductor`), answering people (`commands`). Never imports torch.
+
+A full disk makes it start over from what is stored, as after a crash, until there is space; nothing acknowledged is lost,
+because nothing is acknowledged before it is stored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import secrets
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.aggregation import Aggregation
+from coordinator.broker import DeviceAccess, EmbeddedBroker
+from coordinator.commands import Commands
+from coordinator.conductor import Conductor
+from coordinator.control import ControlServer
+from coordinator.roster import Roster
+from coordinator.store.base import DeviceRow
+from coordinator.store.sqlite import SqliteStore
+from coordinator.transfers import Arrived, Downloads, Uploads
+from edge_client import durable, faults
+from edge_client.blobs import BlobStore
+from edge_client.errors import DiskFullError, PayloadError
+from edge_client.transport.base import Connected, Disconnected, Event, Received, Transport
+from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull
+from edge_client.wire.topics import Topics
+
+__all__ = ["STATE_KIND", "STATE_VERSION", "Service", "ServiceOptions", "access_of", "default_state_dir"]
+
+log = logging.getLogger(__name__)
+
+STATE_KIND = "coordinator"
+STATE_VERSION = 1
+_TICK_S = 0.25
+_BUSY_S = 0.002
+_DISK_RETRY_S = 1.0
+_LONGEST_DISK_RETRY_S = 60.0
+
+
+def default_state_dir() -> Path:
+    """`$FEDFIT_STATE_DIR`; as root `/var/lib/fedfit/coordinator`; else below the home directory."""
+    if named := os.environ.get("FEDFIT_STATE_DIR"):
+        return Path(named)
+    if os.geteuid() == 0:
+        return Path("/var/lib/fedfit/coordinator")
+    return Path.home() / ".local/state/fedfit/coordinator"
+
+
+def access_of(device: DeviceRow, topics: Topics) -> DeviceAccess:
+    """What a device may do at the broker: exactly its own topics."""
+    return DeviceAccess(
+        name=device.name,
+        password=device.password,
+        publish=topics.device_publishes(device.name),
+        subscribe=topics.device_subscribes(device.name),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """How a coordinator runs."""
+
+    heartbeat_s: float = 10.0
+    disk_reserve_bytes: int = 1 << 30  # below this no update is asked for: the run pauses
+
+
+class Service:
+    """A coordinator on a state directory that this process has locked."""
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path,
+        store: SqliteStore,
+        broker: EmbeddedBroker | None,
+        brokers: tuple[str, ...],
+        ca: str | None,
+        connect: Callable[[Callable[[Event], None]], Transport],
+        options: ServiceOptions,
+    ) -> None:
+        """`brokers` and `ca` go into the bundles; `connect` makes the coordinator's own connection."""
+        self._state_dir = state_dir
+        self.store = store
+        self._broker = broker
+        self.brokers = brokers
+        self.ca = ca
+        self._connect = connect
+        self._options = options
+        self.federation = store.federation(secrets.token_hex(6))
+        self.topics = Topics(self.federation)
+        self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
+        self._aggregation = Aggregation()
+        self._stopping = False
+        self.paused = ""
+        self._transport: Transport | None = None
+        self._arrivals: deque[Arrived] = deque()
+
+    def request_stop(self, *_: object) -> None:
+        """End the loop soon; safe in a signal handler."""
+        self._stopping = True
+        if self._transport is not None:
+            self._transport.wake()
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        signal.signal(signal.SIGTERM, self.request_stop)
+        signal.signal(signal.SIGINT, self.request_stop)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        retry_s = _DISK_RETRY_S
+        commands = Commands(self)
+        control = ControlServer(self._state_dir, commands.handle)
+        try:
+            while not self._stopping:
+                began = time.monotonic()
+                try:
+                    self._serve(control)
+                except DiskFullError as error:
+                    retry_s = (
+                        _DISK_RETRY_S if time.monotonic() - began > 60 else min(2 * retry_s, _LONGEST_DISK_RETRY_S)
+                    )
+                    self.paused = f"disk_full: {error}"
+                    log.error("disk_full: %s; the run pauses, trying again in %.0f s", error, retry_s)
+                    self._wait_for_space(control, retry_s)
+        finally:
+            control.close()
+            self._aggregation.close()
+
+    def _wait_for_space(self, control: ControlServer, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and time.monotonic() < until:
+            time.sleep(0.1)
+
+    def _serve(self, control: ControlServer) -> None:
+        """From recovery to the end, or to a full disk."""
+        self._begin()
+        assert self._transport is not None
+        try:
+            self._transport.connect()
+            while not self._stopping:
+                self._turn(control)
+            self.conductor.save_traffic()
+            self._transport.publish(self.topics.coordinator_state, b"offline", retain=True)
+        finally:
+            self._transport.close()
+            self._transport = None
+            self.uploads.close()
+            self.downloads.close()
+            self._aggregation.forget_jobs()
+
+    def _begin(self) -> None:
+        now = time.monotonic()
+        self.epoch = self.store.next_epoch(int(time.time()))
+        devices = self.store.devices()
+        self.roster = Roster(self.federation, devices, epoch=self.epoch, heartbeat_s=self._options.heartbeat_s)
+        if self._broker is not None:
+            self._broker.set_devices(access_of(device, self.topics) for device in devices)
+        self._arrivals.clear()
+        self._transport = self._connect(self._on_event)
+        self._transport.subscribe(self.topics.coordinator_subscribes())
+        self.uploads = Uploads(self.blobs, arrived=self._from_thread)
+        self.downloads = Downloads(self.blobs)
+        self.conductor = Conductor(
+            store=self.store,
+            blobs=self.blobs,
+            uploads=self.uploads,
+            aggregation=self._aggregation,
+            send=self.send,
+            announce=self._announce,
+            epoch=self.epoch,
+        )
+        self.conductor.recover(now)
+        self._tick_at = now
+        self.paused = ""
+
+    def _from_thread(self, arrived: Arrived) -> None:
+        self._arrivals.append(arrived)
+        if self._transport is not None:
+            self._transport.wake()
+
+    # the loop
+
+    def _turn(self, control: ControlServer) -> None:
+        assert self._transport is not None
+        fds = control.fds()
+        if self._aggregation.fd is not None:
+            fds.append(self._aggregation.fd)
+        wait = _BUSY_S if self.downloads.busy else max(0.0, self._tick_at - time.monotonic())
+        ready = self._transport.poll(0.0 if self._arrivals else wait, fds)
+        now = time.monotonic()
+        if self._aggregation.fd in ready:
+            self._aggregation.read(now)
+        control.serve(ready)
+        while self._arrivals:
+            arrived = self._arrivals.popleft()
+            if self.uploads.settle(arrived):
+                self.conductor.arrived(arrived, now)
+        if now >= self._tick_at:
+            self._tick(now)
+        self._grant(now)
+        self.downloads.send(lambda: self._queued(), self._send_chunk)
+
+    def _queued(self) -> int:
+        return self._transport.queued_bytes if self._transport else 0
+
+    def _tick(self, now: float) -> None:
+        self._tick_at = now + _TICK_S
+        if self._broker is not None:
+            self._broker.ensure()
+        self._aggregation.tick(now)
+        self.conductor.tick(self.roster.online(now), self.roster.num_enrolled, now)
+
+    def _grant(self, now: float) -> None:
+        low = durable.free_bytes(self._state_dir) < self._options.disk_reserve_bytes
+        if low != bool(self.paused):
+            self.paused = "disk: less than the reserve is free, no update is asked for" if low else ""
+            log.warning(self.paused or "there is space on the disk again")
+        if not low:
+            for device, grant in self.uploads.grants(now):
+                self.send(device, grant)
+
+    # what the broker brings
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case Connected():
+                log.info("connected to the broker")
+                assert self._transport is not None
+                online = f"online {self.epoch}".encode()
+                self._transport.publish(self.topics.coordinator_state, online, retain=True)
+            case Disconnected():
+                log.warning("not connected (%s): %s", event.code, event.reason)
+                self.uploads.lost_connection()
+            case Received():
+                self._received(event.topic, event.payload, time.monotonic())
+
+    def _received(self, topic: str, payload: bytes, now: float) -> None:
+        try:
+            device, channel = self.topics.parse_device(topic)
+            if channel == "data" and self.roster.seen(device, now):
+                self.conductor.count(device, up=len(payload))
+                self.uploads.chunk(device, payload, now)
+            elif channel == "up":
+                self.conductor.count(device, up=len(payload))
+                message, reply = self.roster.receive(device, payload, now)
+                if reply is not None:
+                    self._publish(device, "cmd", reply)
+                    faults.point("coordinator.sent.welcome")
+                if message is not None:
+                    self._said(device, message, now)
+        except PayloadError as error:
+            self.roster.num_dropped += 1
+            log.warning("dropped a message on %s: %s", topic, error)
+
+    def _said(self, device: str, message: Message, now: float) -> None:
+        conductor = self.conductor
+        match message:
+            case Hello():
+                log.info("%s is here (client %s)", device, message.client)
+                self.uploads.lost_connection(device)
+                self.downloads.forget(device)
+                conductor.holding(device, message.held, finished=message.finished, now=now)
+                self._tick_at = now
+            case Heartbeat():
+                conductor.holding(device, message.lease, finished=message.state == "offering", now=now)
+            case Accept():
+                conductor.accepted(message.lease, now)
+            case Decline():
+                conductor.declined(message.lease, message.code, message.detail, message.log, now)
+            case Offer():
+                conductor.offered(device, message, now)
+            case Pull():
+                length = conductor.may_pull(device, message.sha256)
+                if length is not None:
+                    self.downloads.ask(device, message.sha256, length, message.ranges)
+            case _:
+                pass  # Goodbye: the roster knows
+
+    # what goes out
+
+    def send(self, device: str, message: Message) -> None:
+        """A control message to a device; lost if it is not there, and said again when it is."""
+        sealed = self.roster.seal(device, message)
+        if sealed is not None:
+            self._publish(device, "cmd", sealed)
+            faults.point(f"coordinator.sent.{type(message).__name__.lower()}")
+
+    def _send_chunk(self, device: str, payload: bytes) -> None:
+        self._publish(device, "down", payload)
+        faults.point("coordinator.sent.chunk")
+
+    def _publish(self, device: str, channel: str, payload: bytes) -> None:
+        if self._transport is not None:
+            self.conductor.count(device, down=len(payload))
+            self._transport.publish(self.topics.device(device, channel), payload)
+
+    def _announce(self, what: dict[str, object]) -> None:
+        if self._transport is not None:
+            self._transport.publish(self.topics.announcement, json.dumps(what).encode(), retain=True)
+
+    def devices_changed(self) -> None:
+        """Somebody was added or removed: the broker and the roster take it without cutting the others."""
+        devices = self.store.devices()
+        self.roster.set_devices(devices)
+        if self._broker is not None:
+            self._broker.set_devices(access_of(device, self.topics) for device in devices)

@@ -1,0 +1,236 @@
+"""Blobs on their way between the coordinator and its devices, under one limit for all and one for each.
+
+Uploads are pulled by grants: at most 4 MiB under way per device and 32 MiB in all, because a broker cuts a consumer that
+falls 64 MB behind. Downloads are asked for by devices and sent in turns, one chunk per device, so that a slow one only
+waits for itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+
+from edge_client import durable
+from edge_client.blobs import BlobStore, Incoming, Outgoing
+from edge_client.errors import DiskFullError, MachineError, PayloadError
+from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk
+from edge_client.wire.messages import Grant, Offer
+from edge_client.wire.reassembly import Range, expand
+
+__all__ = ["Arrived", "Downloads", "Uploads"]
+
+_PER_DEVICE_BYTES = 4 << 20
+_TOTAL_BYTES = 32 << 20
+_MAX_OPEN = 256  # uploads with open files; the others wait for their turn
+_MAX_ASKED_BYTES = 2 << 20  # of a device's open requests
+_SEND_AHEAD_BYTES = 2 << 20
+_MAX_OPEN_FILES = 64
+_MAX_MISMATCHES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """An upload that ended: stored under its hash, or given up with a reason."""
+
+    device: str
+    offer: Offer
+    path: Path | None
+    error: PayloadError | MachineError | None = None
+
+
+@dataclass(slots=True)
+class _Upload:
+    device: str
+    offer: Offer
+    incoming: Incoming | None = None
+    finishing: bool = False
+
+
+class Uploads:
+    """All updates on their way in, by device; a device has one at a time."""
+
+    def __init__(self, blobs: BlobStore, *, arrived: Callable[[Arrived], None]) -> None:
+        """`arrived` is called from another thread."""
+        self._blobs = blobs
+        self._arrived = arrived
+        self._uploads: OrderedDict[str, _Upload] = OrderedDict()
+        self._to_finish: SimpleQueue[_Upload | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._finish_all, name="finish-uploads", daemon=True)
+        self._thread.start()
+
+    def expect(self, device: str, offer: Offer) -> None:
+        """A device offers an update that is wanted; repeated offers change nothing."""
+        held = self._uploads.get(device)
+        if held is not None and held.offer == offer:
+            return
+        self.drop(device)
+        self._uploads[device] = _Upload(device, offer)
+
+    def is_open(self, device: str, lease: str) -> bool:
+        """Whether this lease's update is on its way in."""
+        held = self._uploads.get(device)
+        return held is not None and held.offer.lease == lease
+
+    def chunk(self, device: str, payload: bytes, now: float) -> None:
+        """Take a chunk; raises `PayloadError` for what does not belong here, `MachineError` for a failing disk."""
+        chunk = parse_chunk(payload)
+        upload = self._uploads.get(device)
+        if upload is None or upload.incoming is None or upload.finishing:
+            return  # of an upload that is over
+        with durable.disk_errors(f"cannot store the update of {device!r}"):
+            upload.incoming.add(chunk, now)
+        if upload.incoming.chunks.complete:
+            upload.finishing = True
+            self._to_finish.put(upload)
+
+    def grants(self, now: float) -> Iterator[tuple[str, Grant]]:
+        """What to ask of whom now, within the limits; in turns, so that nobody is starved."""
+        self._open_some()
+        left = _TOTAL_BYTES - sum(u.incoming.chunks.outstanding_bytes for u in self._uploads.values() if u.incoming)
+        for upload in list(self._uploads.values()):
+            if upload.incoming is None or upload.finishing or left < CHUNK_BYTES:
+                continue
+            ranges = upload.incoming.chunks.request(now, allowance_bytes=left)
+            if ranges:
+                left -= CHUNK_BYTES * sum(count for _, count in ranges)
+                self._uploads.move_to_end(upload.device)
+                yield upload.device, Grant(lease=upload.offer.lease, sha256=upload.offer.sha256, ranges=ranges)
+
+    def _open_some(self) -> None:
+        num_open = sum(1 for upload in self._uploads.values() if upload.incoming)
+        for upload in self._uploads.values():
+            if num_open >= _MAX_OPEN:
+                return
+            if upload.incoming is None:
+                num_open += 1
+                self._open(upload)
+
+    def _open(self, upload: _Upload) -> None:
+        with durable.disk_errors(f"cannot store the update of {upload.device!r}"):
+            upload.incoming = Incoming(
+                self._blobs,
+                upload.offer.lease,
+                sha256=upload.offer.sha256,
+                length=upload.offer.length,
+                max_window_bytes=_PER_DEVICE_BYTES,
+                point="upload",
+            )
+        if upload.incoming.chunks.complete:  # all of it came before a restart
+            upload.finishing = True
+            self._to_finish.put(upload)
+
+    def lost_connection(self, device: str | None = None) -> None:
+        """Nothing that was asked for will come; None: of nobody."""
+        for upload in self._uploads.values():
+            if upload.incoming is not None and device in (None, upload.device):
+                upload.incoming.chunks.lost_connection()
+
+    def drop(self, device: str) -> None:
+        """Stop taking a device's update; the part that came stays until it is cleaned up."""
+        upload = self._uploads.pop(device, None)
+        if upload is not None and upload.incoming is not None and not upload.finishing:
+            upload.incoming.close()
+
+    def _finish_all(self) -> None:
+        """Hashing and syncing 45 MB takes a tenth of a second: beside the loop, one after the other."""
+        while upload := self._to_finish.get():
+            assert upload.incoming is not None
+            path, error = None, None
+            try:
+                with durable.disk_errors(f"cannot store the update of {upload.device!r}"):
+                    path = upload.incoming.finish()
+                upload.incoming.close()
+            except (PayloadError, MachineError) as problem:
+                error = problem
+            self._arrived(Arrived(device=upload.device, offer=upload.offer, path=path, error=error))
+
+    def settle(self, arrived: Arrived) -> bool:
+        """Back in the loop: whether the upload has ended; a wrong hash is fetched again a few times."""
+        upload = self._uploads.get(arrived.device)
+        if upload is None or upload.offer != arrived.offer:
+            return arrived.path is not None
+        if (
+            isinstance(arrived.error, PayloadError)
+            and upload.incoming
+            and upload.incoming.num_mismatches < _MAX_MISMATCHES
+        ):
+            upload.finishing = False
+            return False
+        if isinstance(arrived.error, DiskFullError):
+            raise arrived.error
+        del self._uploads[arrived.device]
+        return True
+
+    def close(self) -> None:
+        """End the thread and let go of all files."""
+        self._to_finish.put(None)
+        self._thread.join()
+        for device in list(self._uploads):
+            self.drop(device)
+
+
+@dataclass(slots=True)
+class _Queue:
+    sha256: str
+    chunks: deque[int] = field(default_factory=deque)
+
+
+class Downloads:
+    """Chunks that devices asked for and that are not sent yet."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()
+        self._files: OrderedDict[str, Outgoing] = OrderedDict()
+
+    def ask(self, device: str, sha256: str, length: int, ranges: tuple[Range, ...]) -> None:
+        """Queue chunks for a device that may have them; what exceeds its limit is asked for again later."""
+        queue = self._queues.get(device)
+        if queue is None or queue.sha256 != sha256:
+            queue = self._queues[device] = _Queue(sha256)
+        queued = set(queue.chunks)
+        for index in expand(ranges, num_chunks(length)):
+            if len(queue.chunks) * CHUNK_BYTES >= _MAX_ASKED_BYTES:
+                break
+            if index not in queued:
+                queue.chunks.append(index)
+
+    def forget(self, device: str) -> None:
+        """The device is gone or has another assignment."""
+        self._queues.pop(device, None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._queues)
+
+    def send(self, queued_bytes: Callable[[], int], publish: Callable[[str, bytes], None]) -> None:
+        """Publish chunks in turns while the transport keeps up."""
+        while self._queues and queued_bytes() < _SEND_AHEAD_BYTES:
+            device, queue = next(iter(self._queues.items()))
+            if queue.chunks:
+                publish(device, self._file(queue.sha256).chunk(queue.chunks.popleft()))
+            if queue.chunks:
+                self._queues.move_to_end(device)
+            else:
+                del self._queues[device]
+
+    def _file(self, sha256: str) -> Outgoing:
+        outgoing = self._files.get(sha256)
+        if outgoing is None:
+            path = self._blobs.path(sha256)
+            outgoing = self._files[sha256] = Outgoing(path, sha256, path.stat().st_size)
+            if len(self._files) > _MAX_OPEN_FILES:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(sha256)
+        return outgoing
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for outgoing in self._files.values():
+            outgoing.close()
+        self._files.clear()

@@ -1,0 +1,77 @@
+"""A model small enough to compute by hand, and a state and updates in memory; shared by the tests of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from edge_client.methods.base import Header, Job, Method
+from edge_client.models.contract import Model, from_sequential
+from edge_client.params import IndexMap
+from edge_client.training.loop import Settings, generator, train
+
+
+class TensorState:
+    """The server's tensors in memory."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def tensor(self, name: str) -> Tensor:
+        return self.tensors[name].clone()
+
+
+class TensorFrozen:
+    """Updates in memory; names that an update lacks are left out of its column."""
+
+    def __init__(self, updates: Sequence[tuple[Header, dict[str, Tensor]]]) -> None:
+        self.updates = updates
+        self.headers = [header for header, _ in updates]
+
+    def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
+        for header, tensors in self.updates:
+            if name in tensors:
+                yield header, tensors[name], None
+
+
+def linear_model(weight: Sequence[float]) -> Model:
+    """One linear unit without bias, two classes: logits = weight * x."""
+    layer = nn.Linear(1, 2, bias=False)
+    layer.weight.data = torch.tensor(weight)[:, None]
+    return from_sequential(nn.Sequential(layer), input_shape=(1,))
+
+
+class Samples:
+    """Samples in tensors."""
+
+    def __init__(self, x: Sequence[float], y: Sequence[int]) -> None:
+        self.x, self.labels = torch.tensor(x)[:, None], torch.tensor(y)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.x[indices], self.labels[indices]
+
+
+def local_round(method: Method, model: Model, data: Samples, *, steps: int = 1, lr: float = 1.0) -> dict[str, Tensor]:
+    """What a device does; returns its weights."""
+    client = method.client()
+    job = Job(
+        model=model,
+        round=1,
+        num_rounds=1,
+        epochs=steps,
+        learning_rate=lr,
+        class_counts=(0, 0),
+        rng=lambda purpose: generator(1, purpose),
+    )
+    client.begin(job)
+    train(model, client, data, Settings(batch=len(data), microbatch=len(data), learning_rate=lr, seed=1))
+    client.end()
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -1,0 +1,363 @@
+"""The aggregator's jobs, and its process: answers in order, errors as answers, faults where they are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coordinator import aggregator
+from coordinator.frozen import FrozenSet, FrozenUpdate
+from edge_client import durable
+from edge_client.errors import PayloadError
+from edge_client.files import RunFile, parse_table
+from edge_client.records import to_map
+from edge_client.wire.tensors import ContainerReader, codec_for, write_container
+
+ROOT = Path(__file__).parents[2]
+RUN: dict[str, Any] = to_map(
+    parse_table(
+        RunFile,
+        {"name": "t", "seed": 5, "model": {"name": "mlp", "input": [2], "hidden": [3]}, "classes": ["a", "b"]},
+        source="test",
+    )
+)
+
+
+def _save(
+    path: Path, values: Mapping[str, Tensor], *, codec: str = "fp32", meta: Mapping[str, Any] | None = None
+) -> Path:
+    names = [name if "/" in name else f"model/{name}" for name in values]
+    table = [(name, codec_for(v, codec), v.shape) for name, v in zip(names, values.values(), strict=True)]
+    write_container(path, meta or {}, table, iter(values.values()))
+    return path
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    with ContainerReader(path) as reader:
+        return {name.removeprefix("model/"): reader.tensor(name) for name in reader.names()}
+
+
+def _report(payload: str, num_samples: int = 10) -> dict[str, Any]:
+    return {"num_samples": num_samples, "payload": payload}
+
+
+def _check(base: Path, update: Path, max_norm: float | None = None) -> dict[str, Any]:
+    return aggregator.answer({"id": 1, "job": "check", "base": str(base), "update": str(update), "max_norm": max_norm})
+
+
+def _fold_job(model: Path, updates: list[tuple[str, Path, int]], out: Path, base: Path | None = None) -> dict[str, Any]:
+    return {
+        "id": 2,
+        "job": "fold",
+        "run": RUN,
+        "round": 3,
+        "model": str(model),
+        "base": str(base or model),
+        "updates": [{"device": d, "path": str(p), "num_samples": n} for d, p, n in updates],
+        "out": str(out),
+    }
+
+
+def test_init_is_a_function_of_the_seed(tmp_path: Path) -> None:
+    """The same seed twice: the same bytes; another seed: others. An mlp 2-3-2 has 6 + 3 + 6 + 2 = 17 parameters."""
+    replies = [
+        aggregator.answer({"id": i, "job": "init", "run": RUN | {"seed": seed}, "out": str(tmp_path / f"{i}")})
+        for i, seed in enumerate([5, 5, 6])
+    ]
+    assert all(reply["ok"] for reply in replies)
+    assert replies[0]["sha256"] == replies[1]["sha256"] != replies[2]["sha256"]
+    assert replies[0]["sha256"] == durable.sha256_file(tmp_path / "0")
+    assert replies[0]["length"] == (tmp_path / "0").stat().st_size
+    with ContainerReader(tmp_path / "0") as reader:
+        assert reader.header.meta == {}
+        assert all(name.startswith("model/") for name in reader.names())
+    assert sum(value.numel() for value in _load(tmp_path / "0").values()) == 17
+
+
+def test_encode_keeps_names_and_order_and_applies_the_rule(tmp_path: Path) -> None:
+    """int8: row (127, -127) has scale 1 and is exact; the vector is fp32, the counter i64."""
+    model = _save(
+        tmp_path / "m", {"w": torch.tensor([[127.0, -127.0]]), "b": torch.tensor([0.1]), "n": torch.tensor(3)}
+    )
+    reply = aggregator.answer(
+        {"id": 1, "job": "encode", "model": str(model), "codec": "int8", "out": str(tmp_path / "o")}
+    )
+    assert reply["ok"]
+    with ContainerReader(tmp_path / "o") as reader:
+        assert [(e.name, e.codec) for e in reader.header.entries] == [
+            ("model/w", "int8"),
+            ("model/b", "fp32"),
+            ("model/n", "i64"),
+        ]
+    assert _load(tmp_path / "o")["w"].tolist() == [[127.0, -127.0]]
+
+
+def test_check_measures_weights_against_the_base(tmp_path: Path) -> None:
+    """(4, 5) - (1, 1) = (3, 4): norm 5; counters do not count."""
+    base = _save(tmp_path / "base", {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(1)})
+    update = _save(tmp_path / "u", {"w": torch.tensor([4.0, 5.0]), "n": torch.tensor(9)}, meta=_report("params"))
+    assert _check(base, update) == {"id": 1, "ok": True, "norm": 5.0}
+    assert _check(base, update, 5.0)["ok"]
+
+
+def test_check_measures_a_delta_as_it_is(tmp_path: Path) -> None:
+    """Over two tensors: sqrt(3*3 + 4*4) = 5."""
+    base = _save(tmp_path / "base", {"w": torch.tensor([100.0]), "v": torch.tensor([100.0])})
+    update = _save(tmp_path / "u", {"w": torch.tensor([3.0]), "v": torch.tensor([4.0])}, meta=_report("delta"))
+    assert _check(base, update)["norm"] == 5.0
+
+
+def test_check_refuses_an_update_that_moves_too_far(tmp_path: Path) -> None:
+    """Norm 5 against a limit of 4.9."""
+    base = _save(tmp_path / "base", {"w": torch.tensor([0.0, 0.0])})
+    update = _save(tmp_path / "u", {"w": torch.tensor([3.0, 4.0])}, meta=_report("params"))
+    reply = _check(base, update, 4.9)
+    assert (reply["ok"], reply["code"]) == (False, "norm")
+    assert "5" in reply["detail"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("payload", ["params", "delta"])
+def test_check_refuses_values_that_are_not_finite(tmp_path: Path, bad: float, payload: str) -> None:
+    """One is enough, also without a limit on the norm."""
+    base = _save(tmp_path / "base", {"w": torch.zeros(100)})
+    values = torch.zeros(100)
+    values[57] = bad
+    reply = _check(base, _save(tmp_path / "u", {"w": values}, meta=_report(payload)))
+    assert (reply["ok"], reply["code"]) == (False, "not_finite")
+    assert "'model/w'" in reply["detail"]
+
+
+@pytest.mark.parametrize("matrix", [[[1, -1], [0, 2]], [[1, 2**60], [0, 2]]])
+def test_check_refuses_impossible_counts(tmp_path: Path, matrix: list[list[int]]) -> None:
+    """Nobody answers minus one question."""
+    base = _save(tmp_path / "base", {"w": torch.zeros(1)})
+    update = _save(tmp_path / "u", {"evaluation/confusion": torch.tensor(matrix)}, meta=_report("none", 0))
+    assert _check(base, update)["code"] == "range"
+
+
+def test_check_accepts_an_evaluation_without_a_model(tmp_path: Path) -> None:
+    """Nothing moved: norm 0."""
+    base = _save(tmp_path / "base", {"w": torch.zeros(1)})
+    update = _save(tmp_path / "u", {"evaluation/confusion": torch.tensor([[5, 1], [0, 2]])}, meta=_report("none", 0))
+    assert _check(base, update) == {"id": 1, "ok": True, "norm": 0.0}
+
+
+@pytest.mark.parametrize(("values", "code"), [({"w": torch.zeros(2)}, "shape"), ({"x": torch.zeros(1)}, "names")])
+def test_check_does_not_trust_the_intake(tmp_path: Path, values: dict[str, Tensor], code: str) -> None:
+    """A table that does not fit the base is an answer, not a crash."""
+    base = _save(tmp_path / "base", {"w": torch.zeros(1)})
+    assert _check(base, _save(tmp_path / "u", values, meta=_report("params")))["code"] == code
+
+
+def test_fold_is_the_weighted_mean(tmp_path: Path) -> None:
+    """(10 * 1 + 30 * 5) / 40 = 4; (10 * 2 + 30 * 2) / 40 = 2; counters: the larger of 7 and 4."""
+    model = _save(tmp_path / "m", {"w": torch.tensor([0.0, 0.0]), "n": torch.tensor(1)})
+    a = _save(tmp_path / "a", {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(7)}, meta=_report("params"))
+    b = _save(tmp_path / "b", {"w": torch.tensor([5.0, 2.0]), "n": torch.tensor(4)}, meta=_report("params"))
+    reply = aggregator.answer(_fold_job(model, [("a", a, 10), ("b", b, 30)], tmp_path / "out"))
+    assert reply["ok"]
+    assert reply["sha256"] == durable.sha256_file(tmp_path / "out")
+    new = _load(tmp_path / "out")
+    assert list(new) == ["w", "n"]
+    assert new["w"].tolist() == [4.0, 2.0]
+    assert int(new["n"]) == 7
+
+
+def test_fold_does_not_depend_on_the_order_of_arrival(tmp_path: Path) -> None:
+    """Five random updates in two orders: the same bytes, because devices are sorted; seed 1."""
+    generator = torch.Generator().manual_seed(1)
+    model = _save(tmp_path / "m", {"w": torch.zeros(1000)})
+    updates = [
+        (
+            f"d{i}",
+            _save(tmp_path / f"d{i}", {"w": torch.randn(1000, generator=generator)}, meta=_report("params")),
+            7 * i + 1,
+        )
+        for i in range(5)
+    ]
+    first = aggregator.answer(_fold_job(model, updates, tmp_path / "one"))
+    second = aggregator.answer(_fold_job(model, updates[::-1], tmp_path / "two"))
+    assert first["sha256"] == second["sha256"]
+
+
+def test_steps_below_the_rounding_of_the_codec_add_up(tmp_path: Path) -> None:
+    """int8 of a row with peak 127 has steps of 1; 20 deltas of 0.1 on a weight of 10 make 12, not 10.
+
+    Row of the model (127, 10), of the delta (0, 0.1): its scale is 0.1 / 127, so that the delta itself is exact up to
+    float32. Added to the sent copy instead, 10.1 would be rounded back to 10 in every round.
+    """
+    model = _save(tmp_path / "m0", {"w": torch.tensor([[127.0, 10.0]])})
+    delta = _save(tmp_path / "d", {"w": torch.tensor([[0.0, 0.1]])}, codec="int8", meta=_report("delta"))
+    for r in range(20):
+        sent = tmp_path / f"sent{r}"
+        aggregator.answer({"id": 0, "job": "encode", "model": str(model), "codec": "int8", "out": str(sent)})
+        reply = aggregator.answer(_fold_job(model, [("a", delta, 10)], tmp_path / f"m{r + 1}", base=sent))
+        assert reply["ok"]
+        model = tmp_path / f"m{r + 1}"
+    assert _load(model)["w"].flatten().tolist() == pytest.approx([127.0, 12.0], rel=1e-5)
+
+
+def test_a_variance_pushed_below_zero_by_a_delta_counts_as_zero(tmp_path: Path) -> None:
+    """0.1 - 0.5 becomes 0; the mean of 0 and 0.1 + 0.3 = 0.4 is 0.2."""
+    model = _save(tmp_path / "m", {"bn.running_var": torch.tensor([0.1])})
+    a = _save(tmp_path / "a", {"bn.running_var": torch.tensor([-0.5])}, meta=_report("delta"))
+    b = _save(tmp_path / "b", {"bn.running_var": torch.tensor([0.3])}, meta=_report("delta"))
+    assert aggregator.answer(_fold_job(model, [("a", a, 1), ("b", b, 1)], tmp_path / "out"))["ok"]
+    assert float(_load(tmp_path / "out")["bn.running_var"]) == pytest.approx(0.2)
+
+
+def test_a_fold_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
+    """An update that was never checked; the half-written model is gone."""
+    model = _save(tmp_path / "m", {"a": torch.zeros(2), "w": torch.zeros(2)})
+    bad = _save(tmp_path / "u", {"a": torch.zeros(2), "w": torch.tensor([1.0, float("inf")])}, meta=_report("params"))
+    reply = aggregator.answer(_fold_job(model, [("a", bad, 1)], tmp_path / "out"))
+    assert (reply["ok"], reply["code"]) == (False, "not_finite")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        ({"job": "dance"}, "malformed"),
+        ({"job": ["fold"]}, "malformed"),
+        ({"job": "encode", "model": "/nowhere", "codec": "fp16", "out": "/nowhere/o"}, "machine"),
+        ({"job": "encode", "model": "/nowhere", "codec": "fp64", "out": "/nowhere/o"}, "malformed"),
+        ({"job": "init", "out": "/nowhere/o"}, "malformed"),
+        ({"job": "init", "run": RUN, "out": "/nowhere/o"}, "machine"),
+        (
+            {"job": "init", "run": RUN | {"model": RUN["model"] | {"name": "brain"}}, "out": "/nowhere/o"},
+            "unknown_name",
+        ),
+        ({"job": "init", "run": RUN | {"model": RUN["model"] | {"options": {"x": 1}}}, "out": "/nowhere/o"}, "input"),
+    ],
+)
+def test_what_cannot_be_done_is_an_answer(job: dict[str, Any], code: str) -> None:
+    """The process goes on; the coordinator decides."""
+    reply = aggregator.answer({"id": 7} | job)
+    assert (reply["id"], reply["ok"], reply["code"]) == (7, False, code)
+    assert reply["detail"]
+
+
+def test_a_frozen_set_gives_absolute_values_sorted_and_again(tmp_path: Path) -> None:
+    """Weights as they are, a delta of 0.5 on a base of 2 as 2.5; an evaluation has no column; samples as stored."""
+    base = _save(tmp_path / "base", {"w": torch.tensor([2.0])})
+    updates = [
+        FrozenUpdate(
+            device="c", path=_save(tmp_path / "c", {"w": torch.tensor([0.5])}, meta=_report("delta")), num_samples=3
+        ),
+        FrozenUpdate(
+            device="a", path=_save(tmp_path / "a", {"w": torch.tensor([9.0])}, meta=_report("params")), num_samples=4
+        ),
+        FrozenUpdate(
+            device="b",
+            path=_save(tmp_path / "b", {"evaluation/confusion": torch.zeros(1, 1).long()}, meta=_report("none", 0)),
+            num_samples=0,
+        ),
+    ]
+    frozen = FrozenSet(base, updates)
+    assert [(h.device, h.num_samples) for h in frozen.headers] == [("a", 4), ("b", 0), ("c", 3)]
+    for _ in range(2):
+        assert [(h.device, float(x), where) for h, x, where in frozen.column("w")] == [
+            ("a", 9.0, None),
+            ("c", 2.5, None),
+        ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors with /proc")
+def test_a_frozen_set_of_many_updates_opens_one_file_at_a_time(tmp_path: Path) -> None:
+    """300 updates read twice; while a column is half read, one descriptor more than before is the most."""
+    path = _save(tmp_path / "u", {"w": torch.tensor([1.0])}, meta=_report("params"))
+    frozen = FrozenSet(path, [FrozenUpdate(device=f"d{i}", path=path, num_samples=1) for i in range(300)])
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        assert max(len(os.listdir("/proc/self/fd")) for _ in frozen.column("w")) <= before + 1
+
+
+def test_a_delta_that_does_not_fit_the_base_is_refused(tmp_path: Path) -> None:
+    """Adding a [1] to a [2] would broadcast."""
+    base = _save(tmp_path / "base", {"w": torch.zeros(2)})
+    bad = _save(tmp_path / "u", {"w": torch.zeros(1)}, meta=_report("delta"))
+    frozen = FrozenSet(base, [FrozenUpdate(device="a", path=bad, num_samples=1)])
+    with pytest.raises(PayloadError, match="shape"):
+        list(frozen.column("w"))
+
+
+def test_one_device_twice_is_misuse(tmp_path: Path) -> None:
+    """Exactly once, or the mean is wrong."""
+    path = _save(tmp_path / "u", {"w": torch.zeros(2)}, meta=_report("params"))
+    with pytest.raises(ValueError, match="one update per device"):
+        FrozenSet(path, [FrozenUpdate(device="a", path=path, num_samples=1)] * 2)
+
+
+def _process(lines: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "coordinator.aggregator"],
+        input="".join(line + "\n" for line in lines),
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_process_answers_every_job_in_order_and_ends_with_its_input(tmp_path: Path) -> None:
+    """Three jobs, the second refused; nothing but answers on standard output."""
+    init = {"id": "a", "job": "init", "run": RUN, "out": str(tmp_path / "m")}
+    encode = {"id": "c", "job": "encode", "model": str(tmp_path / "m"), "codec": "bf16", "out": str(tmp_path / "e")}
+    done = _process([json.dumps(job) for job in (init, {"id": "b", "job": "dance"}, encode)])
+    replies = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(reply["id"], reply["ok"]) for reply in replies] == [("a", True), ("b", False), ("c", True)]
+    assert replies[2]["sha256"] == durable.sha256_file(tmp_path / "e")
+    assert done.returncode == 0
+
+
+def test_a_bug_ends_the_process_with_a_traceback() -> None:
+    """A line that is no JSON can only come from a bug of ours."""
+    done = _process(["{"])
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("point", ["begin", "middle", "written"])
+def test_a_kill_during_a_fold_gives_no_answer(tmp_path: Path, point: str) -> None:
+    """The point is hit in round 3, once; the log remembers it, so that the next process does the fold."""
+    model = _save(tmp_path / "m", {"a": torch.zeros(3), "b": torch.zeros(3)})
+    update = _save(tmp_path / "u", {"a": torch.ones(3), "b": torch.ones(3)}, meta=_report("params"))
+    job = json.dumps(_fold_job(model, [("a", update, 1)], tmp_path / "out"))
+    fault = {"FEDFIT_FAULT": f"kill:aggregator.fold.{point}@3", "FEDFIT_FAULT_LOG": str(tmp_path / "log")}
+    done = _process([job], **fault)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+    assert (tmp_path / "log").read_text() == f"kill:aggregator.fold.{point}@3\n"
+    if point == "middle":
+        assert json.loads(_process([job], **fault).stdout)["ok"]
+
+
+def test_a_full_disk_during_a_fold_is_an_answer(tmp_path: Path) -> None:
+    """It passes alone; the half-written file is gone and the same job works again."""
+    model = _save(tmp_path / "m", {"a": torch.zeros(3), "b": torch.zeros(3)})
+    update = _save(tmp_path / "u", {"a": torch.ones(3), "b": torch.ones(3)}, meta=_report("params"))
+    job = json.dumps(_fold_job(model, [("a", update, 1)], tmp_path / "out"))
+    done = _process([job, job], FEDFIT_FAULT="enospc:aggregator.fold.middle")
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert (first["ok"], first["code"]) == (False, "disk_full")
+    assert second["ok"]
+
+
+def test_malloc_is_pinned_before_torch_is_loaded() -> None:
+    """Importing the module must not load torch: `main` pins malloc first."""
+    code = "import sys, coordinator.aggregator; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,236 @@
+"""What the first gate lets through, and what it says about the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.intake import CONFUSION, Expected, check_header
+from edge_client.errors import PayloadError
+from edge_client.wire.container import TableRow, build_header, parse_header, tensor_bytes
+
+MODEL: list[TableRow] = [
+    ("model/conv.weight", "fp32", (4, 1, 3, 3)),
+    ("model/conv.bias", "fp32", (4,)),
+    ("model/bn.num_batches_tracked", "i64", ()),
+    ("model/head.weight", "fp32", (3, 4)),
+]
+INT8: list[TableRow] = [
+    ("model/conv.weight", "int8", (4, 1, 3, 3)),
+    ("model/conv.bias", "fp32", (4,)),
+    ("model/bn.num_batches_tracked", "i64", ()),
+    ("model/head.weight", "int8", (3, 4)),
+]
+EVALUATION = {"num_samples": 10, "num_correct": 7, "loss_sum": 3.5}
+MATRIX: TableRow = (CONFUSION, "i64", (3, 3))
+
+
+def _container(meta: dict[str, Any], table: list[TableRow]) -> bytes:
+    return build_header(meta, table) + bytes(sum(tensor_bytes(codec, shape) for _, codec, shape in table))
+
+
+def _expected(**changes: Any) -> Expected:
+    base = _container({}, MODEL)
+    fields: dict[str, Any] = {
+        "device": "jetson-3",
+        "round": 12,
+        "base": parse_header(base, len(base)),
+        "codec": "fp32",
+        "train": True,
+        "evaluate": True,
+        "num_samples": 100,
+        "max_samples": 1000,
+        "num_classes": 3,
+    }
+    return Expected(**(fields | changes))
+
+
+def _refusal(tmp_path: Path, meta: dict[str, Any], table: list[TableRow], expected: Expected) -> PayloadError:
+    path = tmp_path / "update.bin"
+    path.write_bytes(_container(meta, table))
+    with pytest.raises(PayloadError) as caught:
+        check_header(path, expected)
+    return caught.value
+
+
+PARAMS = {"num_samples": 100, "steps": 4, "payload": "params"}
+
+
+@pytest.mark.parametrize("evaluation", [None, EVALUATION])
+def test_an_update_as_asked_gives_its_report(tmp_path: Path, evaluation: dict[str, Any] | None) -> None:
+    """With and without an evaluation: a device may have no test data."""
+    path = tmp_path / "update.bin"
+    table = MODEL + ([MATRIX] if evaluation else [])
+    path.write_bytes(_container(PARAMS | {"evaluation": evaluation}, table))
+    report = check_header(path, _expected())
+    assert (report.num_samples, report.steps, report.payload) == (100, 4, "params")
+    assert (report.evaluation is None) == (evaluation is None)
+
+
+def test_a_lossy_run_takes_deltas_with_the_codecs_of_the_rule(tmp_path: Path) -> None:
+    """int8: matrices as int8, vectors as fp32, counters as i64."""
+    path = tmp_path / "update.bin"
+    path.write_bytes(_container(PARAMS | {"payload": "delta"}, INT8))
+    assert check_header(path, _expected(codec="int8")).payload == "delta"
+
+
+def test_a_base_in_the_runs_codec_lists_the_same_tensors(tmp_path: Path) -> None:
+    """What was sent in an int8 run is itself an int8 container."""
+    base = _container({}, INT8)
+    path = tmp_path / "update.bin"
+    path.write_bytes(_container(PARAMS | {"payload": "delta"}, INT8))
+    expected = _expected(codec="int8", base=parse_header(base, len(base)))
+    assert check_header(path, expected).num_samples == 100
+
+
+def test_evaluation_alone_has_no_model_and_no_samples(tmp_path: Path) -> None:
+    """A round that only judges."""
+    path = tmp_path / "update.bin"
+    path.write_bytes(_container({"num_samples": 0, "evaluation": EVALUATION}, [MATRIX]))
+    assert check_header(path, _expected(train=False, num_samples=0)).payload == "none"
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    """The message that a person reads in the log."""
+    error = _refusal(tmp_path, PARAMS, MODEL[:-1], _expected())
+    assert error.code == "names"
+    assert error.detail == (
+        "update from 'jetson-3' for round 12 has 3 tensors, assignment listed 4 (missing: 'head.weight')"
+    )
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    """One too many."""
+    error = _refusal(tmp_path, PARAMS, [*MODEL, ("model/extra", "fp32", (1,))], _expected())
+    assert (error.code, "unknown: 'extra'" in error.detail) == ("names", True)
+
+
+def test_a_long_difference_is_cut(tmp_path: Path) -> None:
+    """Four missing names: three and a count."""
+    error = _refusal(tmp_path, PARAMS, [], _expected())
+    assert error.detail.endswith("(missing: 'conv.weight', 'conv.bias', 'bn.num_batches_tracked' and 1 more)")
+
+
+def test_another_order_is_refused(tmp_path: Path) -> None:
+    """The order is part of the schema."""
+    error = _refusal(tmp_path, PARAMS, MODEL[::-1], _expected())
+    assert (error.code, "another order" in error.detail) == ("names", True)
+
+
+def test_another_shape_is_refused(tmp_path: Path) -> None:
+    """A transposed head has as many elements."""
+    error = _refusal(tmp_path, PARAMS, [*MODEL[:-1], ("model/head.weight", "fp32", (4, 3))], _expected())
+    assert (error.code, "'head.weight' has shape [4, 3], assignment sent [3, 4]" in error.detail) == ("shape", True)
+
+
+@pytest.mark.parametrize(
+    ("row", "codec"),
+    [
+        (("model/conv.weight", "fp16", (4, 1, 3, 3)), "fp32"),
+        (("model/conv.weight", "i64", (4, 1, 3, 3)), "fp32"),
+        (("model/conv.weight", "fp32", (4, 1, 3, 3)), "int8"),
+    ],
+)
+def test_another_codec_is_refused(tmp_path: Path, row: TableRow, codec: str) -> None:
+    """Also the better one: bytes are part of the plan."""
+    rest = INT8[1:] if codec == "int8" else MODEL[1:]
+    payload = "delta" if codec == "int8" else "params"
+    assert _refusal(tmp_path, PARAMS | {"payload": payload}, [row, *rest], _expected(codec=codec)).code == "dtype"
+
+
+@pytest.mark.parametrize(("payload", "codec"), [("delta", "fp32"), ("none", "fp32"), ("params", "int8")])
+def test_the_other_kind_of_payload_is_refused(tmp_path: Path, payload: str, codec: str) -> None:
+    """A delta taken for weights would destroy the model."""
+    table = INT8 if codec == "int8" else MODEL
+    error = _refusal(tmp_path, PARAMS | {"payload": payload}, table, _expected(codec=codec))
+    assert error.code == "malformed"
+
+
+@pytest.mark.parametrize("claimed", [0, 1001])
+def test_a_sample_count_out_of_bounds_is_refused(tmp_path: Path, claimed: int) -> None:
+    """It is the weight in the mean: 1 to the run's limit of 1000."""
+    error = _refusal(tmp_path, PARAMS | {"num_samples": claimed}, MODEL, _expected(num_samples=claimed))
+    assert (error.code, "expected 1 to 1000" in error.detail) == ("sample_count", True)
+
+
+def test_another_sample_count_than_announced_is_refused(tmp_path: Path) -> None:
+    """The announcement was authenticated."""
+    assert _refusal(tmp_path, PARAMS, MODEL, _expected(num_samples=99)).code == "sample_count"
+
+
+def test_samples_without_training_are_refused(tmp_path: Path) -> None:
+    """Nothing was asked to be trained."""
+    meta = {"num_samples": 5, "evaluation": EVALUATION}
+    assert _refusal(tmp_path, meta, [MATRIX], _expected(train=False, num_samples=5)).code == "sample_count"
+
+
+def test_a_model_without_training_is_refused(tmp_path: Path) -> None:
+    """Evaluation only."""
+    error = _refusal(tmp_path, PARAMS, MODEL, _expected(train=False))
+    assert (error.code, "assignment listed 0" in error.detail) == ("names", True)
+
+
+@pytest.mark.parametrize(
+    ("meta", "others", "code"),
+    [
+        ({"evaluation": EVALUATION}, [], "names"),
+        ({}, [MATRIX], "names"),
+        ({}, [("secrets/x", "fp32", (1,))], "names"),
+        ({"evaluation": EVALUATION}, [MATRIX, ("evaluation/more", "i64", (1,))], "names"),
+        ({"evaluation": EVALUATION}, [(CONFUSION, "fp32", (3, 3))], "dtype"),
+        ({"evaluation": EVALUATION}, [(CONFUSION, "i64", (3, 4))], "shape"),
+        ({"evaluation": EVALUATION}, [(CONFUSION, "i64", (9,))], "shape"),
+        ({"evaluation": EVALUATION | {"num_correct": 11}}, [MATRIX], "sample_count"),
+    ],
+)
+def test_an_evaluation_and_its_matrix_come_together(
+    tmp_path: Path, meta: dict[str, Any], others: list[TableRow], code: str
+) -> None:
+    """One i64 [C, C] if and only if the report has an evaluation; nothing else beside the model."""
+    assert _refusal(tmp_path, PARAMS | meta, MODEL + others, _expected()).code == code
+
+
+def test_an_evaluation_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    """Only what was assigned comes in."""
+    error = _refusal(tmp_path, PARAMS | {"evaluation": EVALUATION}, [*MODEL, MATRIX], _expected(evaluate=False))
+    assert error.code == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("meta", "code"),
+    [
+        ({}, "malformed"),
+        (PARAMS | {"surprise": 1}, "malformed"),
+        (PARAMS | {"num_samples": True}, "malformed"),
+        (PARAMS | {"num_samples": -1}, "range"),
+        (PARAMS | {"scalars": {"loss": float("nan")}}, "not_finite"),
+    ],
+)
+def test_a_report_that_breaks_its_own_rules_is_refused(tmp_path: Path, meta: dict[str, Any], code: str) -> None:
+    """Exact keys, exact types, ranges, finite numbers."""
+    assert _refusal(tmp_path, meta, MODEL, _expected()).code == code
+
+
+def test_bytes_that_are_no_container_are_refused(tmp_path: Path) -> None:
+    """Whatever a device sends."""
+    path = tmp_path / "update.bin"
+    path.write_bytes(b"PK\x03\x04" * 100)
+    with pytest.raises(PayloadError, match="not a fedfit container"):
+        check_header(path, _expected())
+
+
+def test_expectations_are_frozen() -> None:
+    """One record serves a whole round."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        _expected().codec = "int8"  # type: ignore[misc]
+
+
+def test_the_gate_needs_no_torch() -> None:
+    """The coordinator's process never loads torch or numpy."""
+    code = "import sys, coordinator.intake; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0

@@ -1,0 +1,281 @@
+"""The batch loop and evaluation, against sums by hand and against plain autograd."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_client.methods.base import Batch, Job, Outcome, Phase, PlainClient, Term
+from edge_client.models import registry
+from edge_client.models.contract import Model, from_sequential
+from edge_client.training.evaluate import evaluate
+from edge_client.training.loop import Settings, Trained, generator, train
+from edge_client.training.seeds import derive
+
+
+class Memory:
+    """Samples in tensors."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.labels = x, y
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.x[indices], self.labels[indices]
+
+
+def _data(num_samples: int = 24, seed: int = 3) -> Memory:
+    rng = torch.Generator().manual_seed(seed)
+    return Memory(torch.randn(num_samples, 1, 8, 8, generator=rng), torch.randint(0, 10, (num_samples,), generator=rng))
+
+
+def _model(name: str = "small-cnn") -> Model:
+    torch.manual_seed(1)
+    return registry.build(name, input_shape=(1, 8, 8), num_classes=10, options={})
+
+
+def _job(model: Model, epochs: int = 1) -> Job:
+    return Job(
+        model=model,
+        round=1,
+        num_rounds=2,
+        epochs=epochs,
+        learning_rate=0.1,
+        class_counts=(0,) * 10,
+        rng=lambda purpose: generator(1, purpose),
+    )
+
+
+def _train(model: Model, data: Memory, client: PlainClient | None = None, epochs: int = 1, **keys: object) -> Trained:
+    client = client or PlainClient()
+    client.begin(_job(model, epochs))
+    settings = {"batch": 8, "microbatch": 8, "learning_rate": 0.1, "seed": 5, **keys}
+    return train(model, client, data, Settings(**settings))
+
+
+def test_one_full_batch_step_is_gradient_descent() -> None:
+    """w <- w - lr * d(mean cross entropy)/dw, computed by autograd on the whole data at once."""
+    model, reference, data = _model(), _model(), _data(8)
+    loss = nn.functional.cross_entropy(reference(data.x), data.labels)
+    grads = torch.autograd.grad(loss, list(reference.parameters()))
+    trained = _train(model, data)
+    assert trained.steps == 1
+    assert trained.mean_loss == pytest.approx(loss.item(), rel=1e-5)
+    for param, start, grad in zip(model.parameters(), reference.parameters(), grads, strict=True):
+        torch.testing.assert_close(param, start - 0.1 * grad, rtol=1e-5, atol=1e-6)
+
+
+def test_training_is_torch_sgd_over_the_same_batches() -> None:
+    """An independent loop with torch.optim over the permutations that the seed gives: 2 epochs of 3 batches."""
+    model, reference, data = _model("mlp"), _model("mlp"), _data(20)
+    trained = _train(model, data, epochs=2, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for epoch in range(2):
+        order = torch.randperm(20, generator=torch.Generator().manual_seed(derive(5, "shuffle", "train", epoch)))
+        for start in range(0, 20, 8):
+            chosen = order[start : start + 8]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(reference(data.x[chosen]), data.labels[chosen]).backward()
+            optimizer.step()
+    assert trained.steps == 6
+    for param, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(param, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("microbatch", [1, 3, 4, 7])
+def test_the_microbatch_changes_nothing_but_rounding(microbatch: int) -> None:
+    """Batches of 8 and a last one of 4, cut into pieces of any size."""
+    whole, pieces = _model(), _model()
+    losses = [
+        _train(model, _data(20), epochs=2, microbatch=size).mean_loss
+        for model, size in ((whole, 8), (pieces, microbatch))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for a, b in zip(whole.parameters(), pieces.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_equal_seeds_give_equal_bits_and_other_seeds_do_not() -> None:
+    """Whatever torch's global generator holds."""
+    models = [_model() for _ in range(3)]
+    for number, (model, seed) in enumerate(zip(models, (5, 5, 6), strict=True)):
+        torch.manual_seed(number)
+        _train(model, _data(), seed=seed)
+    first, second, third = (nn.utils.parameters_to_vector(model.parameters()) for model in models)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
+
+
+def test_max_steps_ends_a_round_and_progress_tells_each_step() -> None:
+    """24 samples in batches of 8 for 4 epochs would be 12 steps; 5 are done, and each is told."""
+    seen: list[tuple[int, int]] = []
+    model, client = _model("mlp"), PlainClient()
+    client.begin(_job(model, epochs=4))
+    settings = Settings(batch=8, microbatch=8, learning_rate=0.1, seed=5, max_steps=5)
+    done = train(model, client, _data(), settings, progress=lambda step, total, loss: seen.append((step, total)))
+    assert done.steps == 5
+    assert seen == [(step, 5) for step in range(1, 6)]
+
+
+class Masked(PlainClient):
+    """Counts only samples of even classes, and adds a penalty once per step."""
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        (ce,) = super().terms(batch, phase)
+        yield Term(
+            name="even",
+            weight=2.0,
+            each=ce.each,
+            mask=(batch.y % 2 == 0).float(),
+            denominator=float((batch.whole_y % 2 == 0).sum()),
+        )
+        yield Term(name="penalty", weight=0.5, once=self.job.model.get_parameter("head.bias").square().sum())
+
+
+@pytest.mark.parametrize("microbatch", [8, 3])
+def test_masked_means_and_penalties_do_not_depend_on_the_microbatch(microbatch: int) -> None:
+    """The mask's sum of the whole batch divides; the penalty counts once: against autograd over the whole batch."""
+    model, reference, data = _model("mlp"), _model("mlp"), _data(8)
+    even = data.labels % 2 == 0
+    loss = 2 * nn.functional.cross_entropy(reference(data.x[even]), data.labels[even])
+    loss = loss + 0.5 * reference.get_parameter("head.bias").square().sum()
+    grads = torch.autograd.grad(loss, list(reference.parameters()))
+    trained = _train(model, data, Masked(), microbatch=microbatch)
+    assert trained.mean_loss == pytest.approx(loss.item(), rel=1e-5)
+    for param, start, grad in zip(model.parameters(), reference.parameters(), grads, strict=True):
+        torch.testing.assert_close(param, start - 0.1 * grad, rtol=1e-5, atol=1e-6)
+
+
+class Frozen(PlainClient):
+    """Trains the head's bias, sees the gradient of the cross entropy apart, takes ones instead, looks at a tap."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+        self.seen: list[Tensor] = []
+        self.rates: list[float] = []
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(
+                name="head",
+                trainable=frozenset({"head.bias"}),
+                keep=frozenset({"cross_entropy"}),
+                taps=frozenset({"features"}),
+            ),
+        )
+
+    def adjust(self, name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        assert not grad.any()
+        self.kept[name] = kept["cross_entropy"].clone()
+        grad.fill_(1.0)
+
+    def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
+        self.rates.append(learning_rate)
+        params["head.bias"][0] = 7.0
+
+    def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
+        self.seen.append(taps["features"])
+
+    def end(self) -> Outcome:
+        return Outcome(scalars={"pieces": float(len(self.seen))})
+
+
+def test_a_method_sees_and_changes_what_the_contract_promises() -> None:
+    """Only the bias moves, by -lr * 1; `kept` is its gradient, mean(softmax - onehot); taps are the features."""
+    model, start, data, client = _model("mlp"), _model("mlp"), _data(8), Frozen()
+    _train(model, data, client, microbatch=4)
+    for name, param in model.named_parameters():
+        before = start.get_parameter(name)
+        if name == "head.bias":
+            torch.testing.assert_close(param[1:], before[1:] - 0.1)
+            assert param[0].item() == 7.0
+        else:
+            assert torch.equal(param, before)
+            assert param.requires_grad
+            assert param.grad is None
+    one_hot = nn.functional.one_hot(data.labels, 10)
+    expected = (start(data.x).softmax(dim=1) - one_hot).mean(dim=0)
+    torch.testing.assert_close(client.kept["head.bias"], expected.detach(), rtol=1e-5, atol=1e-6)
+    assert client.rates == [0.1]
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(derive(5, "shuffle", "head", 0)))
+    torch.testing.assert_close(torch.cat(client.seen), start.forward_to("block1", data.x[order]).detach())
+    assert not any(tap.requires_grad for tap in client.seen)
+
+
+class Norm(PlainClient):
+    """One phase in the given BatchNorm mode."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def phases(self) -> tuple[Phase, ...]:
+        names = frozenset(name for name, _ in self.job.model.named_parameters())
+        return (Phase(name="train", trainable=names, batchnorm=self.mode),)
+
+
+@pytest.mark.parametrize(("mode", "moved"), [("train", True), ("eval", False), ("restore", False)])
+def test_batchnorm_buffers_move_in_train_mode_only(mode: str, moved: bool) -> None:
+    """`restore` trains with batch statistics and puts the buffers back."""
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    model = from_sequential(layers, input_shape=(1, 8, 8))
+    _train(model, _data(), Norm(mode))
+    buffers = dict(model.named_buffers())
+    assert (int(buffers["1.num_batches_tracked"]) > 0) is moved
+    assert bool(buffers["1.running_mean"].any()) is moved
+
+
+class Wrong(PlainClient):
+    """Yields what it is given."""
+
+    def __init__(self, term: Term) -> None:
+        self.term = term
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        yield self.term
+
+
+@pytest.mark.parametrize(
+    ("term", "message"),
+    [
+        (Term(name="t"), "either each or once"),
+        (Term(name="t", each=torch.ones(3)), r"expected 8 losses, got shape \(3,\)"),
+        (Term(name="t", each=torch.ones(8), mask=torch.ones(8)), "no denominator"),
+    ],
+)
+def test_a_term_that_breaks_the_contract_is_named(term: Term, message: str) -> None:
+    """A method's author reads this."""
+    with pytest.raises(ValueError, match=f"'t'.*{message}"):
+        _train(_model("mlp"), _data(8), Wrong(term))
+
+
+class Constant(nn.Module):
+    """Logits that say class 1, with certainty log(3) over two classes: p = (1/4, 3/4)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensor([0.0, math.log(3.0)]).expand(len(x), 2)
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 100])
+def test_evaluation_counts_by_hand(microbatch: int) -> None:
+    """Labels 1,1,0: two right; loss 2 log(4/3) + log 4; confusion rows are the truth: [[0,1],[0,2]]."""
+    data = Memory(torch.zeros(3, 1), torch.tensor([1, 1, 0]))
+    model = Constant().train()
+    result = evaluate(model, model, data, num_classes=2, microbatch=microbatch)
+    assert (result.num_samples, result.num_correct) == (3, 2)
+    assert result.loss_sum == pytest.approx(2 * math.log(4 / 3) + math.log(4), rel=1e-6)
+    assert result.confusion.tolist() == [[0, 1], [0, 2]]
+    assert model.training
+
+
+def test_seeds_of_different_purposes_differ() -> None:
+    """Also where a naive join of the words would be equal."""
+    seeds = {derive(1, "a", "b"), derive(1, "ab"), derive(1, "a", 1), derive(1, "a", "1"), derive(11, "a"), derive(1)}
+    assert len(seeds) == 6
+    assert all(0 <= seed < 2**63 for seed in seeds)

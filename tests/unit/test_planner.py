@@ -1,0 +1,59 @@
+"""The planner: the largest microbatch whose predicted peak fits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from edge_client.errors import NothingFitsError
+from edge_client.models.contract import Model, from_sequential
+from edge_client.planning.cost import WORKER_BASE_BYTES, Workload, predict
+from edge_client.planning.planner import microbatches, plan
+
+
+def _model() -> Model:
+    """Linear 1000 -> 500: 500,500 parameters, 500,000 in the largest; per sample 1,000 in, 500 out."""
+    torch.manual_seed(0)
+    return from_sequential(nn.Sequential(nn.Linear(1000, 500)), input_shape=(1000,))
+
+
+def test_the_prediction_by_hand() -> None:
+    """SGD: 3 copies of 500,500 + 2 of 500,000 + 16 samples of 1,500 twice, 4 bytes each; 4 MiB; 7 held."""
+    expected = WORKER_BASE_BYTES + 4 * (3 * 500_500 + 2 * 500_000 + 2 * 16 * 1_500) + 4 * 2**20 + 7
+    assert predict(_model(), Workload(batch=64, held_bytes=7), microbatch=16) == expected
+
+
+def test_momentum_costs_one_copy_and_adam_two() -> None:
+    """A copy is 4 * 500,500 bytes."""
+    workloads = [Workload(batch=1), Workload(batch=1, momentum=0.9), Workload(batch=1, optimizer="adam")]
+    plain, momentum, adam = (predict(_model(), workload, microbatch=1) for workload in workloads)
+    assert (momentum - plain, adam - plain) == (2_002_000, 4_004_000)
+
+
+def test_candidates_are_halves_down_to_one() -> None:
+    """Odd sizes are cut down."""
+    assert microbatches(48) == [48, 24, 12, 6, 3, 1]
+    assert microbatches(1) == [1]
+    with pytest.raises(ValueError, match="got 0"):
+        microbatches(0)
+
+
+@pytest.mark.parametrize("microbatch", [64, 32, 8, 1])
+def test_the_largest_microbatch_that_fits_wins_to_the_byte(microbatch: int) -> None:
+    """The budget is the candidate's own prediction; with one byte less the next smaller is taken, or nothing fits."""
+    workload = Workload(batch=64)
+    budget = predict(_model(), workload, microbatch=microbatch)
+    chosen = plan(_model(), workload, budget_bytes=budget)
+    assert (chosen.microbatch, chosen.predicted_bytes, chosen.budget_bytes) == (microbatch, budget, budget)
+    assert chosen.slice == "full"
+    if microbatch > 1:
+        assert plan(_model(), workload, budget_bytes=budget - 1).microbatch == microbatch // 2
+    else:
+        with pytest.raises(NothingFitsError, match=f"at least {budget} bytes"):
+            plan(_model(), workload, budget_bytes=budget - 1)
+
+
+def test_no_budget_means_no_limit() -> None:
+    """The whole batch at once."""
+    assert plan(_model(), Workload(batch=4096), budget_bytes=0).microbatch == 4096

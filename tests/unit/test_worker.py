@@ -1,0 +1,287 @@
+"""The worker process: what it leaves behind, and how it ends. Each test starts real processes."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_client import assignment, worker
+from edge_client.data.sources import open_data
+from edge_client.files import DataSection, RunFile, parse_table
+from edge_client.models import registry
+from edge_client.records import Report, from_map, to_map
+from edge_client.wire.tensors import ContainerReader, write_container
+
+CLASSES = [str(digit) for digit in range(10)]
+DIGITS = {"source": "digits", "partition": "iid", "part": [0, 4]}  # 450 samples: 360 to train on, 90 to test
+
+
+def make_work(folder: Path, *, run: dict[str, Any] | None = None, **order: Any) -> Path:
+    """A work directory as a daemon makes it."""
+    folder.mkdir(parents=True)
+    table = {"name": "t", "model": {"name": "small-cnn", "input": [1, 8, 8]}, "classes": CLASSES, **(run or {})}
+    plain = parse_table(RunFile, table, source="test")
+    (folder / "run.json").write_text(json.dumps(to_map(plain)))
+    torch.manual_seed(0)
+    shape = plain.model.input
+    if plain.model.name in registry.names():
+        model: nn.Module = registry.build(
+            plain.model.name, input_shape=shape, num_classes=10, options=plain.model.options
+        )
+    else:
+        model = nn.Linear(1, 1)
+    state = model.state_dict()
+    rows = [(f"model/{name}", "fp32", tuple(tensor.shape)) for name, tensor in state.items()]
+    write_container(folder / "model.bin", {}, rows, state.values())
+    base = {
+        "lease": "l1",
+        "run": "t-1",
+        "round": 3,
+        "num_rounds": 9,
+        "train": True,
+        "evaluate": True,
+        "seed": 5,
+        "learning_rate": 0.1,
+        "budget_bytes": 0,
+        "device": "d1",
+        "parts": {"run": str(folder / "run.json"), "model": str(folder / "model.bin")},
+        "device_file": {"data": DIGITS},
+        "method_state": str(folder / "state"),
+    }
+    (folder / "order.json").write_text(json.dumps(base | order))
+    return folder
+
+
+def run_worker(work: Path, **environment: str) -> int:
+    """Run to the end; returns the exit code (negative: the signal)."""
+    command = [sys.executable, "-m", "edge_client.worker", str(work)]
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    (work / "stderr").write_text(done.stderr)
+    return done.returncode
+
+
+def read_update(work: Path) -> tuple[Report, dict[str, Tensor]]:
+    """The update, after checking it against its manifest."""
+    data = (work / "update.bin").read_bytes()
+    manifest = json.loads((work / "update.json").read_text())
+    with ContainerReader(work / "update.bin") as reader:
+        report = from_map(Report, reader.header.meta)
+        tensors = {name: reader.tensor(name) for name in reader.names()}
+    expected = {"sha256": hashlib.sha256(data).hexdigest(), "length": len(data), "num_samples": report.num_samples}
+    assert manifest == expected
+    return report, tensors
+
+
+def read_error(work: Path) -> dict[str, str]:
+    """The reason that a worker gave."""
+    assert not (work / "update.json").exists()
+    reason: dict[str, str] = json.loads((work / "error.json").read_text())
+    return reason
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One round on the digits with SGD, evaluated before it was trained."""
+    work = make_work(tmp_path_factory.mktemp("worker") / "w")
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    return work
+
+
+def test_an_update_has_the_trained_model_and_the_received_models_evaluation(trained: Path) -> None:
+    """360 samples in batches of 32 are 12 steps; the evaluation equals one computed here from the sent weights."""
+    report, tensors = read_update(trained)
+    assert (report.num_samples, report.steps, report.payload) == (360, 12, "params")
+    assert report.evaluation is not None
+    assert report.evaluation.num_samples == 90
+    torch.manual_seed(0)
+    sent = registry.build("small-cnn", input_shape=(1, 8, 8), num_classes=10, options={})
+    assert [f"model/{name}" for name in sent.state_dict()] == [name for name in tensors if name.startswith("model/")]
+    assert not torch.equal(tensors["model/head.linear.weight"], sent.state_dict()["head.linear.weight"])
+    section = DataSection(source="digits", partition="iid", part=(0, 4))
+    x, y = open_data(section, CLASSES, (1, 8, 8))[1].batch(range(90))
+    logits = sent(x)
+    expected = torch.zeros(10, 10, dtype=torch.int64)
+    for truth, answer in zip(y.tolist(), logits.argmax(dim=1).tolist(), strict=True):
+        expected[truth, answer] += 1
+    assert torch.equal(tensors["evaluation/confusion"], expected)
+    assert report.evaluation.num_correct == int(expected.trace())
+    loss = nn.functional.cross_entropy(logits, y, reduction="sum").item()
+    assert report.evaluation.loss_sum == pytest.approx(loss, rel=1e-5)
+    assert not (trained / "state").exists()  # FedAvg keeps nothing
+
+
+def test_training_learns(tmp_path: Path, trained: Path) -> None:
+    """20 epochs end with a mean loss below that of one."""
+    work = make_work(tmp_path / "w", run={"train": {"epochs": 20, "batch": 16}}, evaluate=False)
+    assert run_worker(work) == 0
+    report, tensors = read_update(work)
+    assert report.scalars["loss"] < 0.5 * read_update(trained)[0].scalars["loss"]
+    assert report.evaluation is None
+    assert "evaluation/confusion" not in tensors
+
+
+def test_a_killed_worker_repeated_gives_the_same_tensors_bit_for_bit(tmp_path: Path, trained: Path) -> None:
+    """Killed at the fifth step and again before the manifest's rename: no manifest; the third run ends as if alone."""
+    work = make_work(tmp_path / "w")
+    log = str(tmp_path / "faults")
+    for fault in ("kill:worker.train.step:5@3", "kill:worker.manifest.rename"):
+        assert run_worker(work, FEDFIT_FAULT=fault, FEDFIT_FAULT_LOG=log) == -signal.SIGKILL
+        assert not (work / "update.json").exists()
+    assert run_worker(work) == 0
+    _, tensors = read_update(work)
+    _, expected = read_update(trained)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
+
+
+def test_a_lossy_codec_sends_deltas(tmp_path: Path, trained: Path) -> None:
+    """Sent + delta is the fp32 run's model within half precision of the delta."""
+    work = make_work(tmp_path / "w", run={"rounds": {"codec": "fp16"}}, evaluate=False)
+    assert run_worker(work) == 0
+    report, tensors = read_update(work)
+    assert report.payload == "delta"
+    _, expected = read_update(trained)
+    with ContainerReader(work / "model.bin") as sent:
+        for name, delta in tensors.items():
+            torch.testing.assert_close(sent.tensor(name) + delta, expected[name], rtol=0, atol=1e-4)
+
+
+def test_evaluation_alone_sends_no_weights_and_tells_its_progress(tmp_path: Path) -> None:
+    """First and last line of each phase are there, whatever the throttle."""
+    work = make_work(tmp_path / "w", train=False)
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "edge_client.worker", str(work)]
+    environment = os.environ | {"FEDFIT_PROGRESS_FD": str(write_end)}
+    process = subprocess.Popen(command, env=environment, pass_fds=[write_end])
+    os.close(write_end)
+    with open(read_end, encoding="utf-8") as lines:
+        progress = [json.loads(line) for line in lines]
+    assert process.wait() == 0
+    report, tensors = read_update(work)
+    assert (report.payload, report.num_samples, report.steps) == ("none", 0, 0)
+    assert list(tensors) == ["evaluation/confusion"]
+    told = [(line["phase"], line["step"], line["total"]) for line in progress]
+    assert told[:2] == [("load", 0, 1), ("load", 1, 1)]
+    assert told[2] == ("evaluate", 1, 3)  # 90 samples in pieces of 32
+    assert told[-3:] == [("evaluate", 3, 3), ("write", 0, 1), ("write", 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("run", "order", "code"),
+    [
+        ({"model": {"name": "resnet18", "input": [1, 8, 8]}}, {}, "unknown_model"),
+        ({}, {"device_file": {}}, "no_data"),
+        ({}, {"device_file": {"data": {"source": "npz", "train": "/nowhere.npz"}}}, "bad_data"),
+        ({}, {"budget_bytes": 100_000_000}, "nothing_fits"),
+    ],
+)
+def test_what_a_device_cannot_do_it_declines_with_a_reason(
+    tmp_path: Path, run: dict[str, Any], order: dict[str, Any], code: str
+) -> None:
+    """Exit 76 and a code that the coordinator understands."""
+    work = make_work(tmp_path / "w", run=run, **order)
+    assert run_worker(work) == 76
+    assert read_error(work)["code"] == code
+
+
+def test_a_model_that_does_not_fit_the_run_is_declined(tmp_path: Path) -> None:
+    """The blob's names differ from the model that the run names."""
+    work = make_work(tmp_path / "w", run={"model": {"name": "mlp", "input": [1, 8, 8]}})
+    other = make_work(tmp_path / "other")
+    (other / "model.bin").rename(work / "model.bin")
+    assert run_worker(work) == 76
+    assert read_error(work)["code"] == "names"
+
+
+def test_a_full_disk_ends_with_74(tmp_path: Path) -> None:
+    """As the daemon's own writes: it passes alone when there is space again."""
+    work = make_work(tmp_path / "w")
+    assert run_worker(work, FEDFIT_FAULT="enospc:worker.update.write") == 74
+    assert read_error(work)["code"] == "disk_full"
+
+
+def _images(folder: Path) -> dict[str, Any]:
+    """600 random images of 3x32x32 that stay on disk."""
+    rng = np.random.default_rng(1)
+    np.savez(folder / "c.npz", x=rng.integers(0, 256, (600, 3, 32, 32), dtype=np.uint8), y=rng.integers(0, 10, 600))
+    return {"data": {"source": "npz", "train": str(folder / "c.npz")}}
+
+
+def _large_run(batch: int) -> dict[str, Any]:
+    return {"model": {"name": "small-cnn", "input": [3, 32, 32]}, "train": {"batch": batch, "max_steps": 2}}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is the Linux kernel's")
+def test_a_plan_beyond_the_budget_fails_cleanly_with_75(tmp_path: Path) -> None:
+    """512 samples at once need 229 MB of activations; the budget leaves 30 MB."""
+    plan = {"microbatch": 512, "budget_bytes": 0, "predicted_bytes": 0}
+    device = _images(tmp_path)
+    work = make_work(
+        tmp_path / "w", run=_large_run(512), device_file=device, budget_bytes=290_000_000, plan=plan, evaluate=False
+    )
+    assert run_worker(work) == 75
+    assert not (work / "update.bin").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
+@pytest.mark.parametrize("batch", [1, 32, 128])
+def test_the_measured_peak_stays_below_the_prediction(tmp_path: Path, batch: int) -> None:
+    """The worker plans for its own budget, trains inside it under the limit, and reports its VmHWM."""
+    work = make_work(tmp_path / "w", run=_large_run(batch), device_file=_images(tmp_path), budget_bytes=10**9)
+    assert run_worker(work) == 0
+    report, _ = read_update(work)
+    assert report.plan is not None
+    assert report.plan.microbatch == batch
+    assert 0 < report.base_bytes <= report.peak_bytes <= report.plan.predicted_bytes
+
+
+def test_sigterm_ends_a_training_worker_with_143(tmp_path: Path) -> None:
+    """As soon as it has begun to train, and without an update."""
+    work = make_work(tmp_path / "w", run={"train": {"epochs": 1000}})
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-m", "edge_client.worker", str(work)]
+    environment = os.environ | {"FEDFIT_PROGRESS_FD": str(write_end), "FEDFIT_PARENT_PID": str(os.getpid())}
+    process = subprocess.Popen(command, env=environment, pass_fds=[write_end])
+    os.close(write_end)
+    with open(read_end, encoding="utf-8") as lines:
+        next(line for line in lines if '"train"' in line)
+        process.terminate()
+        assert process.wait() == 143
+    assert not (work / "update.json").exists()
+
+
+def test_a_second_worker_on_the_same_lease_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is the kernel's: it goes with the process that held it."""
+    monkeypatch.setattr(worker, "_LOCK_WAIT_S", 0.1)
+    with open(tmp_path / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert not worker._lock(tmp_path / "lock")
+    assert worker._lock(tmp_path / "lock")
+
+
+def test_method_state_is_written_as_next_and_read_as_current(tmp_path: Path) -> None:
+    """The daemon promotes it; an empty state leaves nothing, not even an older `next`."""
+    folder = tmp_path / "state"
+    state = {"c/head.bias": torch.tensor([1.5, -2.0]), "steps": torch.tensor(7)}
+    assignment.write_state(folder, state)
+    assert assignment.read_state(folder) == {}
+    (folder / "next").rename(folder / "current")
+    again = assignment.read_state(folder)
+    assert all(torch.equal(again[name], state[name]) for name in state)
+    assignment.write_state(folder, state)
+    assignment.write_state(folder, {})
+    assert sorted(path.name for path in folder.iterdir()) == ["current"]
