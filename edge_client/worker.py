@@ -2,7 +2,7 @@
 
     in    WORKDIR/order.json (`records.WorkOrder`); the blobs that it names
     out   WORKDIR/update.bin, then update.json {sha256, length, num_samples}; or error.json {code, detail}
-    fd    $FEDFIT_PROGRESS_FD: JSON lines {phase, step, total, loss}
+    env   FEDFIT_PROGRESS_FD: JSON lines {phase, step, total, loss} go there; FEDFIT_PARENT_PID: whom to die with
     exit  0 done | 74 disk | 75 over budget | 76 declined | 143 SIGTERM | 1 a bug, or another worker on the same lease
 
 Covers: the process, its guards, its exit. Does not cover: the work itself (`assignment`), imported only when the guards

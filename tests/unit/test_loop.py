@@ -274,6 +274,22 @@ def test_evaluation_counts_by_hand(microbatch: int) -> None:
     assert model.training
 
 
+def test_evaluation_uses_running_statistics_and_changes_nothing() -> None:
+    """BatchNorm with mean 0 and variance 1 in its buffers is the identity (up to its epsilon), whatever the batch."""
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    model = from_sequential(layers, input_shape=(1, 8, 8)).train()
+    data = _data()
+    result = evaluate(model, model, data, num_classes=10, microbatch=5)
+    scale = 1 / math.sqrt(1 + 1e-5)
+    logits = nn.functional.linear(
+        data.x.flatten(1) * scale, model.get_parameter("2.weight"), model.get_parameter("2.bias")
+    )
+    expected = nn.functional.cross_entropy(logits, data.labels, reduction="sum")
+    assert result.loss_sum == pytest.approx(expected.item(), rel=1e-5)
+    assert int(model.get_buffer("1.num_batches_tracked")) == 0
+
+
 def test_seeds_of_different_purposes_differ() -> None:
     """Also where a naive join of the words would be equal."""
     seeds = {derive(1, "a", "b"), derive(1, "ab"), derive(1, "a", 1), derive(1, "a", "1"), derive(11, "a"), derive(1)}
