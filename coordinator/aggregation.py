@@ -1,7 +1,8 @@
 """The aggregator child as the service sees it: jobs in, answers out, one at a time; a new child if one dies.
 
-The child stays between rounds, because loading torch takes longer than a small round, and ends when nobody needed it for
-a while. A job that kills its child again and again is answered as failed, so that one update cannot stop a federation.
+The child stays between rounds, because loading torch takes longer than a small round, and ends when nobody needed it
+for a while. A job that kills its child again and again is answered as failed, so that one update cannot stop a
+federation.
 """
 
 from __future__ import annotations

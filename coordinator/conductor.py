@@ -209,7 +209,7 @@ class Conductor:
         self._handle(rounds.Declined(lease=lease, code=code, detail=detail, log=log_lines), now)
 
     def holding(self, device: str, lease: str | None, *, finished: bool, now: float) -> None:
-        """A device told what it has in hand; what nobody wants any more is cancelled (a finished one is answered `late`)."""
+        """A device told what it has in hand; what nobody wants any more is cancelled (a finished one gets `late`)."""
         self._handle(rounds.Holding(device, lease), now)
         if lease is not None and not finished and self.open_lease(device, lease) is None:
             self._send(device, Cancel(lease=lease, code="over"))
@@ -500,7 +500,7 @@ def _receipt(instruction: rounds.SendReceipt) -> Receipt:
 
 
 def _confusion(path: Path, report: Report) -> tuple[int, ...]:
-    """The confusion matrix of an update, whose header has been checked; little endian, as every supported machine is."""
+    """The confusion matrix of an update whose header has been checked; little endian, as every supported machine."""
     if report.evaluation is None:
         return ()
     header = read_header(path)

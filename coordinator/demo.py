@@ -1,4 +1,4 @@
-"""`coordinator demo`: a broker, a coordinator and four devices as real processes on this machine train a model together.
+"""`coordinator demo`: a broker, a coordinator and four devices, real processes on this machine, train a model together.
 
 Each device is started from its join bundle, in a state directory of its own, with a memory budget of its own.
 """

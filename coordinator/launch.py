@@ -88,8 +88,9 @@ def _embedded(options: StartOptions, store: SqliteStore, topics: Topics) -> Part
     if options.listen in ("0.0.0.0", "::") and not options.advertise:
         raise InputError("--listen on all addresses needs --advertise NAME: the address that devices connect to")
     tls = options.tls or not (_is_loopback(options.listen) or options.insecure)
-    identity = pki.ensure_pki(options.state_dir / "pki", [*names, "localhost", "127.0.0.1"]) if tls else None
-    everything = (f"fl/v1/{topics.federation}/#",)
+    reached_as = list(dict.fromkeys((*names, "localhost", "127.0.0.1", "::1")))
+    identity = pki.ensure_pki(options.state_dir / "pki", reached_as) if tls else None
+    everything = (topics.everything,)
     account = DeviceAccess(name=_USER, password=new_password(), publish=everything, subscribe=everything)
     broker = EmbeddedBroker(
         options.state_dir / "broker",
@@ -97,14 +98,14 @@ def _embedded(options: StartOptions, store: SqliteStore, topics: Topics) -> Part
         devices=[access_of(device, topics) for device in store.devices()],
         host=options.listen,
         port=_port(options, store, tls),
-        tls=TlsFiles(certificate=identity.certificate, key=identity.key) if identity else None,
+        tls=TlsFiles(certificate=identity.server_certificate, key=identity.server_key) if identity else None,
     )
     broker.start()
     store.set_setting("port", str(broker.port))
     ca = identity.ca_pem if identity else None
 
     def connect(on_event: Callable[[Event], None]) -> Transport:
-        host = options.listen if _is_loopback(options.listen) else "127.0.0.1"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.listen, options.listen)
         return _connection(host, broker.port, account.password, ca, tls, topics, on_event)
 
     scheme = "mqtts" if tls else "mqtt"

@@ -3,8 +3,8 @@
 Covers: starting and recovering, presence, messages and chunks both ways, supervising the broker, shutting down.
 Does not cover: deciding (`rounds`), carrying out (`conductor`), answering people (`commands`). Never imports torch.
 
-A full disk makes it start over from what is stored, as after a crash, until there is space; nothing acknowledged is lost,
-because nothing is acknowledged before it is stored.
+A full disk makes it start over from what is stored, as after a crash, until there is space; nothing acknowledged is
+lost, because nothing is acknowledged before it is stored.
 """
 
 from __future__ import annotations

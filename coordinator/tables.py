@@ -123,6 +123,7 @@ def demo(data: Json) -> str:
     """`coordinator demo`: the table and how to go on."""
     accuracies = "  ".join(f"{value:.3f}" for value in data["accuracy_per_round"])
     devices_table = _run_devices(data["devices"])
+    up, down = format_bytes(data["bytes_up"]), format_bytes(data["bytes_down"])
     inside = all(device["peak_bytes"] <= device["budget_bytes"] for device in data["devices"])
     return "\n".join(
         [
@@ -132,7 +133,7 @@ def demo(data: Json) -> str:
             devices_table,
             "",
             f"every device stayed inside its budget: {'yes' if inside else 'NO'}",
-            f"model {data['model_sha256'][:16]}, {format_bytes(data['bytes_up'])} up, {format_bytes(data['bytes_down'])} down",
+            f"model {data['model_sha256'][:16]}, {up} up, {down} down",
             "",
             "The same with your own devices: coordinator start --help, coordinator device add --help, README.md",
         ]

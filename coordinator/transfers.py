@@ -1,8 +1,8 @@
 """Blobs on their way between the coordinator and its devices, under one limit for all and one for each.
 
-Uploads are pulled by grants: at most 4 MiB under way per device and 32 MiB in all, because a broker cuts a consumer that
-falls 64 MB behind. Downloads are asked for by devices and sent in turns, one chunk per device, so that a slow one only
-waits for itself.
+Uploads are pulled by grants: at most 4 MiB under way per device and 32 MiB in all, because a broker cuts a consumer
+that falls 64 MB behind. Downloads are asked for by devices and sent in turns, one chunk per device, so that a slow one
+only waits for itself.
 """
 
 from __future__ import annotations

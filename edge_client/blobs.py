@@ -1,9 +1,9 @@
 """Blobs on disk, named by their SHA-256, and blobs on their way in.
 
-A blob that has its name is whole and right: it got the name after its hash was checked and its bytes were synced. What is
-still arriving lies in `tmp/` as `NAME.part` with one byte per chunk in `NAME.map`, and goes on after a restart; NAME is
-the hash, or a lease, because two devices may send the same bytes.
-The map is not synced: if a power cut makes it lie, the hash of the whole finds out and the transfer begins again.
+A blob that has its name is whole and right: it got the name after its hash was checked and its bytes were synced. What
+is still arriving lies in `tmp/` as `NAME.part` with one byte per chunk in `NAME.map`, and goes on after a restart; NAME
+is the hash, or a lease, because two devices may send the same bytes. The map is not synced: if a power cut makes it
+lie, the hash of the whole finds out and the transfer begins again.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Incoming:
         return True
 
     def finish(self) -> Path:
-        """Check the hash of the whole and give the blob its name; on a wrong hash start again and raise `PayloadError`."""
+        """Check the hash and give the blob its name; a wrong hash starts it again and raises `PayloadError`."""
         os.ftruncate(self._part_fd, self.chunks.length)
         if durable.sha256_file(self._part) != self.chunks.sha256:
             self.num_mismatches += 1

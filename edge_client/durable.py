@@ -162,5 +162,5 @@ def _check_version(marker: Path, kind: str, version: int) -> None:
         )
     if int(found[1]) > version:
         raise MachineError(
-            f"{marker.parent} was written by a newer fedfit (layout {found[1]}, this one knows {version}); upgrade fedfit"
+            f"{marker.parent} was written by a newer fedfit (layout {found[1]}, this one knows {version}); upgrade"
         )

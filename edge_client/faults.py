@@ -7,8 +7,8 @@ only while the process works on that round, do `kind`:
     kill-broker   SIGKILL to the process whose id stands in the file `FEDFIT_FAULT_PIDFILE`
     enospc, eio   raise that OSError, as a full or a dying disk would
 
-`FEDFIT_FAULT_LOG` names a file that remembers, over restarts, which faults have fired: each fires once, and a test whose
-point was never hit finds no line. Without `FEDFIT_FAULT` a point costs one comparison.
+`FEDFIT_FAULT_LOG` names a file that remembers, over restarts, which faults have fired: each fires once, and a test
+whose point was never hit finds no line. Without `FEDFIT_FAULT` a point costs one comparison.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The two files that people write: `run.toml` (what to train) and `device.toml` (what a device's owner allows).
 
-Each is a tree of frozen dataclasses: types, ranges, defaults and help stand once, at the field, and serve the parser, the
-errors and the documentation. Keys are written with dashes, sizes as `512MB` or `1.5GiB`, durations as `90s` or `30min`.
+Each is a tree of frozen dataclasses: types, ranges, defaults and help stand once, at the field, and serve the parser,
+the errors and the documentation. Keys are written with dashes, sizes as `512MB` or `1.5GiB`, durations as `90s` or
+`30min`.
 """
 
 from __future__ import annotations

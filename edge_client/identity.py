@@ -1,7 +1,7 @@
 """Who this device is: the join bundle that the coordinator made for it, kept in `STATE/identity/`.
 
-A bundle is a small JSON file with the federation, the device's name, the brokers' addresses, the federation's CA, and two
-secrets: the broker password and the key that authenticates messages. It is written and kept with mode 0600.
+A bundle is a small JSON file with the federation, the device's name, the brokers' addresses, the federation's CA, and
+two secrets: the broker password and the key that authenticates messages. It is written and kept with mode 0600.
 """
 
 from __future__ import annotations

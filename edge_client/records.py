@@ -1,8 +1,8 @@
 """What flows between the parts of fedfit: frozen dataclasses, and their strict form as plain maps.
 
-`to_map` makes plain dicts, lists and scalars (for msgpack and JSON); `from_map` takes such data from anywhere and returns
-the record or raises `PayloadError`: exact keys, exact types (a bool is not an int), ranges from the annotations, finite
-floats. A key that starts with `x-` is ignored, so that a newer peer may add one.
+`to_map` makes plain dicts, lists and scalars (for msgpack and JSON); `from_map` takes such data from anywhere and
+returns the record or raises `PayloadError`: exact keys, exact types (a bool is not an int), ranges from the
+annotations, finite floats. A key that starts with `x-` is ignored, so that a newer peer may add one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class PartRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A model's result on a device's own test data; its confusion matrix travels as the tensor `evaluation/confusion`."""
+    """A model's result on a device's own test data; its confusion matrix is the tensor `evaluation/confusion`."""
 
     num_samples: Count
     num_correct: Count

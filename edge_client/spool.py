@@ -1,4 +1,4 @@
-"""What a device must not forget, in `STATE/state.db`: its lease, its finished update, the newest assignment it has seen.
+"""What a device must not forget, in `STATE/state.db`: its lease, its finished update, the newest assignment seen.
 
 Three commits per round, to spare SD cards.
 """

@@ -1,7 +1,7 @@
 """Worker processes as the daemon sees them: started in a folder, watched through a pipe, ended on request.
 
 A worker gets `order.json`, writes progress lines into the pipe and its update into the folder, and exits: 0 done,
-74 disk full, 75 over its memory budget, 76 declined, 143 told to stop; anything else is a crash. See `edge_client.worker`.
+74 disk full, 75 over its budget, 76 declined, 143 told to stop; anything else is a crash. See `edge_client.worker`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Worker:
                     stdout=log_file,
                     stderr=log_file,
                     pass_fds=(write_fd,),
-                    env={**os.environ, "FEDFIT_PROGRESS_FD": str(write_fd)},
+                    env={**os.environ, "FEDFIT_PROGRESS_FD": str(write_fd), "FEDFIT_PARENT_PID": str(os.getpid())},
                 )
         except OSError:
             os.close(self.progress_fd)

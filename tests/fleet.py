@@ -1,6 +1,6 @@
-"""A whole federation of real processes for the integration tests: coordinator with its broker, devices, and their deaths.
+"""A federation of real processes for the integration tests: coordinator with its broker, devices, and their deaths.
 
-Each device has a state directory of its own and is started from its join bundle, as on a real machine. `Fleet.supervise`
+Each device has a state directory of its own and is started from its bundle, as on a real machine. `Fleet.supervise`
 starts again what died, as systemd would; a process that ends by itself with an error is remembered in `unexpected`.
 """
 
@@ -112,7 +112,8 @@ class Fleet:
             identity.write_bundle(home / "device.join", self._bundles[name])
             part = f"[{list(self._bundles).index(name)}, {len(self._bundles)}]"
             (home / "device.toml").write_text(
-                f'data = {{ source = "digits", partition = "iid", part = {part} }}\nlimits = {{ memory = "{memory}" }}\n'
+                f'data = {{ source = "digits", partition = "iid", part = {part} }}\n'
+                f'limits = {{ memory = "{memory}" }}\n'
             )
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
         self._spawn(name, ["edge_client", "start", *options, "--state-dir", str(home / "state")])

@@ -1,7 +1,7 @@
 """What the coordinator must not forget: devices, runs, rounds, leases, updates, models, evaluations.
 
-Each method that writes is one transaction, durable when it returns. The order that makes a crash harmless is kept by the
-callers: blob before row, row before receipt, commit before announcement.
+Each method that writes is one transaction, durable when it returns. The order that makes a crash harmless is kept by
+the callers: blob before row, row before receipt, commit before announcement.
 
     round   RUNNING -> FROZEN -> COMMITTED -> ANNOUNCED, or ABANDONED; a new attempt of an abandoned round is a new row
     lease   offered -> accepted -> stored | declined | refused | expired | cancelled

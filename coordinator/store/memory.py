@@ -1,4 +1,4 @@
-"""The store's twin in memory: the same rows and the same queries, gone with the process. For simulation and unit tests."""
+"""The store's twin in memory: the same rows and queries, gone with the process. For simulation and unit tests."""
 
 from __future__ import annotations
 

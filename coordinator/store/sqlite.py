@@ -45,15 +45,16 @@ CREATE TABLE round (
     reason TEXT NOT NULL, set_hash TEXT NOT NULL DEFAULT '', PRIMARY KEY (run, number, attempt)
 ) STRICT;
 CREATE TABLE lease (
-    issue INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL,
-    attempt INTEGER NOT NULL, device TEXT NOT NULL, train INTEGER NOT NULL, evaluate INTEGER NOT NULL,
-    version INTEGER NOT NULL, plan TEXT, state TEXT NOT NULL, code TEXT NOT NULL, detail TEXT NOT NULL, log TEXT NOT NULL
+    issue INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL, run TEXT NOT NULL,
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, device TEXT NOT NULL, train INTEGER NOT NULL,
+    evaluate INTEGER NOT NULL, version INTEGER NOT NULL, plan TEXT, state TEXT NOT NULL, code TEXT NOT NULL,
+    detail TEXT NOT NULL, log TEXT NOT NULL
 ) STRICT;
 CREATE INDEX lease_round ON lease (run, round, attempt);
 CREATE TABLE update_ (
-    run TEXT NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL, device TEXT NOT NULL, lease TEXT NOT NULL UNIQUE,
-    sha256 TEXT NOT NULL, length INTEGER NOT NULL, num_samples INTEGER NOT NULL, norm REAL NOT NULL, report TEXT NOT NULL,
-    PRIMARY KEY (run, round, attempt, device)
+    run TEXT NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL, device TEXT NOT NULL,
+    lease TEXT NOT NULL UNIQUE, sha256 TEXT NOT NULL, length INTEGER NOT NULL, num_samples INTEGER NOT NULL,
+    norm REAL NOT NULL, report TEXT NOT NULL, PRIMARY KEY (run, round, attempt, device)
 ) STRICT;
 CREATE TABLE evaluation (
     run TEXT NOT NULL, version INTEGER NOT NULL, device TEXT NOT NULL, num_samples INTEGER NOT NULL,
@@ -346,9 +347,10 @@ class SqliteStore:
 
     def recent_norms(self, run_id: str, rounds: int) -> list[float]:
         """Norms of the updates of the newest committed rounds: the usual size of a change."""
-        query = """SELECT norm FROM update_ u JOIN round r ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
-                   WHERE u.run = ?1 AND r.state IN ('COMMITTED', 'ANNOUNCED') AND u.round >
-                   (SELECT coalesce(max(number), 0) FROM round WHERE run = ?1 AND state IN ('COMMITTED', 'ANNOUNCED')) - ?2
+        query = """SELECT norm FROM update_ u JOIN round r
+                   ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
+                   WHERE u.run = ?1 AND r.state IN ('COMMITTED', 'ANNOUNCED')
+                   AND u.round > (SELECT coalesce(max(version), 0) FROM model WHERE run = ?1) - ?2
                    ORDER BY u.round, u.device"""
         return [row[0] for row in self._db.execute(query, (run_id, rounds))]
 
@@ -374,7 +376,7 @@ class SqliteStore:
         return {row["device"]: (row["up"], row["down"]) for row in rows}
 
     def needed_blobs(self, keep_models: int) -> set[str]:
-        """Every blob that a row still needs: settings and newest models of all runs, updates of rounds not committed."""
+        """Every blob that a row needs: settings and newest models of all runs, updates of rounds not committed."""
         needed: set[str] = set()
         for row in self._db.execute("SELECT settings_sha256 FROM run WHERE settings_sha256 != ''"):
             needed.add(row[0])

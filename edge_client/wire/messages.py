@@ -1,8 +1,8 @@
 """The control messages, and how they are sealed: who said it, to whom, in which session, and once only.
 
 Every message travels as {session, seq, body} in an authenticated frame. A session begins when the coordinator answers a
-device's hello; its id is the coordinator's random choice, so that nothing recorded in an earlier session is valid in it.
-Within a session each side counts its messages, and the other takes each number once (`ReplayWindow`).
+device's hello; its id is the coordinator's random choice, so that nothing recorded in an earlier session is valid in
+it. Within a session each side counts its messages, and the other takes each number once (`ReplayWindow`).
 
     device -> coordinator      Hello Heartbeat Accept Decline Pull Offer Goodbye
     coordinator -> device      Welcome Refuse Assign Cancel Grant Receipt

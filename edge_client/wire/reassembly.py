@@ -1,6 +1,6 @@
 """The receiving half of a transfer, without I/O: which chunks are here, and which to ask for now.
 
-The receiver pulls: it asks for ranges of chunks, at most a window of bytes at a time, and asks again for what did not come.
+The receiver pulls: it asks for ranges of chunks, at most a window of bytes at a time, and again for what did not come.
 The sender keeps no state, so that either side, or the broker, may die at any moment and the transfer goes on from the
 chunks that are here. The window starts small, doubles while the link keeps up and halves when it stalls: a fast link
 gets megabytes ahead, a slow one never has more than about two seconds of bytes in its queues.
@@ -100,7 +100,7 @@ class Reassembly:
             self._window_began = now
 
     def request(self, now: float, *, allowance_bytes: int | None = None) -> tuple[Range, ...]:
-        """Ranges to ask for now; empty when enough is under way. `allowance_bytes` is what others leave of a shared limit."""
+        """Ranges to ask for now, if any; `allowance_bytes` is what others leave of a shared limit."""
         if self._asked and now - self._progress_at >= self._stall_s:
             self._stalled(now)
         room = self._window - len(self._asked)

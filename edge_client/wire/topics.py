@@ -37,6 +37,11 @@ class Topics:
         return f"fl/v1/{self.federation}"
 
     @property
+    def everything(self) -> str:
+        """The filter of all topics of the federation; for the coordinator's own account only."""
+        return f"{self._root}/#"
+
+    @property
     def announcement(self) -> str:
         """Where the newest model is pointed at."""
         return f"{self._root}/all/round"
