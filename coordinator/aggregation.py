@@ -39,7 +39,7 @@ class Aggregation:
         self._process: subprocess.Popen[bytes] | None = None
         self._in_flight = False
         self._rest = b""
-        self._used_at = 0.0
+        self._used_at: float | None = None
 
     @property
     def fd(self) -> int | None:
@@ -60,6 +60,7 @@ class Aggregation:
             assert self._process.stdout is not None
             os.set_blocking(self._process.stdout.fileno(), False)
             self._rest = b""
+            self._used_at = None
 
     def submit(self, job: dict[str, Any], done: Done) -> None:
         """Queue a job; `done` gets its answer from inside `read`."""
@@ -101,8 +102,18 @@ class Aggregation:
             self._died()
             return
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        for line in lines:
-            self._answered(json.loads(line))
+        try:
+            if len(self._rest) > _MAX_ANSWER_BYTES:
+                raise ValueError(f"a line of more than {_MAX_ANSWER_BYTES} bytes")
+            answers = [json.loads(line) for line in lines]
+        except ValueError as error:  # a library wrote to its output: what follows cannot be trusted either
+            log.error("the aggregator answered with something else than JSON (%s)", error)
+            assert self._process is not None
+            self._process.kill()
+            self._died()
+            return
+        for answer in answers:
+            self._answered(answer)
 
     def _answered(self, answer: Answer) -> None:
         if not self._jobs or answer.get("id") != self._jobs[0][0]["id"]:
@@ -138,7 +149,11 @@ class Aggregation:
 
     def tick(self, now: float) -> None:
         """Let an idle child go: its memory belongs to others."""
-        if self._process is not None and not self._jobs and now - self._used_at > _IDLE_S:
+        if self._process is None or self._jobs:
+            return
+        if self._used_at is None:
+            self._used_at = now
+        if now - self._used_at > _IDLE_S:
             self._reap()
 
     def close(self) -> None:

@@ -23,13 +23,13 @@ from coordinator.aggregation import Aggregation, Answer
 from coordinator.rounds import RunMachine
 from coordinator.store.base import LeaseRow, ModelRow, RunRow, Store
 from coordinator.transfers import Arrived, Uploads
-from edge_client import faults
+from edge_client import durable, faults
 from edge_client.blobs import BlobStore
-from edge_client.errors import DiskFullError, PayloadError
+from edge_client.errors import DiskFullError, MachineError, PayloadError
 from edge_client.files import RunFile
 from edge_client.records import PartRef, Report, from_map, to_map
 from edge_client.wire.container import read_header
-from edge_client.wire.messages import Assign, Cancel, Message, Offer, Receipt
+from edge_client.wire.messages import Assign, Cancel, Decline, Message, Offer, Receipt
 
 __all__ = ["KEPT_MODELS", "Conductor"]
 
@@ -40,6 +40,8 @@ _NORM_ROUNDS = 5
 _DROP_LEASES = 100
 _HEADROOM = 1.05  # an update may be this much longer than what was sent, for its report
 _HEADROOM_BYTES = 65_536
+_STOP_AFTER = "asked to stop after its round"
+_STOP_NOW = "asked to stop now"
 
 Send = Callable[[str, Message], None]
 
@@ -69,6 +71,7 @@ class Conductor:
         self.run: RunRow | None = None
         self.model: ModelRow | None = None
         self._preparing = False
+        self._stop_asked: bool | None = None  # True: at once
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
         self._issue = store.next_issue()
         self.traffic: dict[str, tuple[int, int]] = {}
@@ -93,6 +96,9 @@ class Conductor:
 
     def tick(self, online: frozenset[str], num_enrolled: int, now: float) -> None:
         """Let time pass."""
+        if self._stop_asked is not None:
+            at_once, self._stop_asked = self._stop_asked, None
+            self._handle(rounds.StopAsked(at_once), now)
         if self.machine is not None:
             self._handle(rounds.Tick(online, num_enrolled), now)
         elif not self._preparing:
@@ -108,11 +114,14 @@ class Conductor:
         self._aggregation.submit(job, lambda answer: self._made(run, 0, out, "", answer, self._begin))
 
     def _begin(self, run: RunRow, model: ModelRow) -> None:
+        self._preparing = False
+        asked = self._store.run(run.id)
+        if asked is None or asked.state != "queued":
+            return  # stopped while its first model was made
         settings = json.dumps(run.file, sort_keys=True).encode()
         sha256 = hashlib.sha256(settings).hexdigest()
         self._blobs.write(settings, sha256, point="settings")
         self._store.add_initial_model(model, sha256, len(settings))
-        self._preparing = False
         started = self._store.run(run.id)
         assert started is not None
         log.info("run %s begins", run.id)
@@ -159,8 +168,7 @@ class Conductor:
         """Whether the aggregator did it; a full disk passes, anything else ends the run with its reason."""
         if answer["ok"]:
             return True
-        if answer["code"] == "disk_full":
-            raise DiskFullError(answer["detail"])
+        _raise_disk_error(answer)
         log.error("run %s failed: %s: %s", run.id, answer["code"], answer["detail"])
         self._store.set_run_state(run.id, "failed", f"{answer['code']}: {answer['detail']}"[:500])
         self._close()
@@ -184,6 +192,7 @@ class Conductor:
         self.run, self.model = run, model
         self.machine = RunMachine(snapshot, new_id=lambda: secrets.token_hex(16), new_issue=self._next_issue, now=now)
         faults.in_round(self.machine.number)
+        self._stop_asked = {_STOP_AFTER: False, _STOP_NOW: True}.get(run.reason)
         self._aggregation.warm_up()
         self._carry_out(self.machine.begin())
 
@@ -194,19 +203,23 @@ class Conductor:
     def stop(self, run_id: str, *, at_once: bool) -> None:
         """End a run after its round, or at once."""
         if self.machine is not None and self.run is not None and self.run.id == run_id:
-            self._handle(rounds.StopAsked(at_once), time.monotonic())
+            self._store.set_run_state(run_id, "running", _STOP_NOW if at_once else _STOP_AFTER)
+            self._stop_asked = at_once  # the next tick does it; a restart finds it in the row
         else:
             self._store.set_run_state(run_id, "stopped", "stopped before it began")
 
     # what devices say
 
-    def accepted(self, lease: str, now: float) -> None:
+    def accepted(self, device: str, lease: str, now: float) -> None:
         """A device took its lease."""
-        self._handle(rounds.Accepted(lease), now)
+        if self.open_lease(device, lease) is not None:
+            self._handle(rounds.Accepted(lease), now)
 
-    def declined(self, lease: str, code: str, detail: str, log_lines: tuple[str, ...], now: float) -> None:
+    def declined(self, device: str, decline: Decline, now: float) -> None:
         """A device will not do its lease."""
-        self._handle(rounds.Declined(lease=lease, code=code, detail=detail, log=log_lines), now)
+        if self.open_lease(device, decline.lease) is not None:
+            told = rounds.Declined(lease=decline.lease, code=decline.code, detail=decline.detail, log=decline.log)
+            self._handle(told, now)
 
     def holding(self, device: str, lease: str | None, *, finished: bool, now: float) -> None:
         """A device told what it has in hand; what nobody wants any more is cancelled (a finished one gets `late`)."""
@@ -233,7 +246,7 @@ class Conductor:
     def offered(self, device: str, offer: Offer, now: float) -> None:
         """A device has an update: take it, or say what became of it."""
         faults.point("coordinator.offer")
-        if offer.lease in self._checking or self._uploads.is_open(device, offer.lease):
+        if offer.lease in self._checking or self._uploads.is_open(device, offer):
             return
         lease = self.open_lease(device, offer.lease)
         if lease is None:
@@ -285,8 +298,9 @@ class Conductor:
         try:
             if arrived.path is None:
                 raise arrived.error or PayloadError("hash", "the update never had its hash")
-            report = intake.check_header(arrived.path, self._expected(lease, offer))
-            confusion = _confusion(arrived.path, report)
+            with durable.disk_errors(f"cannot read the update of {arrived.device!r}"):
+                report = intake.check_header(arrived.path, self._expected(lease, offer))
+                confusion = _confusion(arrived.path, report)
         except PayloadError as error:
             self._drop_blob(offer.sha256)
             self._refuse(offer, error, now)
@@ -298,6 +312,7 @@ class Conductor:
             "base": str(self._blobs.path(self.model.sent_sha256)),
             "update": str(arrived.path),
             "max_norm": self._max_norm(),
+            "round": lease.round,
         }
         self._aggregation.submit(job, lambda answer: self._checked(offer, report, confusion, answer))
 
@@ -327,8 +342,7 @@ class Conductor:
         self._checking.pop(offer.lease, None)
         faults.point("coordinator.checked")
         if not answer["ok"]:
-            if answer["code"] == "disk_full":
-                raise DiskFullError(answer["detail"])
+            _raise_disk_error(answer)
             self._drop_blob(offer.sha256)
             self._refuse(offer, PayloadError(answer["code"], answer["detail"]), now)
             return
@@ -384,16 +398,24 @@ class Conductor:
                 case rounds.Commit(round_, model):
                     store.commit_round(round_.number, round_.attempt, model)
                     self.model = model
+                    self._observe_drops()
                     log.info("run %s round %d: committed %s", round_.run, round_.number, model.sha256[:12])
                 case rounds.Announce(round_, version):
                     self._tell_everybody(round_.run, round_.number, round_.attempt, version)
                 case rounds.Abandon(round_, reason):
                     store.abandon(round_.run, round_.number, round_.attempt, reason)
+                    for update in store.updates(round_.run, round_.number, round_.attempt):
+                        self._drop_blob(update.sha256)
+                    self._observe_drops()
                     log.warning("run %s round %d: abandoned, %s", round_.run, round_.number, reason)
                 case rounds.SaveDeadline(round_):
                     store.save_deadline(round_.run, round_.number, round_.attempt, round_.remaining_s, round_.extended)
                 case rounds.Finish(state, reason):
                     self._finish(state, reason)
+
+    def _observe_drops(self) -> None:
+        if self.machine is not None:
+            self.machine.drop_rate = self._store.drop_rate(self.machine.run, _DROP_LEASES)
 
     def _note_end(self, lease_id: str, state: str, code: str, detail: str) -> None:
         if state in ("declined", "refused", "expired") and self.machine:
@@ -486,7 +508,16 @@ class Conductor:
     def _close(self) -> None:
         self.machine = self.run = self.model = None
         self._preparing = False
+        self._stop_asked = None
         self._checking.clear()
+
+
+def _raise_disk_error(answer: Answer) -> None:
+    """What this machine did wrong is not the run's fault, nor the device's."""
+    if answer["code"] == "disk_full":
+        raise DiskFullError(answer["detail"])
+    if answer["code"] == "machine":
+        raise MachineError(answer["detail"])
 
 
 def _receipt(instruction: rounds.SendReceipt) -> Receipt:

@@ -91,12 +91,13 @@ class ControlServer:
 
     def _answer(self, line: bytes) -> Json:
         try:
-            asked = json.loads(line)
+            try:
+                asked = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"not JSON: {error}") from None
             if not isinstance(asked, dict):
-                raise InputError("expected a JSON object")
+                raise InputError(f"expected a JSON object, got {type(asked).__name__}")
             return {"ok": True, "result": self._handle(asked)}
-        except ValueError as error:
-            return {"ok": False, "error": "InputError", "message": f"not JSON: {error}"}
         except FedfitError as error:
             return {"ok": False, "error": type(error).__name__, "message": str(error)}
 

@@ -29,7 +29,7 @@ from edge_client.records import from_map, to_map
 __all__ = ["DemoOptions", "run_demo", "run_file"]
 
 # name -> memory budget of its worker: the smaller ones must train in smaller microbatches
-DEVICES = {"pi-zero": "275MB", "pi-4": "278MB", "jetson-nano": "284MB", "gpu-host": "400MB"}
+DEVICES = {"pi-zero": "274MB", "pi-4": "277MB", "jetson-nano": "283MB", "gpu-host": "400MB"}
 _START_S = 30.0
 _STOP_S = 10.0
 _POLL_S = 0.25
@@ -54,9 +54,9 @@ def run_file(*, rounds: int, seed: int, num_devices: int) -> RunFile:
         "name": "demo",
         "seed": seed,
         "method": "fedavg",
-        "model": {"name": "small-cnn", "input": [1, 8, 8]},
+        "model": {"name": "small-cnn", "input": [1, 8, 8], "width": 64},
         "classes": [str(digit) for digit in range(10)],
-        "train": {"batch": 64, "epochs": 2, "lr": 0.1, "momentum": 0.9},
+        "train": {"batch": 128, "epochs": 8, "lr": 0.1, "momentum": 0.9},
         "stop": {"rounds": rounds},
         "devices": {"min": num_devices},
         "rounds": {"deadline": "10min"},
@@ -199,7 +199,8 @@ def _result(data: Json, options: DemoOptions) -> Json:
     return {
         "rounds": options.rounds,
         "accuracy": accuracies[-1],
-        "accuracy_per_round": accuracies,
+        "accuracy_before": accuracies[0],
+        "accuracy_per_round": accuracies[1:],
         "bytes_up": sum(device["bytes_up"] for device in devices),
         "bytes_down": sum(device["bytes_down"] for device in devices),
         "devices": devices,

@@ -16,6 +16,7 @@ from pathlib import Path
 from edge_client import records
 from edge_client.errors import PayloadError
 from edge_client.records import Report
+from edge_client.wire import frames
 from edge_client.wire.container import Entry, Header, codec_rule, payload_kind, read_header
 
 __all__ = ["CONFUSION", "Expected", "check_header"]
@@ -23,6 +24,7 @@ __all__ = ["CONFUSION", "Expected", "check_header"]
 CONFUSION = "evaluation/confusion"
 _MODEL_PREFIX = "model/"
 _MAX_LISTED = 3
+_MAX_PLAN_BYTES = 12_288
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ def check_header(path: Path, expected: Expected) -> Report:
     others = [entry for entry in header.entries if not entry.name.startswith(_MODEL_PREFIX)]
     _check_model(model, expected)
     _check_payload(report, expected)
+    _check_plan(report, expected)
     _check_samples(report, expected)
     _check_evaluation(others, report, expected)
     return report
@@ -102,6 +105,15 @@ def _check_payload(report: Report, expected: Expected) -> None:
             "malformed",
             f"{expected.source} says its tensors are {report.payload!r}, "
             f"expected {kind!r} (codec {expected.codec}, {'training' if expected.train else 'evaluation only'})",
+        )
+
+
+def _check_plan(report: Report, expected: Expected) -> None:
+    """The plan comes back in the device's next assignment, which is one message."""
+    plan_bytes = len(frames.pack(records.to_map(report.plan)))
+    if plan_bytes > _MAX_PLAN_BYTES:
+        raise PayloadError(
+            "too_large", f"{expected.source}: its plan has {plan_bytes} bytes, at most {_MAX_PLAN_BYTES} travel"
         )
 
 

@@ -93,7 +93,14 @@ class Roster:
         if present is None:
             return False
         present.last_seen = now
+        present.gone = False
         return True
+
+    def hint_gone(self, name: str, boot: str) -> None:
+        """The broker says that this client's connection ended; the client's next word says otherwise."""
+        present = self._present.get(name)
+        if present is not None and present.boot == boot:
+            present.gone = True
 
     def seal(self, name: str, message: Message) -> bytes | None:
         """A message to a device in its session; None if it has none."""
@@ -122,9 +129,8 @@ class Roster:
         if not present.window.take(sealed.seq):
             raise PayloadError("replayed", f"message {sealed.seq} of {name!r} came twice")
         present.last_seen = now
-        if isinstance(sealed.message, Goodbye):
-            present.gone = True
-        elif isinstance(sealed.message, Heartbeat):
+        present.gone = isinstance(sealed.message, Goodbye)
+        if isinstance(sealed.message, Heartbeat):
             present.heartbeat = sealed.message
             present.free_bytes = sealed.message.free_bytes
         return sealed.message, None
@@ -157,10 +163,8 @@ class Roster:
     def _foreign_session(self, name: str, session: str, seq: int, now: float) -> tuple[None, bytes | None]:
         """A device that was let in before a restart of ours, or by a client that uses the same identity."""
         previous, present = self._previous.get(name), self._present.get(name)
-        if (
-            present is None
-            or (now - present.since > _ASK_HELLO_AFTER_S
-            and not (previous and previous.session == session))
+        if present is None or (
+            now - present.since > _ASK_HELLO_AFTER_S and not (previous and previous.session == session)
         ):
             refuse = Refuse(
                 boot="any", code="session", detail="this coordinator does not know the session", retry_s=0.0

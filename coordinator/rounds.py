@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _ASSIGN_AGAIN_S = 3.0
-_ANSWER_S = 15.0  # an online device that does not accept in this time is counted out
+_ANSWER_S = 15.0  # a device that does not accept in this time is counted out
 _SETTLE_S = 2.0  # more devices may be about to say hello
 _SAVE_DEADLINE_S = 5.0
 _EXTENSION = 0.5
@@ -315,7 +315,7 @@ class RunMachine:
         self._new_id = new_id
         self._new_issue = new_issue
         self._plans = dict(snapshot.plans)
-        self._drop_rate = snapshot.drop_rate
+        self.drop_rate = snapshot.drop_rate  # kept up to date by the service
         self.round: RoundRow | None = None  # the open one
         self.leases: dict[str, LeaseRow] = {}
         self.updates: dict[str, UpdateRow] = {}
@@ -418,7 +418,7 @@ class RunMachine:
             yield from self._open_round(number, 0, 0, (), available, now)
             return
         goal, quorum = selection.goal_and_quorum(len(available), fraction=self.file.devices.fraction, minimum=minimum)
-        num = selection.num_to_ask(goal, quorum, drop_rate=self._drop_rate, available=len(available))
+        num = selection.num_to_ask(goal, quorum, drop_rate=self.drop_rate, available=len(available))
         cohort = selection.choose(available, num, seed=seed_of(self.file.seed, number, "cohort"))
         yield from self._open_round(number, goal, quorum, cohort, available, now)
 
@@ -472,9 +472,13 @@ class RunMachine:
     # running
 
     def _remind(self, now: float) -> Iterator[Instruction]:
-        """Offer what is not accepted yet, again and again; an online device that stays silent is counted out."""
+        """Offer what is not accepted yet, again and again; a device that stays silent is counted out."""
         for lease in list(self.leases.values()):
-            if lease.state != "offered" or lease.device not in self._online:
+            if lease.state != "offered":
+                continue
+            if lease.device not in self._online:  # its time to answer begins again when it is back
+                self._asked_at.pop(lease.id, None)
+                self._first_asked_at.pop(lease.id, None)
                 continue
             first = self._first_asked_at.setdefault(lease.id, now)
             if now - first > _ANSWER_S:
@@ -509,7 +513,7 @@ class RunMachine:
         lease = self.leases.get(stored.lease)
         if lease is None or lease.state not in OPEN_LEASE or self.round is None or self.round.state != "RUNNING":
             if lease is not None:
-                yield _receipt(lease, stored.sha256, "late", "late", "the round was over")
+                yield self._again(lease, stored.sha256)
             return
         update = self._update_row(lease, stored) if lease.train else None
         evaluation = self._evaluation_row(lease, stored)
@@ -520,6 +524,15 @@ class RunMachine:
                 self._plans[lease.device] = stored.report.plan
         yield SaveUpdate(lease.id, update, evaluation)
         yield _receipt(lease, stored.sha256, "accepted")
+
+    def _again(self, lease: LeaseRow, sha256: str) -> SendReceipt:
+        """What to say of an update whose lease is closed: the same as the first time."""
+        if lease.state != "stored":
+            return _receipt(lease, sha256, "late", "late", "the round was over")
+        counted = self.updates.get(lease.device)
+        if counted is not None and counted.lease == lease.id and counted.sha256 != sha256:
+            return _receipt(lease, sha256, "refused", "equivocation", "another update was stored")
+        return _receipt(lease, sha256, "accepted")
 
     def _update_row(self, lease: LeaseRow, stored: Stored) -> UpdateRow:
         return UpdateRow(
@@ -551,8 +564,8 @@ class RunMachine:
 
     def _refused(self, refused: Refused) -> Iterator[Instruction]:
         lease = self.leases.get(refused.lease)
-        if lease is None:
-            return
+        if lease is None or lease.state not in OPEN_LEASE:
+            return  # said already; the device asks again if it was lost
         yield from self._close(lease.id, "refused", refused.code, refused.detail)
         yield _receipt(lease, refused.sha256, "refused", refused.code, refused.detail)
 
@@ -569,7 +582,7 @@ class RunMachine:
         elif len(self.updates) >= self.round.goal or (
             len(self.updates) >= self.round.quorum and (overdue or not still_open)
         ):
-            yield from self._freeze()
+            yield from self._freeze(overdue=overdue)
         elif overdue and not self.round.extended:
             self._deadline = now + _EXTENSION * self.file.rounds.deadline
             self.round = replace(self.round, extended=True)
@@ -579,7 +592,7 @@ class RunMachine:
             if substitutes:
                 yield AddLeases(substitutes)
                 yield from self._remind(now)
-            else:
+            elif overdue or not self._evaluators_may_help():
                 yield from self._abandon(now)
 
     def _substitutes(self) -> tuple[LeaseRow, ...]:
@@ -593,6 +606,14 @@ class RunMachine:
         self.leases.update({lease.id: lease for lease in leases})
         return leases
 
+    def _evaluators_may_help(self) -> bool:
+        """Whether devices that still evaluate could train afterwards; a retry would ask the same cohort again."""
+        assert self.round is not None
+        trained = {lease.device for lease in self.leases.values() if lease.train}
+        busy = {lease.device for lease in self.leases.values() if lease.state in OPEN_LEASE}
+        candidates = self._online - trained
+        return bool(candidates & busy) and len(self.updates) + len(candidates) >= self.round.quorum
+
     def _keep_deadline(self, now: float, *, always: bool = False) -> Iterator[Instruction]:
         if (
             self.round is not None
@@ -605,11 +626,12 @@ class RunMachine:
 
     # ending
 
-    def _freeze(self) -> Iterator[Instruction]:
+    def _freeze(self, *, overdue: bool) -> Iterator[Instruction]:
         assert self.round is not None
+        state = "expired" if overdue else "cancelled"  # asked for as a spare: not the device's failure
         for lease in list(self.leases.values()):
             if lease.state in OPEN_LEASE:
-                yield from self._close(lease.id, "expired", "late", "the round ended without it")
+                yield from self._close(lease.id, state, "late", "the round ended without it")
                 yield SendCancel(lease.device, lease.id)
         self.round = replace(self.round, state="FROZEN")
         fold = self._fold()
@@ -644,8 +666,8 @@ class RunMachine:
         reasons = sorted({f"{lease.device}: {lease.code}" for lease in self.leases.values() if lease.code})
         text = f"{len(self.updates)} of {self.round.quorum} needed updates ({'; '.join(reasons) or 'deadline'})"
         yield from self._drop_round(text)
-        pause = min(_FIRST_PAUSE_S * 2 ** (self._attempt - 2), _LONGEST_PAUSE_S)
-        self._not_before = now + pause
+        doublings = min(self._attempt - 2, 10)  # a run may wait for weeks
+        self._not_before = now + min(_FIRST_PAUSE_S * 2**doublings, _LONGEST_PAUSE_S)
 
     def _drop_round(self, reason: str) -> Iterator[Instruction]:
         assert self.round is not None

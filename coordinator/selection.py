@@ -13,19 +13,27 @@ _LEAST_DROP_RATE = 0.1  # a fleet that has not failed yet will
 
 
 def goal_and_quorum(available: int, *, fraction: float, minimum: int) -> tuple[int, int]:
-    """How many updates a round wants, and with how many it counts."""
+    """How many updates a round wants, and with how many it counts: rounded down, so that one of three may fail."""
     goal = min(available, max(minimum, math.floor(fraction * available + 1e-9)))
-    return goal, min(goal, max(minimum, math.ceil(0.8 * goal - 1e-9)))
+    return goal, min(goal, max(minimum, math.floor(0.8 * goal + 1e-9)))
 
 
 def num_to_ask(goal: int, quorum: int, *, drop_rate: float, available: int) -> int:
     """The smallest n >= goal with P[Bin(n, 1 - p) >= quorum] >= 0.999, at most all that are there."""
-    keep = 1.0 - max(drop_rate, _LEAST_DROP_RATE)
+    drop = max(drop_rate, _LEAST_DROP_RATE)
     for n in range(goal, available):
-        enough = sum(math.comb(n, k) * keep**k * (1 - keep) ** (n - k) for k in range(quorum, n + 1))
-        if enough >= _CONFIDENCE:
+        if drop < 1 and _at_least(quorum, n, drop) >= _CONFIDENCE:
             return n
     return available
+
+
+def _at_least(quorum: int, n: int, drop: float) -> float:
+    """P[Bin(n, 1 - drop) >= quorum], in logarithms: the coefficients of a fleet of 1,500 are no float any more."""
+    log_keep, log_drop, whole = math.log1p(-drop), math.log(drop), math.lgamma(n + 1)
+    return math.fsum(
+        math.exp(whole - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * log_keep + (n - k) * log_drop)
+        for k in range(quorum, n + 1)
+    )
 
 
 def choose(names: Sequence[str], num: int, *, seed: int) -> list[str]:

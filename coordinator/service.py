@@ -9,11 +9,13 @@ lost, because nothing is acknowledged before it is stored.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import resource
 import secrets
+import select
 import signal
 import time
 from collections import deque
@@ -102,7 +104,7 @@ class Service:
         self.topics = Topics(self.federation)
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._aggregation = Aggregation()
-        self._stopping = False
+        self._stopping = self._begun = False
         self.paused = ""
         self._transport: Transport | None = None
         self._arrivals: deque[Arrived] = deque()
@@ -119,18 +121,16 @@ class Service:
         signal.signal(signal.SIGINT, self.request_stop)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        retry_s = _DISK_RETRY_S
+        retry_s, before = _DISK_RETRY_S, ""  # the same write fails again: wait longer
         commands = Commands(self)
         control = ControlServer(self._state_dir, commands.handle)
         try:
             while not self._stopping:
-                began = time.monotonic()
                 try:
                     self._serve(control)
                 except DiskFullError as error:
-                    retry_s = (
-                        _DISK_RETRY_S if time.monotonic() - began > 60 else min(2 * retry_s, _LONGEST_DISK_RETRY_S)
-                    )
+                    retry_s = min(2 * retry_s, _LONGEST_DISK_RETRY_S) if str(error) == before else _DISK_RETRY_S
+                    before = str(error)
                     self.paused = f"disk_full: {error}"
                     log.error("disk_full: %s; the run pauses, trying again in %.0f s", error, retry_s)
                     self._wait_for_space(control, retry_s)
@@ -141,26 +141,23 @@ class Service:
     def _wait_for_space(self, control: ControlServer, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self._stopping and time.monotonic() < until:
-            time.sleep(0.1)
+            poller = select.poll()
+            for fd in control.fds() if self._begun else ():  # before the first start there is nothing to answer with
+                poller.register(fd, select.POLLIN)
+            control.serve([fd for fd, _ in poller.poll(100)])
 
     def _serve(self, control: ControlServer) -> None:
         """From recovery to the end, or to a full disk."""
-        self._begin()
-        assert self._transport is not None
-        try:
-            self._transport.connect()
+        with contextlib.ExitStack() as opened:
+            transport = self._begin(opened)
+            transport.connect()
             while not self._stopping:
                 self._turn(control)
             self.conductor.save_traffic()
-            self._transport.publish(self.topics.coordinator_state, b"offline", retain=True)
-        finally:
-            self._transport.close()
-            self._transport = None
-            self.uploads.close()
-            self.downloads.close()
-            self._aggregation.forget_jobs()
+            transport.publish(self.topics.coordinator_state, b"offline", retain=True)
 
-    def _begin(self) -> None:
+    def _begin(self, opened: contextlib.ExitStack) -> Transport:
+        """Recover; what was `opened` is closed even if this fails half-way."""
         now = time.monotonic()
         self.epoch = self.store.next_epoch(int(time.time()))
         devices = self.store.devices()
@@ -168,10 +165,14 @@ class Service:
         if self._broker is not None:
             self._broker.set_devices(access_of(device, self.topics) for device in devices)
         self._arrivals.clear()
-        self._transport = self._connect(self._on_event)
-        self._transport.subscribe(self.topics.coordinator_subscribes())
+        opened.callback(self._aggregation.forget_jobs)
+        self._transport = transport = self._connect(self._on_event)
+        opened.callback(self._let_go)
+        transport.subscribe(self.topics.coordinator_subscribes())
         self.uploads = Uploads(self.blobs, arrived=self._from_thread)
+        opened.callback(self.uploads.close)
         self.downloads = Downloads(self.blobs)
+        opened.callback(self.downloads.close)
         self.conductor = Conductor(
             store=self.store,
             blobs=self.blobs,
@@ -183,7 +184,13 @@ class Service:
         )
         self.conductor.recover(now)
         self._tick_at = now
-        self.paused = ""
+        self._begun, self.paused = True, ""
+        return transport
+
+    def _let_go(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
 
     def _from_thread(self, arrived: Arrived) -> None:
         self._arrivals.append(arrived)
@@ -252,6 +259,8 @@ class Service:
             if channel == "data" and self.roster.seen(device, now):
                 self.conductor.count(device, up=len(payload))
                 self.uploads.chunk(device, payload, now)
+            elif channel == "state" and payload.startswith(b"offline "):
+                self.roster.hint_gone(device, payload[8:72].decode("ascii", "replace"))
             elif channel == "up":
                 self.conductor.count(device, up=len(payload))
                 message, reply = self.roster.receive(device, payload, now)
@@ -276,9 +285,9 @@ class Service:
             case Heartbeat():
                 conductor.holding(device, message.lease, finished=message.state == "offering", now=now)
             case Accept():
-                conductor.accepted(message.lease, now)
+                conductor.accepted(device, message.lease, now)
             case Decline():
-                conductor.declined(message.lease, message.code, message.detail, message.log, now)
+                conductor.declined(device, message, now)
             case Offer():
                 conductor.offered(device, message, now)
             case Pull():

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 def align(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
     """A table with padded columns; those in `right` are numbers."""
-    cells = [[str(cell) for cell in row] for row in (headers, *rows)]
+    cells = [[_plain(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
 
     def line(row: list[str]) -> str:
@@ -22,6 +22,11 @@ def align(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Se
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(cells[0]), "  ".join("-" * w for w in widths), *(line(row) for row in cells[1:])])
+
+
+def _plain(cell: object) -> str:
+    """One line without control characters: what devices say may not move a terminal's cursor."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(cell).split()))
 
 
 def devices(rows: Sequence[Json]) -> str:
@@ -63,7 +68,7 @@ def runs(rows: Sequence[Json]) -> str:
 
 def run(data: Json) -> str:
     """`coordinator run show`."""
-    reason = f" ({data['reason']})" if data["reason"] else ""
+    reason = f" ({_plain(data['reason'])})" if data["reason"] else ""
     version = data["models"][-1]["version"] if data["models"] else 0
     pieces = [f"{data['run']}: {data['state']}{reason}, round {version} of {data['rounds']}"]
     if data["evaluations"]:
@@ -74,9 +79,9 @@ def run(data: Json) -> str:
     if problems:
         rows = [[p["device"], p["state"], p["code"], p["detail"]] for p in problems]
         pieces.append(align(["device", "newest round", "why", "detail"], rows))
-    pieces += [f"{p['device']}: {line}" for p in problems for line in p["log"]]
+    pieces += [f"{p['device']}: {_plain(line)}" for p in problems for line in p["log"]]
     abandoned = [r for r in data["round_rows"] if r["state"] == "ABANDONED"]
-    pieces += [f"round {r['number']}, try {r['attempt']}: abandoned, {r['reason']}" for r in abandoned]
+    pieces += [f"round {r['number']}, try {r['attempt']}: abandoned, {_plain(r['reason'])}" for r in abandoned]
     return "\n\n".join(pieces)
 
 
@@ -121,7 +126,7 @@ def _run_devices(rows: Sequence[Json]) -> str:
 
 def demo(data: Json) -> str:
     """`coordinator demo`: the table and how to go on."""
-    accuracies = "  ".join(f"{value:.3f}" for value in data["accuracy_per_round"])
+    accuracies = "  ".join(f"{value:.3f}" for value in (data["accuracy_before"], *data["accuracy_per_round"]))
     devices_table = _run_devices(data["devices"])
     up, down = format_bytes(data["bytes_up"]), format_bytes(data["bytes_down"])
     inside = all(device["peak_bytes"] <= device["budget_bytes"] for device in data["devices"])

@@ -29,6 +29,7 @@ _MAX_OPEN = 256  # uploads with open files; the others wait for their turn
 _MAX_ASKED_BYTES = 2 << 20  # of a device's open requests
 _SEND_AHEAD_BYTES = 2 << 20
 _MAX_OPEN_FILES = 64
+_KEPT_CHUNKS = 64  # 8 MB: devices of a round ask for the same ones, nearly at the same time
 _MAX_MISMATCHES = 5
 
 
@@ -58,6 +59,7 @@ class Uploads:
         self._blobs = blobs
         self._arrived = arrived
         self._uploads: OrderedDict[str, _Upload] = OrderedDict()
+        self._dropped: list[_Upload] = []  # while the thread had them
         self._to_finish: SimpleQueue[_Upload | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._finish_all, name="finish-uploads", daemon=True)
         self._thread.start()
@@ -70,10 +72,10 @@ class Uploads:
         self.drop(device)
         self._uploads[device] = _Upload(device, offer)
 
-    def is_open(self, device: str, lease: str) -> bool:
-        """Whether this lease's update is on its way in."""
+    def is_open(self, device: str, offer: Offer) -> bool:
+        """Whether this update is on its way in, or another one of its lease is just being finished."""
         held = self._uploads.get(device)
-        return held is not None and held.offer.lease == lease
+        return held is not None and (held.offer == offer or (held.offer.lease == offer.lease and held.finishing))
 
     def chunk(self, device: str, payload: bytes, now: float) -> None:
         """Take a chunk; raises `PayloadError` for what does not belong here, `MachineError` for a failing disk."""
@@ -92,9 +94,10 @@ class Uploads:
         self._open_some()
         left = _TOTAL_BYTES - sum(u.incoming.chunks.outstanding_bytes for u in self._uploads.values() if u.incoming)
         for upload in list(self._uploads.values()):
-            if upload.incoming is None or upload.finishing or left < CHUNK_BYTES:
+            if upload.incoming is None or upload.finishing:
                 continue
-            ranges = upload.incoming.chunks.request(now, allowance_bytes=left)
+            # asked even when nothing is left: only so a stalled device gives back what it holds of the limit
+            ranges = upload.incoming.chunks.request(now, allowance_bytes=max(0, left))
             if ranges:
                 left -= CHUNK_BYTES * sum(count for _, count in ranges)
                 self._uploads.move_to_end(upload.device)
@@ -130,10 +133,19 @@ class Uploads:
                 upload.incoming.chunks.lost_connection()
 
     def drop(self, device: str) -> None:
-        """Stop taking a device's update; the part that came stays until it is cleaned up."""
+        """Nobody waits for a device's update any more: forget it and what has come of it."""
         upload = self._uploads.pop(device, None)
-        if upload is not None and upload.incoming is not None and not upload.finishing:
+        if upload is None:
+            return
+        if upload.finishing:
+            self._dropped.append(upload)  # the thread has it: `settle` ends it
+        else:
+            self._end(upload)
+
+    def _end(self, upload: _Upload) -> None:
+        if upload.incoming is not None:
             upload.incoming.close()
+        self._blobs.discard(upload.offer.lease)
 
     def _finish_all(self) -> None:
         """Hashing and syncing 45 MB takes a tenth of a second: beside the loop, one after the other."""
@@ -152,6 +164,9 @@ class Uploads:
         """Back in the loop: whether the upload has ended; a wrong hash is fetched again a few times."""
         upload = self._uploads.get(arrived.device)
         if upload is None or upload.offer != arrived.offer:
+            for dropped in [u for u in self._dropped if (u.device, u.offer) == (arrived.device, arrived.offer)]:
+                self._dropped.remove(dropped)
+                self._end(dropped)
             return arrived.path is not None
         if (
             isinstance(arrived.error, PayloadError)
@@ -163,14 +178,18 @@ class Uploads:
         if isinstance(arrived.error, DiskFullError):
             raise arrived.error
         del self._uploads[arrived.device]
+        self._end(upload)
         return True
 
     def close(self) -> None:
         """End the thread and let go of all files."""
         self._to_finish.put(None)
         self._thread.join()
-        for device in list(self._uploads):
-            self.drop(device)
+        for upload in (*self._uploads.values(), *self._dropped):
+            if upload.incoming is not None:
+                upload.incoming.close()  # what has arrived stays, for the next start
+        self._uploads.clear()
+        self._dropped.clear()
 
 
 @dataclass(slots=True)
@@ -186,6 +205,7 @@ class Downloads:
         self._blobs = blobs
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._files: OrderedDict[str, Outgoing] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
     def ask(self, device: str, sha256: str, length: int, ranges: tuple[Range, ...]) -> None:
         """Queue chunks for a device that may have them; what exceeds its limit is asked for again later."""
@@ -213,11 +233,27 @@ class Downloads:
         while self._queues and queued_bytes() < _SEND_AHEAD_BYTES:
             device, queue = next(iter(self._queues.items()))
             if queue.chunks:
-                publish(device, self._file(queue.sha256).chunk(queue.chunks.popleft()))
+                self._publish_next(device, queue, publish)
             if queue.chunks:
                 self._queues.move_to_end(device)
             else:
                 del self._queues[device]
+
+    def _publish_next(self, device: str, queue: _Queue, publish: Callable[[str, bytes], None]) -> None:
+        try:
+            chunk = self._chunk(queue.sha256, queue.chunks[0])
+        except FileNotFoundError:  # an old model that was cleaned up meanwhile: nobody may ask for it any more
+            queue.chunks.clear()
+            return
+        queue.chunks.popleft()
+        publish(device, chunk)
+
+    def _chunk(self, sha256: str, index: int) -> bytes:
+        chunk = self._kept.pop((sha256, index), None) or self._file(sha256).chunk(index)
+        self._kept[sha256, index] = chunk
+        if len(self._kept) > _KEPT_CHUNKS:
+            self._kept.popitem(last=False)
+        return chunk
 
     def _file(self, sha256: str) -> Outgoing:
         outgoing = self._files.get(sha256)
@@ -234,3 +270,4 @@ class Downloads:
         for outgoing in self._files.values():
             outgoing.close()
         self._files.clear()
+        self._kept.clear()

@@ -44,21 +44,24 @@ class BlobStore:
     def adopt(self, finished: Path, sha256: str, *, point: str) -> Path:
         """Name a finished temporary file, whose hash the caller knows; durable when this returns."""
         final = self.path(sha256)
-        if not final.parent.exists():
-            final.parent.mkdir(mode=0o700, exist_ok=True)
-            durable.sync_dir(self._root)
-        durable.publish(finished, final, point=point)
+        with durable.disk_errors(f"cannot store {final}"):
+            if not final.parent.exists():
+                final.parent.mkdir(mode=0o700, exist_ok=True)
+                durable.sync_dir(self._root)
+            durable.publish(finished, final, point=point)
         return final
 
     def write(self, data: bytes, sha256: str, *, point: str) -> Path:
         """A small blob from memory."""
         temporary = self.temporary_path(f"{sha256}.new")
-        temporary.write_bytes(data)
+        with durable.disk_errors(f"cannot write {temporary}"):
+            temporary.write_bytes(data)
         return self.adopt(temporary, sha256, point=point)
 
     def remove(self, sha256: str) -> None:
         """Forget a blob."""
-        self.path(sha256).unlink(missing_ok=True)
+        with durable.disk_errors(f"cannot remove {self.path(sha256)}"):
+            self.path(sha256).unlink(missing_ok=True)
 
     def discard(self, name: str) -> None:
         """Forget what has arrived under a temporary name."""
@@ -73,11 +76,12 @@ class BlobStore:
 
     def keep_only(self, wanted: set[str], unfinished: set[str]) -> None:
         """Remove every blob and every unfinished file that nobody names; run when nothing is being written."""
-        for name in [name for name in self.names() if name not in wanted]:
-            self.remove(name)
-        for entry in list(self._temporary.iterdir()):
-            if entry.name.partition(".")[0] not in unfinished:
-                entry.unlink(missing_ok=True)
+        with durable.disk_errors(f"cannot clean up {self._root}"):
+            for name in [name for name in self.names() if name not in wanted]:
+                self.remove(name)
+            for entry in list(self._temporary.iterdir()):
+                if entry.name.partition(".")[0] not in unfinished:
+                    entry.unlink(missing_ok=True)
 
 
 class Incoming:
@@ -91,9 +95,12 @@ class Incoming:
         self._part = store.temporary_path(f"{name}.part")
         self._map = store.temporary_path(f"{name}.map")
         have = self._map.read_bytes() if self._map.exists() and self._part.exists() else b""
+        self._open = True
         self._part_fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o600)
         self._map_fd = os.open(self._map, os.O_RDWR | os.O_CREAT, 0o600)
         self.chunks = Reassembly(sha256=sha256, length=length, max_window_bytes=max_window_bytes, have=have)
+        if len(have) != self.chunks.num_chunks:  # of another blob, or of a part that is gone: it says nothing here
+            os.ftruncate(self._map_fd, 0)
         os.ftruncate(self._map_fd, self.chunks.num_chunks)
         self.num_mismatches = 0
 
@@ -104,7 +111,7 @@ class Incoming:
             return False
         try:
             faults.point(f"{self._point}.chunk")
-            os.pwrite(self._part_fd, chunk.body, offset)
+            _write_all(self._part_fd, chunk.body, offset)
             os.pwrite(self._map_fd, b"\1", chunk.index)
         except OSError:
             self.chunks.forget(chunk.index)
@@ -124,9 +131,19 @@ class Incoming:
         return path
 
     def close(self) -> None:
-        """Let go of the files; what has arrived stays for a later `Incoming`."""
+        """Let go of the files; what has arrived stays for a later `Incoming`. Twice is as good as once."""
+        if not self._open:
+            return
+        self._open = False
         for fd in (self._part_fd, self._map_fd):
             os.close(fd)
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    """A disk that is nearly full takes a part of the bytes without an error; the next call tells."""
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
 
 
 class Outgoing:

@@ -81,7 +81,7 @@ def _start(options: argparse.Namespace) -> None:
         bundle=bundle,
         device_file=device_file,
         state_dir=options.state_dir,
-        connect=lambda on_event: _connect(bundle, on_event),
+        connect=lambda on_event, boot: _connect(bundle, on_event, boot),
     )
 
 
@@ -97,7 +97,7 @@ def _device_file(path: Path, *, required: bool) -> files.DeviceFile:
     return device_file
 
 
-def _connect(bundle: identity.Bundle, on_event: Callable[[Event], None]) -> Transport:
+def _connect(bundle: identity.Bundle, on_event: Callable[[Event], None], boot: str) -> Transport:
     url = parse_broker_url(bundle.brokers[0])
     state_topic = Topics(bundle.federation).device(bundle.device, "state")
     return MqttTransport(
@@ -107,7 +107,8 @@ def _connect(bundle: identity.Bundle, on_event: Callable[[Event], None]) -> Tran
         on_event=on_event,
         password=bundle.password,
         tls=tls_context(bundle.ca) if url.tls else None,
-        will=Will(topic=state_topic, payload=b"offline"),
+        will=Will(topic=state_topic, payload=f"offline {boot}".encode()),
+        boot_id=boot,
     )
 
 

@@ -16,7 +16,8 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edge_client import __version__, durable, faults, workers
@@ -43,6 +44,7 @@ from edge_client.session import (
     Start,
     Stop,
     Tick,
+    WorkerFailed,
 )
 from edge_client.spool import Spool
 from edge_client.transport.base import Connected, Disconnected, Received, Transport
@@ -74,14 +76,23 @@ _IDLE_S = 1.0
 _DISK_RETRY_S = 1.0
 _LONGEST_DISK_RETRY_S = 60.0
 
-ConnectTo = Callable[[Callable[[TransportEvent], None]], Transport]
+ConnectTo = Callable[[Callable[[TransportEvent], None], str], Transport]  # (on_event, boot id)
 
 
 class Daemon:
     """One client on one state directory, from start to stop."""
 
-    def __init__(self, *, bundle: Bundle, device_file: DeviceFile, state_dir: Path, connect: ConnectTo) -> None:
+    def __init__(
+        self,
+        *,
+        bundle: Bundle,
+        device_file: DeviceFile,
+        state_dir: Path,
+        connect: ConnectTo,
+        worker_command: Sequence[str] = workers.COMMAND,
+    ) -> None:
         self._bundle = bundle
+        self._worker_command = worker_command
         self._device_file = device_file
         self._state_dir = state_dir
         self._topics = Topics(bundle.federation)
@@ -110,7 +121,7 @@ class Daemon:
         self._events: deque[Event] = deque()
         self._coordinator_epoch = b""
         self._clean_up(assign)
-        self._transport = connect(self._on_transport)
+        self._transport = connect(self._on_transport, self._boot)
         self._transport.subscribe(self._topics.device_subscribes(bundle.device))
 
     def request_stop(self) -> None:
@@ -146,6 +157,7 @@ class Daemon:
         ready = self._transport.poll(wait if not self._send_queue else min(wait, 0.02), fds)
         if self._worker and (ready or self._worker.overdue(time.monotonic())):
             self._events.extend(self._watch_worker())
+        self._session.free_bytes = self._free_bytes()
         self._events.append(Tick())
         while self._events:
             self._carry_out(self._session.handle(self._events.popleft(), time.monotonic()))
@@ -158,7 +170,8 @@ class Daemon:
         if ended:
             faults.point("daemon.worker.ended")
             self._worker = None
-        return events
+        share_logs = self._device_file.share.logs != "none"
+        return [replace(e, log=()) if isinstance(e, WorkerFailed) and not share_logs else e for e in events]
 
     # what the transport brings
 
@@ -166,7 +179,7 @@ class Daemon:
         match event:
             case Connected():
                 log.info("connected to the broker")
-                self._session.free_bytes = self._free_bytes()
+                self._transport.publish(self._topics.device(self._bundle.device, "state"), b"online", retain=True)
                 self._events.append(LinkUp())
             case Disconnected():
                 log.warning("not connected (%s): %s", event.code, event.reason)
@@ -238,6 +251,7 @@ class Daemon:
                     self._send(message)
                 case BeginSession(session):
                     self._sid, self._seq, self._window = session, 0, ReplayWindow()
+                    self._lost_connection()  # what was asked for or granted in the session before will not come
                     log.info("the coordinator let us in")
                 case Save(assign, update):
                     self._save(assign, update)
@@ -342,13 +356,15 @@ class Daemon:
                 device_file=to_map(self._device_file),
                 budget_bytes=self._session.budget_bytes,
                 method_state=self._state_dir / "method-state" / assign.run,
+                command=self._worker_command,
             )
         faults.point("daemon.worker.started")
         log.info("run %s round %d: worker %d started", assign.run, assign.round, self._worker.pid)
 
     def _forget(self, lease: str, accepted: bool) -> None:
         self._close_outgoing()
-        workers.settle_method_state(self._state_dir / "method-state", accepted=accepted)
+        with durable.disk_errors("cannot keep the method's state"):
+            workers.settle_method_state(self._state_dir / "method-state", accepted=accepted)
         self._spool.forget()
         shutil.rmtree(self._work_dir(lease), ignore_errors=True)
         log.info("lease %s is over (%s)", lease, "accepted" if accepted else "not used")
@@ -377,7 +393,14 @@ class Daemon:
         self._spool.close()
 
 
-def run_daemon(*, bundle: Bundle, device_file: DeviceFile, state_dir: Path, connect: ConnectTo) -> None:
+def run_daemon(
+    *,
+    bundle: Bundle,
+    device_file: DeviceFile,
+    state_dir: Path,
+    connect: ConnectTo,
+    worker_command: Sequence[str] = workers.COMMAND,
+) -> None:
     """Run a client until SIGTERM or SIGINT; starts over by itself when the disk was full."""
     lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
     stopped: list[int] = []
@@ -390,16 +413,22 @@ def run_daemon(*, bundle: Bundle, device_file: DeviceFile, state_dir: Path, conn
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    retry_s = _DISK_RETRY_S
+    retry_s, before = _DISK_RETRY_S, ""
     while not stopped:
-        began = time.monotonic()
         try:
-            daemon = Daemon(bundle=bundle, device_file=device_file, state_dir=state_dir, connect=connect)
+            daemon = Daemon(
+                bundle=bundle,
+                device_file=device_file,
+                state_dir=state_dir,
+                connect=connect,
+                worker_command=worker_command,
+            )
             current[:] = [daemon]
             if not stopped:
                 daemon.run()
         except DiskFullError as error:
-            retry_s = _DISK_RETRY_S if time.monotonic() - began > 60 else min(2 * retry_s, _LONGEST_DISK_RETRY_S)
+            retry_s = min(2 * retry_s, _LONGEST_DISK_RETRY_S) if str(error) == before else _DISK_RETRY_S
+            before = str(error)
             log.error("disk_full: %s; nothing is lost, trying again in %.0f s", error, retry_s)
             _sleep_unless(stopped, retry_s)
     os.close(lock)

@@ -30,7 +30,7 @@ __all__ = [
     "write_bytes",
 ]
 
-_HASH_PIECE = 1 << 18
+_HASH_PIECE = 1 << 20  # every piece hands the interpreter's lock to another thread and takes it back
 
 
 def sync_dir(path: Path) -> None:
@@ -105,6 +105,10 @@ def disk_errors(what: str) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         kind = DiskFullError if "full" in str(error) else MachineError
         raise kind(f"{what}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        if type(error) is not sqlite3.DatabaseError:  # a broken constraint is a bug of ours
+            raise
+        raise MachineError(f"{what}: {error}; restore a backup of the state directory") from error
 
 
 def free_bytes(path: Path) -> int:
@@ -116,9 +120,10 @@ def free_bytes(path: Path) -> int:
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
+    piece = memoryview(bytearray(_HASH_PIECE))
     with open(path, "rb", buffering=0) as file:
-        while piece := file.read(_HASH_PIECE):
-            digest.update(piece)
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
     return digest.hexdigest()
 
 
@@ -144,19 +149,23 @@ def claim_state_dir(path: Path, *, kind: str, version: int) -> int:
             raise ConflictError(
                 f"another {kind} already runs on {path}; stop it, or name another --state-dir"
             ) from None
-        if not marker.exists():
-            write_bytes(marker, expected.encode(), point="state.version")
+        try:
+            if not marker.exists():
+                write_bytes(marker, expected.encode(), point="state.version")
+            _check_version(marker, kind, version)
+        except (OSError, MachineError):
+            os.close(fd)  # a refused directory is not held either
+            raise
     except OSError as error:
         raise MachineError(
             f"cannot use the state directory {path}: {error.strerror}; check its owner and rights"
         ) from error
-    _check_version(marker, kind, version)
     return fd
 
 
 def _check_version(marker: Path, kind: str, version: int) -> None:
     found = marker.read_text(encoding="utf-8", errors="replace").split()
-    if len(found) != 2 or found[0] != f"fedfit-{kind}" or not found[1].isdigit():
+    if len(found) != 2 or found[0] != f"fedfit-{kind}" or not found[1].isdecimal():
         raise MachineError(
             f"{marker.parent} belongs to {' '.join(found)[:60]!r}, not to a fedfit {kind}; name another --state-dir"
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 from dataclasses import dataclass
 
@@ -31,11 +32,10 @@ class _Fault:
 
 
 def _parse(text: str) -> _Fault:
-    body, _, round_text = text.partition("@")
-    kind, point_name, *rest = body.split(":")
-    if kind not in {"kill", "kill-broker", "enospc", "eio"} or len(rest) > 1:
+    match = re.fullmatch(r"(kill|kill-broker|enospc|eio):([a-z0-9._-]+)(?::([1-9][0-9]*))?(?:@([0-9]+))?", text)
+    if match is None:
         raise ValueError(f"FEDFIT_FAULT: expected kill|kill-broker|enospc|eio:<point>[:n][@round], got {text!r}")
-    return _Fault(text, kind, point_name, int(rest[0]) if rest else 1, int(round_text) if round_text else None)
+    return _Fault(text, match[1], match[2], int(match[3] or 1), int(match[4]) if match[4] else None)
 
 
 def _load() -> list[_Fault] | None:

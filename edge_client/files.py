@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import re
 import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from edge_client import records
 from edge_client.errors import InputError, PayloadError
@@ -28,8 +29,10 @@ else:
 
 __all__ = [
     "DataSection",
+    "DescribedKey",
     "DeviceFile",
     "RunFile",
+    "describe",
     "format_bytes",
     "load_device_file",
     "load_run_file",
@@ -41,15 +44,19 @@ __all__ = [
 T = TypeVar("T")
 
 _SIZE = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_MAX_LABELS = 64
+_MAX_LABEL_BYTES = 8192
 _DURATION = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_bytes(text: str) -> int:
     """`512MB`, `1.5GiB` or `4096` as bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].upper() not in _SIZE:
-        raise InputError(f"expected a size such as 512MB or 1.5GiB, got {text!r}")
-    return int(float(match[1]) * _SIZE[match[2].upper()])
+    match = re.fullmatch(r"\s*(\d{1,18})(?:\.(\d{1,18}))?\s*([A-Za-z]*)\s*", text)
+    if not match or match[3].upper() not in _SIZE:
+        raise InputError(f"expected a size such as 512MB or 1.5GiB, got {text[:80]!r}")
+    whole, decimals = match[1], match[2] or ""
+    exact: int = int(whole + decimals) * _SIZE[match[3].upper()] // 10 ** len(decimals)
+    return exact
 
 
 def format_bytes(count: int) -> str:
@@ -194,7 +201,7 @@ class DeviceFile:
     """A device: its data and its limits; no run can widen it."""
 
     data: DataSection | None = _key("where the data is", None)
-    labels: Mapping[str, Text] = _key("labels by which a run may choose devices", dict)
+    labels: Mapping[str, Text] = _key("labels that the coordinator is told; no run chooses by them yet", dict)
     limits: LimitsSection = _key("memory and disk", LimitsSection)
     share: ShareSection = _key("what may leave the device beside updates", ShareSection)
 
@@ -206,7 +213,14 @@ def load_run_file(path: Path) -> RunFile:
 
 def load_device_file(path: Path) -> DeviceFile:
     """Read and check a device file; raises `InputError`."""
-    return parse_table(DeviceFile, _read_toml(path), source=str(path))
+    device = parse_table(DeviceFile, _read_toml(path), source=str(path))
+    label_bytes = len(json.dumps(dict(device.labels), ensure_ascii=False).encode())
+    if len(device.labels) > _MAX_LABELS or label_bytes > _MAX_LABEL_BYTES:
+        raise InputError(
+            f"{path}: labels: expected at most {_MAX_LABELS} labels and {_MAX_LABEL_BYTES} bytes, "
+            f"got {len(device.labels)} and {label_bytes}; they travel in one message"
+        )
+    return device
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -227,6 +241,8 @@ def parse_table(cls: type[T], table: Mapping[str, Any], *, source: str, section:
     for key, value in table.items():
         name = key.replace("-", "_")
         place = f"{section}.{key}" if section else key
+        if name in values and name != rest:
+            raise InputError(f"{source}: {place!r} stands there twice, with a dash and with an underscore")
         if name in hints and name != rest:
             values[name] = _value(hints[name], value, source, place)
         elif rest:
@@ -250,7 +266,7 @@ def _nearest(name: str, known: Mapping[str, Any]) -> str:
 
 
 def _value(hint: Any, value: Any, source: str, place: str) -> Any:
-    (hint,) = [a for a in typing.get_args(hint) if a is not type(None)] if _is_optional(hint) else [hint]
+    hint = _without_none(hint)
     if dataclasses.is_dataclass(hint):
         if isinstance(value, str) and "name" in typing.get_type_hints(hint):
             value = {"name": value}  # method = "fedavg" is short for method = { name = "fedavg" }
@@ -267,5 +283,87 @@ def _value(hint: Any, value: Any, source: str, place: str) -> Any:
         raise InputError(f"{source}: {detail}") from None
 
 
-def _is_optional(hint: Any) -> bool:
-    return type(None) in typing.get_args(hint)
+def _without_none(hint: Any) -> Any:
+    """`X | None` as X."""
+    inner = typing.get_args(hint)
+    return next(a for a in inner if a is not type(None)) if type(None) in inner else hint
+
+
+class DescribedKey(NamedTuple):
+    """One key of a file, as the documentation shows it."""
+
+    key: str
+    type: str
+    default: str
+    range: str
+    help: str
+
+
+_TYPE_NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+_NO_LIMIT = 2**53
+
+
+def describe(cls: type, section: str = "") -> list[DescribedKey]:
+    """Every key of a file in its order; a table comes before its own keys, which are written `table.key`."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    rows: list[DescribedKey] = []
+    for f in dataclasses.fields(typing.cast(Any, cls)):
+        hint = _without_none(hints[f.name])
+        key = f"{section}*" if _is_rest(hint) else section + f.name.replace("_", "-")
+        default = _default_text(hint, f)
+        if dataclasses.is_dataclass(hint):
+            rows.append(DescribedKey(key, "table", default, "", f.metadata["help"]))
+            rows += describe(typing.cast(type, hint), f"{key}.")
+        else:
+            rows.append(DescribedKey(key, _type_text(hint), default, _range_text(hint), f.metadata["help"]))
+    return rows
+
+
+def _type_text(hint: Any) -> str:
+    if _is_rest(hint):
+        return "any"
+    for extra in getattr(hint, "__metadata__", ()):
+        if isinstance(extra, _Unit):
+            return "size" if extra.kind == "bytes" else "duration"
+    hint = _plain(hint)
+    if typing.get_origin(hint) is Mapping:
+        return f"table of {_type_text(typing.get_args(hint)[1])}"
+    if typing.get_origin(hint) is tuple:
+        return f"list of {_type_text(typing.get_args(hint)[0])}s"
+    return _TYPE_NAMES[hint]
+
+
+def _range_text(hint: Any) -> str:
+    """The limits of a value, or of each item of a list."""
+    if typing.get_origin(_plain(hint)) is tuple:
+        return ", ".join(_range_text(item) for item in typing.get_args(_plain(hint)) if item is not Ellipsis)
+    extras = getattr(hint, "__metadata__", ())
+    unit = " s" if any(isinstance(e, _Unit) and e.kind == "seconds" for e in extras) else ""
+    return ", ".join(_limit_text(extra, unit) for extra in extras if isinstance(extra, (Between, Matches)))
+
+
+def _limit_text(limit: Between | Matches, unit: str) -> str:
+    if isinstance(limit, Between):
+        high = "or more" if limit.high >= _NO_LIMIT else f"to {limit.high:.15g}{unit}"
+        return f"{limit.low:.15g}{unit} {high}"
+    if length := re.fullmatch(r"\(\?s\)\.\{(\d+),(\d+)\}", limit.pattern):
+        return f"{length[1]} to {length[2]} characters"
+    if re.fullmatch(r"[a-z0-9]+(\|[a-z0-9]+)*", limit.pattern):
+        return " or ".join(f"`{word}`" for word in limit.pattern.split("|"))
+    return f"`{limit.pattern}`"
+
+
+def _default_text(hint: Any, f: dataclasses.Field[Any]) -> str:
+    if f.default is f.default_factory is dataclasses.MISSING:
+        return "required"
+    if f.default is dataclasses.MISSING or f.default is None or f.default == "":
+        return ""
+    if _type_text(hint) == "size":
+        return f"`{format_bytes(f.default)}`"
+    shown = json.dumps(f.default)
+    return f"`{shown} s`" if _type_text(hint) == "duration" else f"`{shown}`"
+
+
+def _plain(hint: Any) -> Any:
+    """An annotated type without its annotations."""
+    return typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint

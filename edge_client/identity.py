@@ -38,7 +38,7 @@ class Bundle:
     fedfit: Annotated[int, Between(1, 1)] = 1  # version of this file
     federation: Id
     device: Id
-    brokers: tuple[Text, ...]  # mqtt[s]://host:port, tried in this order
+    brokers: tuple[Text, ...]  # mqtt[s]://host:port; the first is used
     ca: Annotated[str, Matches(r"(?s).{0,16000}")] | None = None  # PEM; the only authority that is trusted
     password: Annotated[str, Matches(r"[A-Za-z0-9_-]{16,128}")]
     key: Hash  # 32 bytes as hex
@@ -61,7 +61,7 @@ def parse_bundle(text: str, source: str) -> Bundle:
     """A bundle from its JSON text; raises `InputError`."""
     try:
         return from_map(Bundle, json.loads(text), where="bundle")
-    except (json.JSONDecodeError, PayloadError, RecursionError) as error:
+    except (ValueError, PayloadError, RecursionError) as error:
         raise InputError(
             f"{source} is not a join bundle ({error}); make one with: coordinator device add NAME"
         ) from None

@@ -259,7 +259,7 @@ class Session:
     def next_due(self) -> float:
         """When `Tick` is wanted at the latest."""
         if not self._linked:
-            return self._retry_at or float("inf")
+            return self._retry_at if self._retry_at is not None else float("inf")
         due = [self._heartbeat_at if self._welcomed else self._hello_at]
         if self.update is not None and self._welcomed:
             due.append(self._offer_at)
@@ -271,7 +271,7 @@ class Session:
         """What to do right after a start: go on with what was saved."""
         if self.assign is None or self.update is not None:
             return []
-        return [Fetch(part) for part in self.assign.parts]
+        return [*(Fetch(part) for part in self.assign.parts), *self._work()]
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """The only way in; see the module's docstring."""
@@ -281,6 +281,7 @@ class Session:
         match event:
             case LinkUp():
                 self._linked = True
+                self._hello_tries = 0  # a new connection: what made the last ones slow is over
                 yield from self._hello(now)
             case LinkDown():
                 self._linked = self._welcomed = False
@@ -410,6 +411,7 @@ class Session:
         yield Send(Accept(lease=assign.lease))
         for part in assign.parts:
             yield Fetch(part)
+        yield from self._work()  # at once, if there is nothing to fetch
 
     def _declined_as(self, lease: str) -> Decline:
         if self._declined and self._declined.lease == lease:

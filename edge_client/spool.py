@@ -5,7 +5,10 @@ Three commits per round, to spare SD cards.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import sqlite3
 from pathlib import Path
 
@@ -17,6 +20,8 @@ from edge_client.wire import frames
 from edge_client.wire.messages import Assign
 
 __all__ = ["Spool"]
+
+log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS lease (
@@ -31,8 +36,13 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         with durable.disk_errors(f"cannot open {path}"):
-            self._db = durable.open_database(path)
-            self._db.executescript(_SCHEMA)
+            try:
+                self._db = _open(path)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                _move_aside(path, error)
+                self._db = _open(path)
 
     def load(self) -> tuple[Assign | None, Finished | None, tuple[int, int]]:
         """The lease in hand, its finished update, and the highest (epoch, issue) seen."""
@@ -72,6 +82,24 @@ class Spool:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = durable.open_database(path)
+    (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if state != "ok":
+        db.close()
+        raise sqlite3.DatabaseError(state)
+    db.executescript(_SCHEMA)
+    return db
+
+
+def _move_aside(path: Path, error: sqlite3.DatabaseError) -> None:
+    """A device must come back after any power cut: it loses its lease, which the coordinator offers again."""
+    log.error("%s is damaged (%s); kept as %s.damaged, this device begins anew", path, error, path.name)
+    for suffix in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{path}.damaged{suffix}")
 
 
 class _Rollback:

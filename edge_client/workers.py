@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from edge_client.records import Hash, WorkOrder, check_value, to_map
 from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.wire.messages import Assign
 
-__all__ = ["Worker", "done", "finished_update", "settle_method_state", "start"]
+__all__ = ["COMMAND", "Worker", "done", "finished_update", "settle_method_state", "start"]
 
+COMMAND = (sys.executable, "-m", "edge_client.worker")  # the folder follows
 _GRACE_S = 5.0
 _LOG_LINES = 20
 _EXIT_OVER_BUDGET = 75
@@ -40,6 +42,7 @@ def start(
     device_file: Mapping[str, Any],
     budget_bytes: int,
     method_state: Path,
+    command: Sequence[str] = COMMAND,
 ) -> Worker:
     """Start the worker of an assignment in its folder."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -62,13 +65,13 @@ def start(
         method_state=str(method_state),
     )
     (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
-    return Worker(assign.lease, folder)
+    return Worker(assign.lease, folder, command)
 
 
 class Worker:
     """A running worker."""
 
-    def __init__(self, lease: str, folder: Path) -> None:
+    def __init__(self, lease: str, folder: Path, command: Sequence[str] = COMMAND) -> None:
         self.lease = lease
         self._folder = folder
         self._rest = b""
@@ -79,7 +82,7 @@ class Worker:
         try:
             with open(folder / "log.txt", "wb") as log_file:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "edge_client.worker", str(folder)],
+                    [*command, str(folder)],
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
                     stderr=log_file,
@@ -128,8 +131,8 @@ class Worker:
         final = code in (_EXIT_OVER_BUDGET, _EXIT_DECLINED)
         return WorkerFailed(
             lease=self.lease,
-            code=str(told.get("code", kind)) if code == _EXIT_DECLINED else kind,
-            detail=detail[:2000],
+            code=_declined_code(told) if code == _EXIT_DECLINED else kind,
+            detail=_sendable(detail, 2000),
             log=_last_lines(self._folder / "log.txt") if not final else (),
             final=final,
         )
@@ -213,4 +216,14 @@ def _last_lines(path: Path) -> tuple[str, ...]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ()
-    return tuple(line[:300] for line in text.splitlines()[-_LOG_LINES:])
+    return tuple(_sendable(line, 300) for line in text.splitlines()[-_LOG_LINES:])
+
+
+def _sendable(text: str, limit_bytes: int) -> str:
+    """As much of a text as may travel: a message is small, and a file name in it need not be valid UTF-8."""
+    return text.encode("utf-8", "replace")[:limit_bytes].decode("utf-8", "ignore")
+
+
+def _declined_code(told: Mapping[str, Any]) -> str:
+    code = str(told.get("code"))
+    return code if re.fullmatch(r"[a-z0-9_]{1,32}", code) else "declined"

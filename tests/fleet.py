@@ -7,10 +7,13 @@ starts again what died, as systemd would; a process that ends by itself with an 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,8 +21,9 @@ from typing import Any
 
 from coordinator import control
 from edge_client import identity
+from edge_client.daemon import ConnectTo, Daemon
 from edge_client.errors import MachineError
-from edge_client.files import RunFile, parse_table
+from edge_client.files import DeviceFile, RunFile, parse_table
 from edge_client.records import from_map, to_map
 
 Json = dict[str, Any]
@@ -101,6 +105,17 @@ class Fleet:
                 scheme = bundle.brokers[0].partition("://")[0]
                 bundle = from_map(identity.Bundle, {**data, "brokers": [f"{scheme}://{self.reroute}"]})
             self._bundles[bundle.device] = bundle
+
+    def bundle(self, name: str) -> identity.Bundle:
+        """What a device joined with."""
+        return self._bundles[name]
+
+    def write_bundle(self, name: str) -> Path:
+        """Enrol a device and write its bundle, for tests that join by themselves."""
+        self.add_devices(name)
+        path = self.folder / f"{name}.join"
+        identity.write_bundle(path, self._bundles[name])
+        return path
 
     def start_device(self, name: str, faults: Mapping[str, str] | None = None, *, memory: str = "2GB") -> None:
         """Start a client from its bundle; its part of the digits follows from its place among the devices."""
@@ -199,6 +214,51 @@ class Fleet:
         return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in logs)
 
 
+class DeviceThread:
+    """A client in a thread of the test, for transports that a process of its own could not have; its workers are real."""
+
+    def __init__(self, bundle: identity.Bundle, folder: Path, part: tuple[int, int], connect: ConnectTo) -> None:
+        self.error: BaseException | None = None
+        self._daemon: Daemon | None = None
+        self._stop = threading.Event()
+        data = {"source": "digits", "partition": "iid", "part": part}
+        file = parse_table(DeviceFile, {"data": data, "limits": {"memory": "2GB"}}, source="test")
+        self._arguments: Json = {"bundle": bundle, "device_file": file, "state_dir": folder, "connect": connect}
+        self._thread = threading.Thread(target=self._run, name=bundle.device, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._daemon = Daemon(**self._arguments)  # in this thread: its database belongs to the thread that opened it
+            if not self._stop.is_set():
+                self._daemon.run()
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        """End it; raises what it died of."""
+        self._stop.set()
+        if self._daemon is not None:
+            self._daemon.request_stop()
+        self._thread.join(15)
+        assert not self._thread.is_alive(), "the client did not end"
+        if self.error is not None:
+            raise self.error
+
+
 def hashes(shown: Json) -> list[str]:
     """The model's hash after every round, the first one before round 1."""
     return [model["sha256"] for model in shown["models"]]
+
+
+@functools.cache
+def undisturbed_hashes(rounds: int, hidden: int) -> list[str]:
+    """The hashes of a run of the devices a and b that nobody disturbs; made once for all tests of a session."""
+    with tempfile.TemporaryDirectory(prefix="fedfit-undisturbed-") as folder, Fleet(Path(folder)) as fleet:
+        fleet.start_coordinator()
+        fleet.add_devices("a", "b")
+        fleet.start_device("a")
+        fleet.start_device("b")
+        shown = fleet.wait_finished(fleet.start_run(mlp_run(rounds=rounds, model={"hidden": [hidden]})), 30 * rounds)
+        assert shown["state"] == "finished", shown["reason"]
+        return hashes(shown)

@@ -1,0 +1,49 @@
+"""`python -m benchmarks [NAME ...] [--quick]`: measure, print a table, write `benchmarks/results/NAME.json`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+
+from benchmarks import figures
+
+# name -> module and function; imported when asked for
+_KNOWN = {
+    "idle_daemon": ("idle_daemon", "measure"),
+    "aggregation_memory": ("aggregation_memory", "measure"),
+    "round_transfer": ("round_transfer", "big"),
+    "small_round": ("round_transfer", "small"),
+    "wire_bytes": ("wire_bytes", "measure"),
+    "restart": ("restart", "measure"),
+    "thousand_devices": ("thousand_devices", "measure"),
+}
+
+
+def main() -> int:
+    """0 if every goal was met."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(_KNOWN)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats; results go to NAME.quick.json")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in _KNOWN]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(_KNOWN)}")
+    met = [_measure(name, quick=options.quick) for name in options.names or _KNOWN]
+    return 0 if all(met) else 1
+
+
+def _measure(name: str, *, quick: bool) -> bool:
+    print(f"== {name}", flush=True)
+    module, function = _KNOWN[name]
+    measure: Callable[..., list[figures.Figure]] = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    facts = figures.machine()
+    found = measure(quick=quick)
+    print(figures.table(found))
+    print(f"   {figures.save(name, found, facts, quick=quick)}\n", flush=True)
+    return all(figure.met is not False for figure in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""A real client daemon whose workers train nothing: `python -m benchmarks.no_training_device HOME`.
+
+The same modules, connection and loop as `edge-client start`; HOME holds `device.join` and `device.toml`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_client import daemon, files, identity
+from edge_client.transport.base import Event, Transport, Will, parse_broker_url
+from edge_client.transport.mqtt import MqttTransport, tls_context
+from edge_client.wire.topics import Topics
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
+    home = Path(sys.argv[1])
+    bundle = identity.read_bundle(home / "device.join")
+    url = parse_broker_url(bundle.brokers[0])
+    state_topic = Topics(bundle.federation).device(bundle.device, "state")
+
+    def connect(on_event: Callable[[Event], None], boot: str) -> Transport:
+        return MqttTransport(
+            host=url.host,
+            port=url.port,
+            name=bundle.device,
+            on_event=on_event,
+            password=bundle.password,
+            tls=tls_context(bundle.ca) if url.tls else None,
+            will=Will(topic=state_topic, payload=f"offline {boot}".encode()),
+            boot_id=boot,
+        )
+
+    daemon.run_daemon(
+        bundle=bundle,
+        device_file=files.load_device_file(home / "device.toml"),
+        state_dir=home / "state",
+        connect=connect,
+        worker_command=(sys.executable, "-m", "benchmarks.no_training_worker"),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""How soon a coordinator serves again after a restart, with 10,000 rounds of ten devices in its store and with none.
+
+Serving: the control socket answers and the broker accepts a connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.federation import SMALL, Federation, run_file, scratch
+from benchmarks.figures import Figure
+from coordinator.store.base import LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
+from coordinator.store.sqlite import SqliteStore
+from edge_client.records import Report, TrainingPlan, to_map
+
+__all__ = ["measure"]
+
+_DEVICES = 10
+_PLAN = TrainingPlan(microbatch=16, budget_bytes=10**9, predicted_bytes=10**8)
+
+
+def measure(*, quick: bool) -> list[Figure]:
+    """Seconds from the process's start."""
+    rounds = 1000 if quick else 10_000
+    repeats = 3 if quick else 7
+    empty, filled = _restarts(0, repeats), _restarts(rounds, repeats)
+    floor = sorted(empty)[len(empty) // 2]
+    return [
+        Figure(name="restart, empty store", unit="s", values=empty, at_most=2),
+        Figure(name=f"restart, {rounds} rounds", unit="s", values=filled, at_most=2),
+        Figure(name="ratio", unit="", values=tuple(seconds / floor for seconds in filled), at_most=1.5),
+    ]
+
+
+def _restarts(rounds: int, repeats: int) -> tuple[float, ...]:
+    with tempfile.TemporaryDirectory(dir=scratch()) as folder:
+        with Federation(Path(folder)) as federation:
+            federation.start()
+            federation.enrol(_DEVICES)
+        if rounds:
+            _fill(Path(folder) / "coordinator", rounds)
+        found = []
+        for _ in range(repeats):
+            began = time.monotonic()
+            with Federation(Path(folder)) as federation:
+                federation.start()
+                socket.create_connection(("127.0.0.1", federation.broker_port())).close()
+                found.append(time.monotonic() - began)
+        return tuple(found)
+
+
+def _fill(state_dir: Path, rounds: int) -> None:
+    """A run in the middle of its life, through the store's own methods but for the sync of every commit."""
+    store = SqliteStore(state_dir / "state.db")
+    store._db.execute("PRAGMA synchronous=OFF")  # filling with it on takes minutes and leaves the same file
+    file = run_file(hidden=SMALL, rounds=2 * rounds, devices=_DEVICES)
+    store.add_run(RunRow(id="bench-1", file=to_map(file)))
+    store.add_initial_model(_model(0), _hash("settings"), 500)
+    for number in range(1, rounds + 1):
+        leases = [_lease(number, index) for index in range(_DEVICES)]
+        store.open_round(RoundRow(run="bench-1", number=number, attempt=1, goal=10, quorum=10, remaining_s=60.0), leases)
+        for lease in leases:
+            store.save_update(_update(lease), None, lease.id)
+        store.freeze("bench-1", number, 1, _hash(f"set {number}"))
+        store.commit_round(number, 1, _model(number))
+        store.announce("bench-1", number, 1)
+    store.close()
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _model(version: int) -> ModelRow:
+    sha256 = _hash(f"model {version}")
+    return ModelRow(
+        run="bench-1",
+        version=version,
+        sha256=sha256,
+        length=4000,
+        sent_sha256=sha256,
+        sent_length=4000,
+        set_hash=_hash(f"set {version}"),
+    )
+
+
+def _lease(number: int, index: int) -> LeaseRow:
+    return LeaseRow(
+        id=_hash(f"lease {number} {index}")[:32],
+        issue=_DEVICES * number + index,
+        epoch=1,
+        run="bench-1",
+        round=number,
+        attempt=1,
+        device=f"d{index:03}",
+        train=True,
+        evaluate=False,
+        version=number - 1,
+        plan=_PLAN,
+    )
+
+
+def _update(lease: LeaseRow) -> UpdateRow:
+    return UpdateRow(
+        run=lease.run,
+        round=lease.round,
+        attempt=1,
+        device=lease.device,
+        lease=lease.id,
+        sha256=_hash(f"update {lease.id}"),
+        length=4000,
+        num_samples=100,
+        norm=0.1,
+        report=Report(num_samples=100, steps=7, payload="params", plan=_PLAN, peak_bytes=10**8, seconds=1.5),
+    )
