@@ -32,4 +32,4 @@ test-slow: $(STAMP) ## the tests that take minutes
 	@.venv/bin/python -m pytest -q -m slow
 
 bench: $(STAMP) ## measurements; they are no part of the tests
-	@for script in benchmarks/*.py; do echo "== $$script"; .venv/bin/python "$$script" || exit 1; done
+	@.venv/bin/python -m benchmarks

@@ -1,4 +1,4 @@
-"""What a benchmark brings: figures with their spread and their goal, the machine they were taken on, a table, a JSON file."""
+"""What a benchmark brings: figures with their spread and goal, the machine they were taken on; a table, a JSON file."""
 
 from __future__ import annotations
 
@@ -98,11 +98,13 @@ def table(figures: Iterable[Figure]) -> str:
         verdict = {True: "met", False: "NOT MET", None: ""}[figure.met]
         rows.append((figure.name, *(_short(value) for value in values), figure.unit, figure.goal, verdict))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.rjust(w) if 0 < i < 4 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        .rstrip()
-        for row in rows
-    )
+
+
+    def line(row: Sequence[str]) -> str:
+        padded = (c.rjust(w) if 0 < i < 4 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        return "  ".join(padded).rstrip()
+
+    return "\n".join(line(row) for row in rows)
 
 
 def _short(value: float) -> str:

@@ -62,7 +62,8 @@ def _fill(state_dir: Path, rounds: int) -> None:
     store.add_initial_model(_model(0), _hash("settings"), 500)
     for number in range(1, rounds + 1):
         leases = [_lease(number, index) for index in range(_DEVICES)]
-        store.open_round(RoundRow(run="bench-1", number=number, attempt=1, goal=10, quorum=10, remaining_s=60.0), leases)
+        row = RoundRow(run="bench-1", number=number, attempt=1, goal=_DEVICES, quorum=_DEVICES, remaining_s=60.0)
+        store.open_round(row, leases)
         for lease in leases:
             store.save_update(_update(lease), None, lease.id)
         store.freeze("bench-1", number, 1, _hash(f"set {number}"))

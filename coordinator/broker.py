@@ -42,7 +42,7 @@ _RELOAD_S = 5.0
 _STOP_S = 3.0
 _PORT_TRIES = 5
 _ADDRESS_IN_USE = "address already in use"
-# it allocates every message anew: collecting less often halves its CPU time for 45 MB models; the limit bounds the price
+# it allocates every message anew: collecting less often halves its CPU time; the limit bounds what that costs
 _GO_RUNTIME = {"GOGC": "400", "GOMEMLIMIT": "256MiB"}
 
 

@@ -376,7 +376,8 @@ class Conductor:
                 case rounds.OpenRound(round_, leases):
                     faults.in_round(round_.number)
                     store.open_round(round_, leases)
-                    log.info("run %s round %d: asks %d devices", round_.run, round_.number, len(leases))
+                    what = f"round {round_.number}" if round_.goal else "last evaluation"
+                    log.info("run %s %s: asks %d devices", round_.run, what, len(leases))
                 case rounds.AddLeases(leases):
                     store.add_leases(leases)
                 case rounds.SendAssign(lease, deadline_s):

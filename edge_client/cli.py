@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_client import __version__, daemon, files, identity
 from edge_client.data import registry as data
-from edge_client.errors import FedfitError, InputError
+from edge_client.errors import FedfitError, InputError, NoSuchNameError
 from edge_client.transport.base import Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import MqttTransport, tls_context
 from edge_client.wire.topics import Topics
@@ -62,7 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _join(options: argparse.Namespace) -> None:
     bundle = _bundle(options.bundle)
     identity.join(options.state_dir, bundle)
-    print(f"joined federation {bundle.federation} as {bundle.device}; start it with: edge-client start")
+    print(f"joined federation {bundle.federation} as {bundle.device}; start it with: edge-client start{_named(options.state_dir)}")
+
+
+def _named(state_dir: Path) -> str:
+    return "" if state_dir == identity.default_state_dir() else f" --state-dir {state_dir}"
 
 
 def _bundle(name: str) -> identity.Bundle:
@@ -93,7 +97,10 @@ def _device_file(path: Path, *, required: bool) -> files.DeviceFile:
         )
     device_file = files.load_device_file(path)
     if device_file.data is not None:
-        data.validate(device_file.data)
+        try:
+            data.validate(device_file.data)
+        except NoSuchNameError as error:
+            raise InputError(f"{path}: {error}") from None
     return device_file
 
 

@@ -8,7 +8,6 @@ the errors and the documentation. Keys are written with dashes, sizes as `512MB`
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 import sys
@@ -260,6 +259,8 @@ def _is_rest(hint: Any) -> bool:
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    import difflib  # only for a typo: it would cost every daemon 0.2 MB
+
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     keys = ", ".join(key.replace("_", "-") for key in known)
     return f"; did you mean {close[0].replace('_', '-')!r}?" if close else f"; known: {keys}"

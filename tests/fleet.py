@@ -215,7 +215,7 @@ class Fleet:
 
 
 class DeviceThread:
-    """A client in a thread of the test, for transports that a process of its own could not have; its workers are real."""
+    """A client in a thread of the test, for transports that a process could not have; its workers are real."""
 
     def __init__(self, bundle: identity.Bundle, folder: Path, part: tuple[int, int], connect: ConnectTo) -> None:
         self.error: BaseException | None = None
@@ -229,7 +229,7 @@ class DeviceThread:
 
     def _run(self) -> None:
         try:
-            self._daemon = Daemon(**self._arguments)  # in this thread: its database belongs to the thread that opened it
+            self._daemon = Daemon(**self._arguments)  # in this thread: a database belongs to the thread that opened it
             if not self._stop.is_set():
                 self._daemon.run()
         except BaseException as error:

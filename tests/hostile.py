@@ -1,7 +1,7 @@
 """Devices that follow a script instead of training, and an enemy with the broker's rights; both speak the real wire.
 
-A `ScriptedDevice` joins with a real bundle through the real transport. Its `Script` says what it answers to an assignment;
-the default is an honest update whose tensors all have one value, so that the mean over devices is known by hand.
+A `ScriptedDevice` joins with a real bundle through the real transport. Its `Script` says what it answers to an
+assignment; the default is an honest update whose tensors all have one value, so that a mean is known by hand.
 An `Eavesdropper` hears everything that goes through the broker, and repeats, damages, redirects and invents messages.
 """
 
@@ -65,12 +65,19 @@ Make = Callable[[Path, Path], Sent]  # the received model, a place for a file ->
 
 
 def container(
-    base: Path, out: Path, *, value: float = 1.0, num_samples: int = 10, codec: str = "fp32", shape: int = 0, drop: int = 0
+    base: Path,
+    out: Path,
+    *,
+    value: float = 1.0,
+    num_samples: int = 10,
+    codec: str = "fp32",
+    longer: int = 0,
+    drop: int = 0,
 ) -> bytes:
-    """An update whose tensors all hold `value`; `shape` is added to the first dimension, the last `drop` are left out."""
+    """An update whose tensors all hold `value`, their first dimension `longer` than asked, without the last `drop`."""
     with ContainerReader(base) as reader:
         entries = reader.header.entries[: len(reader.header.entries) - drop]
-        tensors = [torch.full((entry.shape[0] + shape, *entry.shape[1:]), value) for entry in entries]
+        tensors = [torch.full((entry.shape[0] + longer, *entry.shape[1:]), value) for entry in entries]
     report = Report(num_samples=num_samples, steps=1, payload="params")
     table = [(entry.name, codec, tuple(tensor.shape)) for entry, tensor in zip(entries, tensors, strict=True)]
     write_container(out, to_map(report), table, tensors)
@@ -79,7 +86,9 @@ def container(
 
 def honest(value: float, num_samples: int = 10) -> Make:
     """An update as it should be."""
-    return lambda base, out: Sent(data=container(base, out, value=value, num_samples=num_samples), num_samples=num_samples)
+    return lambda base, out: Sent(
+        data=container(base, out, value=value, num_samples=num_samples), num_samples=num_samples
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,8 +170,8 @@ class ScriptedDevice:
 
     def hello(self) -> bytes:
         """The first word."""
-        profile = measure(10**9)
-        return self.say(Hello(boot=self._boot, hello=1, client="scripted", profile=profile, labels={}, free_bytes=2**40))
+        hello = Hello(boot=self._boot, hello=1, profile=measure(10**9), labels={}, free_bytes=2**40)
+        return self.say(hello)
 
     def _hear(self, message: Message) -> None:
         match message:

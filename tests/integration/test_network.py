@@ -1,4 +1,4 @@
-"""A bad network changes no model: cut at many bytes, slow, late; messages lost, repeated, swapped, damaged, old, forged.
+"""A bad network changes no model: cut anywhere, slow, late; messages lost, repeated, swapped, damaged, old, forged.
 
 The clients run in threads of the test, with their real logic and real workers, because a client that has been cut many
 times in a row waits up to a minute before it comes again, and a test should not.
@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,9 @@ from coordinator.commands import bundle_for, new_device
 from coordinator.service import Service, ServiceOptions
 from coordinator.store.sqlite import SqliteStore
 from edge_client import identity
+from edge_client.daemon import ConnectTo
 from edge_client.records import to_map
-from edge_client.transport.base import Event, OnEvent, Transport, parse_broker_url
+from edge_client.transport.base import OnEvent, parse_broker_url
 from edge_client.transport.inproc import Faults, Hub
 from edge_client.transport.mqtt import Backoff, MqttTransport
 from tests.fleet import DeviceThread, Fleet, hashes, mlp_run, undisturbed_hashes
@@ -32,13 +33,19 @@ from tests.proxy import Link, Proxy
 FAST = Backoff(min_s=0.02, max_s=0.1)
 HIDDEN = 1024  # a model of 303 kB: three chunks
 ROUNDS = 2
-SECONDS = 180
+SECONDS = 120
 
 
-def _connect(bundle: identity.Bundle) -> Callable[[OnEvent], Transport]:
+def _connect(bundle: identity.Bundle) -> ConnectTo:
     url = parse_broker_url(bundle.brokers[0])
-    return lambda on_event: MqttTransport(
-        host=url.host, port=url.port, name=bundle.device, password=bundle.password, on_event=on_event, backoff=FAST
+    return lambda on_event, boot: MqttTransport(
+        host=url.host,
+        port=url.port,
+        name=bundle.device,
+        password=bundle.password,
+        on_event=on_event,
+        boot_id=boot,
+        backoff=FAST,
     )
 
 
@@ -97,7 +104,7 @@ def test_a_slow_and_late_network_changes_no_model(tmp_path: Path) -> None:
         fleet.wait_until(lambda: len(hashes(fleet.show(run))) == 2, SECONDS, "round 1 is committed")
         proxy.link = Link(stalled="up")
         before = proxy.num_bytes
-        fleet.wait_until(lambda: proxy.num_bytes > before, SECONDS, "the coordinator speaks into the stalled connection")
+        fleet.wait_until(lambda: proxy.num_bytes > before, SECONDS, "the coordinator speaks on the stalled connection")
         proxy.link = Link()
         assert hashes(fleet.wait_finished(run, SECONDS)) == undisturbed_hashes(ROUNDS, HIDDEN)
 
@@ -207,8 +214,8 @@ def test_lost_repeated_swapped_and_damaged_messages_change_no_model(tmp_path: Pa
     assert results == [undisturbed_hashes(ROUNDS, HIDDEN)]
 
 
-def _over(lock: threading.RLock, hub: Hub, name: str) -> Callable[[Callable[[Event], None]], Transport]:
-    return lambda on_event: _Shared(lock, hub, name, on_event)
+def _over(lock: threading.RLock, hub: Hub, name: str) -> ConnectTo:
+    return lambda on_event, boot: _Shared(lock, hub, name, on_event)
 
 
 def _follow(state_dir: Path) -> list[str]:

@@ -1,0 +1,195 @@
+"""The control socket with clients that behave, and with those that do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.control import ControlServer, NotRunningError, request, socket_path
+from edge_client.errors import ConflictError, MachineError, NoSuchNameError
+
+
+def _echo(asked: dict[str, Any]) -> dict[str, Any]:
+    if asked["request"] == "conflict":
+        raise ConflictError("it exists already")
+    if asked["request"] == "unknown":
+        raise NoSuchNameError.of("run", "r-9", ["r-1"])
+    return {"asked": asked}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ControlServer]:
+    control = ControlServer(tmp_path, _echo)
+    yield control
+    control.close()
+
+
+def _connect(tmp_path: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(socket_path(tmp_path)))
+    client.settimeout(10)
+    return client
+
+
+def _serve_all(server: ControlServer) -> None:
+    server.serve(server.fds())
+
+
+def _serve_while(server: ControlServer, call: Callable[[], dict[str, Any]]) -> Any:
+    """Runs `call` in a thread and the server here, as the service's loop does; readiness is not waited for."""
+    outcome: list[Any] = []
+
+    def client() -> None:
+        try:
+            outcome.append(call())
+        except MachineError as error:
+            outcome.append(error)
+        except (ConflictError, NoSuchNameError) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    while thread.is_alive():
+        _serve_ready(server)
+    thread.join()
+    return outcome[0]
+
+
+def _serve_ready(server: ControlServer) -> None:
+    ready, _, _ = select.select(server.fds(), [], [], 0.05)
+    server.serve(ready)
+
+
+def test_a_request_is_answered(server: ControlServer, tmp_path: Path) -> None:
+    """What was asked comes back from the handler."""
+    answer = _serve_while(server, lambda: request(tmp_path, "run-show", run="r-1"))
+    assert answer == {"asked": {"request": "run-show", "run": "r-1"}}
+
+
+@pytest.mark.parametrize(("what", "kind"), [("conflict", ConflictError), ("unknown", NoSuchNameError)])
+def test_an_error_keeps_its_type_and_message(
+    server: ControlServer, tmp_path: Path, what: str, kind: type[Exception]
+) -> None:
+    """So that the command ends with the right exit code."""
+    error = _serve_while(server, lambda: request(tmp_path, what))
+    assert type(error) is kind
+    assert "r-1" in str(error) or "exists" in str(error)
+
+
+def test_only_the_owner_may_open_the_socket(server: ControlServer, tmp_path: Path) -> None:
+    """0600, whatever the umask is."""
+    assert stat.S_IMODE(os.stat(socket_path(tmp_path)).st_mode) == 0o600
+    assert server.fds()
+
+
+def test_half_a_line_waits_for_its_other_half(server: ControlServer, tmp_path: Path) -> None:
+    """And two lines in one piece are two requests."""
+    with _connect(tmp_path) as client:
+        _serve_all(server)
+        client.sendall(b'{"request": ')
+        _serve_ready(server)
+        client.sendall(b'"a"}\n{"request": "b"}\n')
+        _serve_ready(server)
+        with client.makefile("rb") as lines:
+            answers = [json.loads(lines.readline()) for _ in range(2)]
+    assert [answer["result"]["asked"]["request"] for answer in answers] == ["a", "b"]
+
+
+def test_a_client_that_vanishes_is_forgotten(server: ControlServer, tmp_path: Path) -> None:
+    """Before a word, in the middle of a line, and without reading its answer."""
+    for sent in (b"", b'{"request": "x', b'{"request": "x"}\n' * 3):
+        client = _connect(tmp_path)
+        _serve_all(server)
+        if sent:
+            client.sendall(sent)
+        client.close()
+        while len(server.fds()) > 1:
+            _serve_ready(server)
+    assert len(server.fds()) == 1
+
+
+@pytest.mark.parametrize(
+    "line", [b"no json", b"[1]", b"\xff\xfe", b"[" * 100_000, b"7", b"1" * 5000, b'{"request": "x"'], ids=range(7)
+)
+def test_nonsense_is_answered_as_nonsense(server: ControlServer, tmp_path: Path, line: bytes) -> None:
+    """Also JSON that is too deep or too long a number for Python; the server lives on."""
+    with _connect(tmp_path) as client:
+        _serve_all(server)
+        sender = threading.Thread(target=client.sendall, args=(line + b"\n",))
+        sender.start()
+        with client.makefile("rb") as lines:
+            while sender.is_alive():
+                _serve_ready(server)
+            for _ in range(3):
+                _serve_ready(server)
+            answer = json.loads(lines.readline())
+        sender.join()
+    assert answer["ok"] is False
+    assert answer["error"] == "InputError"
+
+
+def test_an_endless_line_ends_its_connection(server: ControlServer, tmp_path: Path) -> None:
+    """After 4 MiB without a line end."""
+    client = _connect(tmp_path)
+    _serve_all(server)
+
+    def flood() -> None:
+        try:
+            for _ in range(100):
+                client.sendall(b"x" * 65_536)
+        except OSError:
+            return
+
+    sender = threading.Thread(target=flood)
+    sender.start()
+    while len(server.fds()) > 1:
+        _serve_ready(server)
+    sender.join()
+    client.close()
+
+
+def test_a_bug_in_the_handler_is_not_called_bad_json(tmp_path: Path) -> None:
+    """A `ValueError` of ours must not be hidden as the client's mistake."""
+
+    def broken(asked: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("ours")
+
+    server = ControlServer(tmp_path, broken)
+    with _connect(tmp_path) as client:
+        _serve_all(server)
+        client.sendall(b"{}\n")
+        with pytest.raises(ValueError, match="ours"):
+            _serve_ready(server)
+    server.close()
+
+
+def test_without_a_coordinator_the_command_says_how_to_start_one(tmp_path: Path) -> None:
+    """No socket, a stale socket, no folder."""
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(NotRunningError, match="coordinator start"):
+            request(folder, "x")
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(socket_path(tmp_path)))
+    stale.close()
+    with pytest.raises(NotRunningError, match="coordinator start"):
+        request(tmp_path, "x")
+
+
+def test_a_state_directory_with_a_long_path_works(tmp_path: Path) -> None:
+    """A Unix socket's own limit is 108 bytes."""
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    server = ControlServer(folder, _echo)
+    answer = _serve_while(server, lambda: request(folder, "x"))
+    server.close()
+    assert answer["asked"]["request"] == "x"
+    assert not socket_path(folder).exists()

@@ -1,0 +1,110 @@
+"""The pages that describe formats say what the code says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from coordinator.commands import check_run
+from edge_client import errors, files, records
+from edge_client.data import registry as data
+from edge_client.identity import Bundle
+from edge_client.wire import messages
+from edge_client.wire.topics import Topics
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DOCS = Path(__file__).parents[2] / "docs"
+WIRE = (DOCS / "wire.md").read_text(encoding="utf-8")
+
+
+def table_of(cls: type) -> str:
+    """A file's keys as a table of docs/files.md."""
+    head = ["| key | type | default | range | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *(f"| `{key}` | {' | '.join(rest)} |" for key, *rest in files.describe(cls))])
+
+
+def field_names(cls: type) -> str:
+    return ", ".join(f"`{f.name}`" for f in dataclasses.fields(cls))
+
+
+@pytest.mark.parametrize("cls", [files.RunFile, files.DeviceFile])
+def test_files_page_has_the_generated_table(cls: type) -> None:
+    """Whoever changes a key pastes the new table: it is in the failure's message."""
+    page = (DOCS / "files.md").read_text(encoding="utf-8")
+    assert table_of(cls) in page, f"put this table into docs/files.md:\n{table_of(cls)}"
+
+
+def test_a_described_key_has_type_default_range_and_help() -> None:
+    """By hand from the fields: a number, a choice, a required table, a size without a unit in the code."""
+    rows = {row.key: row for row in (*files.describe(files.RunFile), *files.describe(files.DeviceFile))}
+    assert rows["train.lr"] == ("train.lr", "number", "`0.05`", "0 to 1000", "learning rate")
+    assert rows["train.optimizer"][1:4] == ("text", '`"sgd"`', "`sgd` or `adam`")
+    assert rows["model"][1:4] == ("table", "required", "")
+    assert rows["limits.disk"][1:4] == ("size", "`4.0 GB`", "0 or more")
+    assert rows["method.*"][1] == "any"
+
+
+def test_defaults_that_are_shown_can_be_written() -> None:
+    """Sizes and durations of the table are in the form that the parser takes: 4 GB and 30 min."""
+    rows = {row.key: row for row in (*files.describe(files.RunFile), *files.describe(files.DeviceFile))}
+    assert files.parse_bytes(rows["limits.disk"].default.strip("`")) == 4 * 10**9
+    assert files.parse_duration(rows["rounds.deadline"].default.strip("`")) == 1800.0
+
+
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "files.md"], ids=lambda page: page.name)
+def test_files_that_are_shown_are_accepted(page: Path) -> None:
+    """One run file and one device file each, through the same checks as the commands."""
+    blocks = re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    run, device = (tomllib.loads(block) for block in blocks)
+    check_run(files.parse_table(files.RunFile, run, source=page.name))
+    section = files.parse_table(files.DeviceFile, device, source=page.name).data
+    assert section is not None
+    data.validate(section)
+
+
+@pytest.mark.parametrize("cls", get_args(messages.Message), ids=lambda cls: cls.__name__)
+def test_wire_page_has_every_message_with_its_kind_and_fields(cls: type) -> None:
+    """Kind numbers are for ever: the page is the second place that would have to change."""
+    kind = messages._NUMBERS[cls]
+    assert f"| {kind} | `{cls.__name__}` | {field_names(cls)} |" in WIRE
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [records.DeviceProfile, records.TrainingPlan, records.PartRef, records.Report, records.Evaluation],
+    ids=lambda cls: cls.__name__,
+)
+def test_wire_page_has_every_record_with_its_fields(cls: type) -> None:
+    """Those that travel inside messages and containers."""
+    assert f"| `{cls.__name__}` | {field_names(cls)} |" in WIRE
+
+
+def test_wire_page_has_the_fields_of_the_bundle() -> None:
+    """In any order: they are explained in a sentence."""
+    section = WIRE.partition("## Join bundle")[2]
+    assert [f.name for f in dataclasses.fields(Bundle) if f"`{f.name}`" not in section] == []
+
+
+def test_wire_and_operations_pages_have_every_topic() -> None:
+    """Also the permissions for a broker of one's own: exactly what a device may write and read."""
+    topics = Topics("FED")
+    write, read = topics.device_publishes("NAME"), topics.device_subscribes("NAME")
+    assert [topic for topic in (*write, *read) if f"| `{topic}` |" not in WIRE] == []
+    lines = [*(f"topic write {topic}" for topic in write), *(f"topic read {topic}" for topic in read)]
+    assert "\n".join(["user NAME", *lines]) + "\n```" in (DOCS / "operations.md").read_text(encoding="utf-8")
+
+
+def test_exit_codes_page_has_every_code() -> None:
+    """One row per code of the exception tree."""
+    page = (DOCS / "exit-codes.md").read_text(encoding="utf-8")
+    codes = {getattr(errors, name).exit_code for name in errors.__all__}
+    assert [code for code in sorted(codes) if f"\n| {code} | " not in page] == []

@@ -1,0 +1,321 @@
+"""The rules of a run's life, one by one, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rows import PLAN, digest, lease_row, model_row, report, round_row, run_file, update_row
+
+from coordinator import rounds
+from coordinator.rounds import Instruction, RunMachine, Snapshot, seed_of
+
+
+def _machine(*, now: float = 0.0, file: dict[str, Any] | None = None, **snapshot: Any) -> RunMachine:
+    tables = {"rounds": {"deadline": "60s"}, "evaluate": {"every": 0}, "stop": {"rounds": 2}} | (file or {})
+    ids, issues = iter(range(1, 10_000)), iter(range(100, 10_000))
+    fields = {"run": "r-1", "file": run_file(**tables), "epoch": 7, "version": 0} | snapshot
+    return RunMachine(
+        Snapshot(**fields), new_id=lambda: f"lease-{next(ids)}", new_issue=lambda: next(issues), now=now
+    )
+
+
+def _tick(machine: RunMachine, names: str, now: float, enrolled: int | None = None) -> list[Instruction]:
+    online = frozenset(names)
+    return machine.handle(rounds.Tick(online, len(online) if enrolled is None else enrolled), now)
+
+
+def _kinds(instructions: list[Instruction]) -> list[str]:
+    return [type(instruction).__name__ for instruction in instructions]
+
+
+def _lease_of(machine: RunMachine, device: str) -> str:
+    return next(lease.id for lease in machine.leases.values() if lease.device == device)
+
+
+def _store(machine: RunMachine, device: str, now: float = 1.0, **changes: Any) -> list[Instruction]:
+    fields = {"lease": _lease_of(machine, device), "sha256": digest(device), "length": 9, "norm": 1.0}
+    return machine.handle(rounds.Stored(**fields | {"report": report()} | changes), now)
+
+
+def _of(instructions: list[Instruction], kind: type) -> list[Any]:
+    return [instruction for instruction in instructions if isinstance(instruction, kind)]
+
+
+def test_r1_the_row_comes_before_the_receipt_and_a_repeat_writes_no_second_row() -> None:
+    """The same update again gets the same answer; other bytes under the same lease are refused."""
+    machine = _machine()
+    _tick(machine, "ab", 0)
+    assert _kinds(_store(machine, "a")) == ["SaveUpdate", "SendReceipt"]
+    (again,) = _store(machine, "a")
+    assert (again.status, again.sha256) == ("accepted", digest("a"))
+    (other,) = _store(machine, "a", sha256=digest("other"))
+    assert (other.status, other.code) == ("refused", "equivocation")
+
+
+def test_r1_a_refusal_does_not_take_back_a_receipt() -> None:
+    """An update that counts is not refused afterwards."""
+    machine = _machine()
+    _tick(machine, "ab", 0)
+    _store(machine, "a")
+    refused = rounds.Refused(lease=_lease_of(machine, "a"), sha256=digest("a"), code="norm", detail="")
+    assert machine.handle(refused, 1.0) == []
+
+
+def test_r2_the_frozen_set_is_sorted_and_what_comes_later_is_late() -> None:
+    """b answers before a; the set is (a, b), frozen before it is folded."""
+    machine = _machine(file={"devices": {"min": 2, "fraction": 0.5}})
+    _tick(machine, "abcd", 0)
+    assert len(machine.leases) == 4  # goal and quorum 2; P[Bin(3, 0.9) >= 2] = 0.972 is not enough
+    _store(machine, "b")
+    ended = _store(machine, "a")
+    assert _kinds(ended) == ["SaveUpdate", "SendReceipt", *["CloseLease", "SendCancel"] * 2, "Freeze", "Fold"]
+    (fold,) = _of(ended, rounds.Fold)
+    assert [update.device for update in fold.updates] == ["a", "b"]
+    (late,) = _store(machine, "c")
+    assert (late.status, late.code) == ("late", "late")
+
+
+def test_spares_that_are_not_needed_are_not_counted_as_failures() -> None:
+    """Cut off because the goal was reached: cancelled; cut off by the deadline: expired. Only the latter is a drop."""
+    machine = _machine(file={"devices": {"min": 2, "fraction": 0.5}})
+    _tick(machine, "abcd", 0)
+    _store(machine, "a")
+    ended = _store(machine, "b")
+    assert {close.state for close in _of(ended, rounds.CloseLease)} == {"cancelled"}
+    machine = _machine(file={"devices": {"min": 1, "fraction": 1.0}})
+    _tick(machine, "abcde", 0)
+    for device in "abcd":
+        _store(machine, device)
+    ended = _tick(machine, "abcde", 60.0)
+    assert {close.state for close in _of(ended, rounds.CloseLease)} == {"expired"}
+    assert "Freeze" in _kinds(ended)  # 4 of 5 is the quorum
+
+
+def test_r3_a_round_is_prolonged_once_and_then_abandoned() -> None:
+    """Deadline 60 s, then half of it again, then the end of the attempt; the next one begins after a pause of 2 s."""
+    machine = _machine(file={"devices": {"min": 2}})
+    _tick(machine, "ab", 0)
+    for lease in list(machine.leases):
+        machine.handle(rounds.Accepted(lease), 1.0)
+    (saved,) = _of(_tick(machine, "ab", 60.0), rounds.SaveDeadline)
+    assert saved.round.extended
+    assert saved.round.remaining_s == 30.0
+    assert "Abandon" not in _kinds(_tick(machine, "ab", 89.9))
+    ended = _tick(machine, "ab", 90.0)
+    assert _kinds(ended)[-1] == "Abandon"
+    assert [close.state for close in _of(ended, rounds.CloseLease)] == ["cancelled"] * 2
+    assert _tick(machine, "ab", 91.9) == []
+    (opened,) = _of(_tick(machine, "ab", 92.1), rounds.OpenRound)
+    assert (opened.round.number, opened.round.attempt) == (1, 2)
+
+
+def test_r3_an_abandoned_round_waits_longer_every_time_and_never_breaks() -> None:
+    """2 s, 4 s, ... 60 s; after 2,000 attempts the pause is still 60 s."""
+    machine = _machine(round=round_row(attempt=2000, state="ABANDONED"))
+    _tick(machine, "a", 0)
+    assert machine.round is not None
+    assert machine.round.attempt == 2001
+    lease = _lease_of(machine, "a")
+    assert _kinds(machine.handle(rounds.Declined(lease=lease, code="crashed"), 1.0)) == ["CloseLease", "Abandon"]
+    assert _tick(machine, "a", 60.9) == []
+    assert _of(_tick(machine, "a", 61.1), rounds.OpenRound)
+
+
+def test_r4_another_attempt_has_the_same_cohort_and_seeds() -> None:
+    """Half of eight devices, chosen by the seed of run and round, not by the attempt."""
+    file = {"devices": {"min": 1, "fraction": 0.25}}
+    first = _machine(file=file)
+    second = _machine(file=file, round=round_row(attempt=1, state="ABANDONED"))
+    for machine in (first, second):
+        _tick(machine, "abcdefgh", 0)
+    assert [x.device for x in first.leases.values()] == [x.device for x in second.leases.values()]
+    assert 2 <= len(first.leases) < 8
+    assert seed_of(1, 2, "a") == seed_of(1, 2, "a") != seed_of(1, 3, "a")
+    assert 0 <= seed_of(1, 2, "a") < 2**63
+
+
+def test_r5_a_restart_goes_on_at_every_state() -> None:
+    """RUNNING: the remaining time; FROZEN: the same fold; COMMITTED: announced; ABANDONED: the next attempt."""
+    leases = [lease_row(1, "a"), lease_row(2, "b", state="stored")]
+    updates = [update_row("b", "lease-2")]
+    running = _machine(now=500.0, round=round_row(remaining_s=20.0), leases=leases, updates=updates)
+    (sent,) = _of(_tick(running, "ab", 500.0), rounds.SendAssign)
+    assert (sent.lease.id, sent.deadline_s) == ("lease-1", 20.0)
+    frozen = _machine(round=round_row(state="FROZEN"), leases=leases, updates=updates)
+    (fold,) = frozen.begin()
+    assert isinstance(fold, rounds.Fold)
+    assert fold.updates == tuple(updates)
+    assert frozen.begin() == []
+    committed = _machine(round=round_row(state="COMMITTED"), version=1)
+    (announce,) = committed.begin()
+    assert isinstance(announce, rounds.Announce)
+    assert announce.version == 1
+    abandoned = _machine(round=round_row(state="ABANDONED", attempt=3))
+    _tick(abandoned, "ab", 0)
+    assert abandoned.round is not None
+    assert abandoned.round.attempt == 4
+
+
+def test_the_hash_of_the_set_is_that_of_its_lines() -> None:
+    """Derived here: SHA-256 of `device hash samples` per line."""
+    machine = _machine(round=round_row(state="FROZEN"), updates=[update_row("a", "x", num_samples=3)])
+    (fold,) = machine.begin()
+    assert isinstance(fold, rounds.Fold)
+    assert fold.set_hash == digest(f"a {digest('update a x')} 3\n")
+
+
+def test_the_time_that_is_left_is_saved_every_five_seconds() -> None:
+    """At 5 s 55 are left; at 9 s nothing is written."""
+    machine = _machine()
+    _tick(machine, "ab", 0)
+    (saved,) = _of(_tick(machine, "ab", 5.0), rounds.SaveDeadline)
+    assert saved.round.remaining_s == 55.0
+    assert _of(_tick(machine, "ab", 9.0), rounds.SaveDeadline) == []
+
+
+def test_an_offer_is_repeated_and_a_silent_device_is_counted_out() -> None:
+    """Every 3 s; after 15 s without an answer the lease expires."""
+    machine = _machine(file={"devices": {"min": 1}})
+    assert len(_of(_tick(machine, "a", 0), rounds.SendAssign)) == 1
+    assert _of(_tick(machine, "a", 2.9), rounds.SendAssign) == []
+    assert len(_of(_tick(machine, "a", 3.0), rounds.SendAssign)) == 1
+    (closed,) = _of(_tick(machine, "a", 15.1), rounds.CloseLease)
+    assert (closed.state, closed.code) == ("expired", "no_answer")
+
+
+def test_a_device_that_was_away_gets_its_time_to_answer_again() -> None:
+    """Asked at 0, away from 1 to 40: asked again at 40 instead of being counted out."""
+    machine = _machine(file={"devices": {"min": 1}})
+    _tick(machine, "ab", 0)
+    for now in (1.0, 20.0):
+        _tick(machine, "b", now, enrolled=2)
+    back = _tick(machine, "ab", 40.0)
+    assert [sent.lease.device for sent in _of(back, rounds.SendAssign)] == ["a"]
+
+
+def test_a_device_that_lost_its_lease_gets_it_again() -> None:
+    """Accepted, then a new disk: it says that it holds nothing."""
+    machine = _machine()
+    _tick(machine, "ab", 0)
+    lease = _lease_of(machine, "a")
+    machine.handle(rounds.Accepted(lease), 0.5)
+    assert [x.lease.device for x in _of(_tick(machine, "ab", 4.0), rounds.SendAssign)] == ["b"]
+    machine.handle(rounds.Holding("a", lease), 4.5)
+    assert _of(_tick(machine, "ab", 4.6), rounds.SendAssign) == []
+    machine.handle(rounds.Holding("a", None), 5.0)
+    assert lease in [x.lease.id for x in _of(_tick(machine, "ab", 5.1), rounds.SendAssign)]
+
+
+def test_substitutes_are_asked_when_the_cohort_fails() -> None:
+    """One of four is wanted and three are asked; all three decline."""
+    machine = _machine(file={"devices": {"min": 1, "fraction": 0.25}})
+    _tick(machine, "abcd", 0)
+    asked = [lease.device for lease in machine.leases.values()]
+    assert len(asked) == 3  # 1 - 0.1**2 = 0.99 is too little, 1 - 0.1**3 = 0.999 is enough
+    instructions: list[Instruction] = []
+    for lease in list(machine.leases):
+        instructions = machine.handle(rounds.Declined(lease=lease, code="nothing_fits"), 1.0)
+    (added,) = _of(instructions, rounds.AddLeases)
+    assert [(x.device, x.train, x.evaluate) for x in added.leases] == [(({*"abcd"} - {*asked}).pop(), True, False)]
+    assert _kinds(instructions)[-1] == "SendAssign"
+
+
+def test_devices_that_still_evaluate_are_waited_for_before_a_round_is_given_up() -> None:
+    """Without that, a cohort that always fails would be chosen again and again while the others only evaluate."""
+    machine = _machine(file={"devices": {"min": 1, "fraction": 0.25}, "evaluate": {"every": 1}})
+    _tick(machine, "abcd", 0)
+    (evaluator,) = [lease for lease in machine.leases.values() if not lease.train]
+    instructions: list[Instruction] = []
+    for lease in [lease for lease in machine.leases.values() if lease.train]:
+        instructions = machine.handle(rounds.Declined(lease=lease.id, code="nothing_fits"), 1.0)
+    assert "Abandon" not in _kinds(instructions)
+    told = report(num_samples=0, payload="none", plan=None)
+    stored = _store(machine, evaluator.device, report=told)
+    (added,) = _of(stored, rounds.AddLeases)
+    assert [lease.device for lease in added.leases] == [evaluator.device]
+    (saved,) = _of(stored, rounds.SaveUpdate)
+    assert saved.update is None
+
+
+def test_a_device_trains_with_its_last_plan() -> None:
+    """The plan of the first round is part of the second one's lease."""
+    machine = _machine(file={"devices": {"min": 1}})
+    _tick(machine, "a", 0)
+    assert next(iter(machine.leases.values())).plan is None
+    _store(machine, "a")
+    machine.handle(rounds.Folded(model_row(1)), 2.0)
+    _tick(machine, "a", 3.0)
+    assert next(iter(machine.leases.values())).plan == PLAN
+
+
+def test_more_devices_are_awaited_for_two_seconds() -> None:
+    """One of two enrolled is there: it begins at 2 s; with both it begins at once; below the minimum never."""
+    machine = _machine()
+    assert _tick(machine, "a", 10.0, enrolled=2) == []
+    assert _tick(machine, "a", 11.9, enrolled=2) == []
+    assert _of(_tick(machine, "a", 12.0, enrolled=2), rounds.OpenRound)
+    assert _of(_tick(_machine(), "ab", 0.0, enrolled=2), rounds.OpenRound)
+    assert _tick(_machine(file={"devices": {"min": 3}}), "ab", 1e6, enrolled=2) == []
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_stop_before_a_round_ends_the_run(at_once: bool) -> None:
+    """SELECTING: nothing is under way."""
+    machine = _machine()
+    (finish,) = machine.handle(rounds.StopAsked(at_once), 0.0)
+    assert finish == rounds.Finish("stopped", "stopped on request")
+    assert _tick(machine, "ab", 1.0) == []
+
+
+def test_a_stop_waits_for_the_round_unless_it_is_urgent() -> None:
+    """RUNNING: after the commit, or now with the leases cancelled; FROZEN: never before the commit."""
+    patient = _machine(file={"devices": {"min": 1}})
+    _tick(patient, "a", 0)
+    assert patient.handle(rounds.StopAsked(False), 1.0) == []
+    _store(patient, "a")
+    assert patient.handle(rounds.StopAsked(True), 1.0) == []  # frozen by now
+    assert _kinds(patient.handle(rounds.Folded(model_row(1)), 2.0)) == ["Commit", "Announce", "Finish"]
+    urgent = _machine()
+    _tick(urgent, "ab", 0)
+    stopped = urgent.handle(rounds.StopAsked(True), 1.0)
+    assert _kinds(stopped) == [*["CloseLease", "SendCancel"] * 2, "Abandon", "Finish"]
+
+
+def test_the_last_model_is_judged_before_the_run_ends() -> None:
+    """After the last of one rounds everybody evaluates version 1; a device that stays away cannot hold it up."""
+    machine = _machine(file={"stop": {"rounds": 1}, "evaluate": {"every": 1}})
+    _tick(machine, "ab", 0)
+    for device in "ab":
+        _store(machine, device)
+    assert _kinds(machine.handle(rounds.Folded(model_row(1)), 2.0)) == ["Commit", "Announce"]
+    (opened,) = _of(_tick(machine, "ab", 3.0), rounds.OpenRound)
+    assert (opened.round.number, opened.round.goal) == (2, 0)
+    assert [(x.train, x.evaluate, x.version) for x in opened.leases] == [(False, True, 1)] * 2
+    _store(machine, "a", report=report(num_samples=0, payload="none"))
+    ended = _tick(machine, "ab", 63.0)
+    assert _kinds(ended)[-2:] == ["Announce", "Finish"]
+    assert _of(ended, rounds.Finish)[0].state == "finished"
+
+
+def test_a_finished_evaluation_is_not_repeated_after_a_restart() -> None:
+    """The evaluation's round is ANNOUNCED and the run is still `running` in its row."""
+    machine = _machine(
+        file={"stop": {"rounds": 1}, "evaluate": {"every": 1}},
+        version=1,
+        round=round_row(number=2, goal=0, quorum=0, state="ANNOUNCED"),
+    )
+    (finish,) = machine.begin()
+    assert isinstance(finish, rounds.Finish)
+    assert finish.state == "finished"
+
+
+def test_a_fold_that_nobody_waits_for_changes_nothing() -> None:
+    """A second answer, and one of another version."""
+    machine = _machine(file={"devices": {"min": 1}})
+    _tick(machine, "a", 0)
+    assert machine.handle(rounds.Folded(model_row(1)), 1.0) == []
+    _store(machine, "a")
+    assert machine.handle(rounds.Folded(model_row(2)), 1.0) == []
+    assert machine.handle(rounds.Folded(model_row(1)), 1.0) != []
+    assert machine.handle(rounds.Folded(model_row(1)), 1.0) == []
