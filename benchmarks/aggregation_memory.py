@@ -30,9 +30,7 @@ def measure(*, quick: bool) -> list[Figure]:
         over = tuple(peak - floor for peak in found)
         figures.append(Figure(name=f"{num} updates of 45 MB: above it", unit="MB", values=over, at_most=2 * _MODEL_MB))
     growth = (min(peaks[counts[-1]]) - min(peaks[2])) / _MODEL_MB
-    figures.append(
-        Figure(name=f"{counts[-1]} updates against 2", unit="models", values=(growth,), at_most=0.25)
-    )
+    figures.append(Figure(name=f"{counts[-1]} updates against 2", unit="models", values=(growth,), at_most=0.25))
     worst = tuple(_peak(_ONE_TENSOR, 2) - floor for _ in range(repeats))
     figures.append(Figure(name="2 updates of 45 MB in one tensor: above it", unit="MB", values=worst))
     return figures

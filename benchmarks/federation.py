@@ -23,7 +23,7 @@ from edge_client.errors import MachineError
 from edge_client.files import RunFile, parse_table
 from edge_client.records import from_map, to_map
 
-__all__ = ["BIG", "SMALL", "Federation", "RoundTimes", "peak_mb", "rss_mb", "run_file"]
+__all__ = ["BIG", "SMALL", "Federation", "RoundTimes", "cpu_s", "peak_mb", "rss_mb", "run_file", "scratch"]
 
 Json = dict[str, Any]
 
@@ -70,14 +70,25 @@ class RoundTimes:
     """One round, in seconds since the epoch: the clock of all processes of a machine."""
 
     asked: float  # the first assignment goes out
+    fetched: float  # the last device has all parts: its worker starts
+    finished: float  # the first device has its update
     receipted: float  # the last device has its receipt
     committed: float
-    workers_s: float  # sum over the devices, from the worker's start to its update
 
     @property
-    def transfer_s(self) -> float:
-        """From the first assignment to the last receipt."""
-        return self.receipted - self.asked
+    def down_s(self) -> float:
+        """From the first assignment to the last worker's start."""
+        return self.fetched - self.asked
+
+    @property
+    def up_s(self) -> float:
+        """From the first update to the last receipt."""
+        return self.receipted - self.finished
+
+    @property
+    def between_s(self) -> float:
+        """From the last worker's start to the first update; meaningful only where workers wait for one another."""
+        return self.finished - self.fetched
 
     @property
     def round_s(self) -> float:
@@ -170,7 +181,7 @@ class Federation:
         config = f'data = {{ source = "digits", partition = "iid", part = {part} }}\nlimits = {{ memory = "2GB" }}\n'
         (home / "device.toml").write_text(config, encoding="utf-8")
         if not training:
-            self._spawn(name, ["benchmarks.no_training_device", str(home)])
+            self._spawn(name, ["benchmarks.no_training_device", str(home), str(len(self.bundles))])
             return
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
         self._spawn(name, ["edge_client", "start", *options, "--state-dir", str(home / "state")])
@@ -187,8 +198,8 @@ class Federation:
         """Ask the coordinator."""
         return control.request(self.state_dir, what, **fields)
 
-    def run(self, file: RunFile, *, timeout_s: float = 600, while_running: Callable[[], None] | None = None) -> Json:
-        """Start a run and wait for its end; `while_running` is called often."""
+    def run(self, file: RunFile, *, while_running: Callable[[], object] | None = None, poll_s: float = 0.2) -> Json:
+        """Start a run and wait for its end; `while_running` is called every `poll_s`."""
         run = str(self.ask("run-start", file=to_map(file))["run"])
 
         def ended() -> bool:
@@ -196,7 +207,7 @@ class Federation:
                 while_running()
             return self.ask("run-list")["runs"][-1]["state"] not in ("queued", "running")
 
-        self.wait_until(ended, timeout_s, poll_s=0.2)
+        self.wait_until(ended, 900, poll_s=poll_s)
         shown = self.ask("run-show", run=run)
         if shown["state"] != "finished":
             raise RuntimeError(f"the run ended {shown['state']}: {shown['reason']}\n{self.tail()}")
@@ -234,12 +245,19 @@ class Federation:
         return [
             RoundTimes(
                 asked=asked[i],
+                fetched=max(times[i] for times in started),
+                finished=min(times[i] for times in finished),
                 receipted=max(times[i] for times in over),
                 committed=committed[i],
-                workers_s=sum(end[i] - begin[i] for begin, end in zip(started, finished, strict=True)),
             )
             for i in range(len(asked))
         ]
+
+    def round_seconds(self, run: str) -> list[float]:
+        """Per round, from the first assignment to the committed model; all that the coordinator's log tells."""
+        asked = self._moments("coordinator", rf"run {run} round \d+: asks")
+        committed = self._moments("coordinator", rf"run {run} round \d+: committed")
+        return [end - begin for begin, end in zip(asked, committed, strict=True)]
 
     def _moments(self, name: str, pattern: str) -> list[float]:
         return [moment for moment, text in self._said(name) if re.match(pattern, text)]
@@ -249,12 +267,6 @@ def cpu_s(pid: int) -> float:
     """CPU seconds of a process so far."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
-
-
-def reset_peak(pid: int) -> None:
-    """Let a process's peak begin again from its present RSS."""
-    with open(f"/proc/{pid}/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")
 
 
 def scratch() -> str | None:

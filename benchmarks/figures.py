@@ -99,7 +99,6 @@ def table(figures: Iterable[Figure]) -> str:
         rows.append((figure.name, *(_short(value) for value in values), figure.unit, figure.goal, verdict))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
-
     def line(row: Sequence[str]) -> str:
         padded = (c.rjust(w) if 0 < i < 4 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
         return "  ".join(padded).rstrip()

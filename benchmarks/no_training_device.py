@@ -1,6 +1,7 @@
-"""A real client daemon whose workers train nothing: `python -m benchmarks.no_training_device HOME`.
+"""A real client daemon whose workers train nothing: `python -m benchmarks.no_training_device HOME NUM`.
 
-The same modules, connection and loop as `edge-client start`; HOME holds `device.join` and `device.toml`.
+The same modules, connection and loop as `edge-client start`; HOME holds `device.join` and `device.toml`. The workers of
+the NUM devices beside each other wait for one another, see `no_training_worker`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ def main() -> None:
         device_file=files.load_device_file(home / "device.toml"),
         state_dir=home / "state",
         connect=connect,
-        worker_command=(sys.executable, "-m", "benchmarks.no_training_worker"),
+        worker_command=(
+            sys.executable,
+            "-m",
+            "benchmarks.no_training_worker",
+            str(home.parent / "meeting"),
+            sys.argv[2],
+        ),
     )
 
 

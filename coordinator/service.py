@@ -34,7 +34,7 @@ from coordinator.store.sqlite import SqliteStore
 from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
-from edge_client.errors import DiskFullError, PayloadError
+from edge_client.errors import DiskFullError, NetworkError, PayloadError
 from edge_client.transport.base import Connected, Disconnected, Event, Received, Transport
 from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull
 from edge_client.wire.topics import Topics
@@ -104,7 +104,7 @@ class Service:
         self.topics = Topics(self.federation)
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._aggregation = Aggregation()
-        self._stopping = self._begun = False
+        self._stopping = self._begun = self._was_connected = False
         self.paused = ""
         self._transport: Transport | None = None
         self._arrivals: deque[Arrived] = deque()
@@ -244,10 +244,13 @@ class Service:
         match event:
             case Connected():
                 log.info("connected to the broker")
+                self._was_connected = True
                 assert self._transport is not None
                 online = f"online {self.epoch}".encode()
                 self._transport.publish(self.topics.coordinator_state, online, retain=True)
             case Disconnected():
+                if self._broker is None and not self._was_connected:  # somebody else's, and just typed: tell who did
+                    raise NetworkError(f"cannot use the broker {', '.join(self.brokers)}: {event.reason}")
                 log.warning("not connected (%s): %s", event.code, event.reason)
                 self.uploads.lost_connection()
             case Received():

@@ -23,7 +23,7 @@ from pathlib import Path
 from edge_client import __version__, durable, faults, workers
 from edge_client.blobs import BlobStore, Incoming, Outgoing
 from edge_client.device.profile import measure
-from edge_client.errors import DiskFullError, PayloadError
+from edge_client.errors import DiskFullError, NetworkError, PayloadError
 from edge_client.files import DeviceFile
 from edge_client.identity import STATE_KIND, STATE_VERSION, Bundle
 from edge_client.records import PartRef, to_map
@@ -120,6 +120,7 @@ class Daemon:
         self._stopping = False
         self._events: deque[Event] = deque()
         self._coordinator_epoch = b""
+        self._was_connected = False
         self._clean_up(assign)
         self._transport = connect(self._on_transport, self._boot)
         self._transport.subscribe(self._topics.device_subscribes(bundle.device))
@@ -179,10 +180,16 @@ class Daemon:
         match event:
             case Connected():
                 log.info("connected to the broker")
+                self._was_connected = True
                 self._transport.publish(self._topics.device(self._bundle.device, "state"), b"online", retain=True)
                 self._events.append(LinkUp())
             case Disconnected():
-                log.warning("not connected (%s): %s", event.code, event.reason)
+                if event.code == "credentials" and not self._was_connected:
+                    raise NetworkError(
+                        f"the broker does not let device {self._bundle.device!r} in ({event.reason}); "
+                        "was it removed? join again with a new bundle: coordinator device add NAME"
+                    )
+                log.warning("not connected (%s): %s; trying again", event.code, event.reason)
                 self._lost_connection()
                 self._events.append(LinkDown())
             case Received():

@@ -1,0 +1,315 @@
+"""Uploads and downloads of many devices under shared limits, on real files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.transfers import Arrived, Downloads, Uploads
+from edge_client import faults
+from edge_client.blobs import BlobStore
+from edge_client.errors import DiskFullError, PayloadError
+from edge_client.wire.chunks import CHUNK_BYTES, chunk_length, make_chunk, num_chunks, parse_chunk, transfer_id
+from edge_client.wire.messages import Grant, Offer
+
+TOTAL = 32 << 20
+PER_DEVICE = 4 << 20
+
+
+class Site:
+    """Uploads with what arrived, and devices that answer grants."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.blobs = BlobStore(tmp_path / "blobs", tmp_path / "tmp")
+        self.ended: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
+        self.uploads = Uploads(self.blobs, arrived=self.ended.put)
+
+    def answer(self, device: str, data: bytes, grant: Grant, now: float) -> None:
+        for first, count in grant.ranges:
+            for index in range(first, first + count):
+                self.uploads.chunk(device, _chunk(data, index, grant.sha256), now)
+
+    def finish(self) -> tuple[Arrived, bool]:
+        arrived = self.ended.get(timeout=20)
+        return arrived, self.uploads.settle(arrived)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.uploads.close()
+
+
+def _chunk(data: bytes, index: int, sha256: str) -> bytes:
+    return make_chunk(transfer_id(sha256), index, data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+
+
+def _offer(data: bytes, lease: str = "lease-1", *, sha256: str | None = None) -> Offer:
+    sha256 = sha256 or hashlib.sha256(data).hexdigest()
+    return Offer(lease=lease, run="r-1", round=1, sha256=sha256, length=len(data), num_samples=1)
+
+
+def _data(seed: int, length: int = 3 * CHUNK_BYTES + 17) -> bytes:
+    return random.Random(seed).randbytes(length)
+
+
+def _open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _all_of(site: Site, devices: dict[str, bytes], now: float = 0.0) -> None:
+    """Every device answers every grant until nobody is asked any more."""
+    while granted := list(site.uploads.grants(now)):
+        for device, grant in granted:
+            site.answer(device, devices[device], grant, now)
+        now += 0.01
+
+
+def test_an_upload_becomes_a_blob_with_its_hash(site: Site) -> None:
+    """Granted, sent, finished beside the loop; afterwards the device has no upload and no unfinished file."""
+    data = _data(1)
+    site.uploads.expect("a", _offer(data))
+    _all_of(site, {"a": data})
+    arrived, over = site.finish()
+    assert over
+    assert arrived.path is not None
+    assert arrived.path.read_bytes() == data
+    assert not site.uploads.is_open("a", _offer(data))
+    assert list(site.blobs.temporary_path("x").parent.iterdir()) == []
+
+
+def test_two_devices_may_send_the_same_bytes(site: Site) -> None:
+    """Their parts lie apart; the blob is one, whole."""
+    data = _data(2)
+    site.uploads.expect("a", _offer(data, "lease-a"))
+    site.uploads.expect("b", _offer(data, "lease-b"))
+    _all_of(site, {"a": data, "b": data})
+    ended = [site.finish() for _ in range(2)]
+    assert {arrived.device for arrived, _ in ended} == {"a", "b"}
+    assert all(over and arrived.path and arrived.path.read_bytes() == data for arrived, over in ended)
+
+
+def test_grants_stay_within_both_limits(site: Site) -> None:
+    """Sixteen devices of 8 MiB, answered at once while it lasts: never more than 4 MiB of one and 32 MiB of all."""
+    data = _data(3, 8 << 20)
+    for number in range(16):
+        site.uploads.expect(f"d{number}", _offer(data, f"lease-{number}"))
+    under_way: dict[str, int] = {}
+    for _ in range(6):
+        granted = list(site.uploads.grants(0.0))
+        for device, grant in granted:
+            under_way[device] = under_way.get(device, 0) + CHUNK_BYTES * sum(count for _, count in grant.ranges)
+        assert sum(under_way.values()) <= TOTAL
+        assert max(under_way.values()) <= PER_DEVICE
+        for device, grant in granted[::2]:
+            site.answer(device, data, grant, 0.0)
+            under_way[device] -= CHUNK_BYTES * sum(count for _, count in grant.ranges)
+
+
+def test_devices_that_vanish_do_not_starve_the_others(site: Site) -> None:
+    """Nine devices hold all 32 MiB of the limit and are gone: after the stall time the tenth is served."""
+    data = _data(4, 10 << 20)
+    for number in range(9):
+        site.uploads.expect(f"d{number}", _offer(data, f"lease-{number}"))
+    held = 0
+    for _ in range(40):  # windows double while chunks come at once; the newest grants stay unanswered
+        for device, grant in list(site.uploads.grants(0.0)):
+            asked = sum(count for _, count in grant.ranges)
+            if asked * CHUNK_BYTES < PER_DEVICE // 2 and held < TOTAL:
+                site.answer(device, data, grant, 0.0)
+            else:
+                held += asked * CHUNK_BYTES
+    assert held > TOTAL - CHUNK_BYTES * 40
+    late = _data(5)
+    site.uploads.expect("late", _offer(late, "lease-late"))
+    granted = [device for now in (1.0, 10.0, 10.1, 10.2, 40.0, 40.1) for device, _ in site.uploads.grants(now)]
+    assert "late" in granted
+
+
+def test_a_wrong_hash_is_fetched_again_and_then_given_up(site: Site) -> None:
+    """Four times from the beginning; the fifth mismatch ends it, and its files are closed and gone."""
+    before = _open_fds()
+    data = _data(6)
+    offer = _offer(data, sha256=hashlib.sha256(b"something else").hexdigest())
+    site.uploads.expect("liar", offer)
+    for tries in range(5):
+        _all_of(site, {"liar": data}, now=float(tries))
+        arrived, over = site.finish()
+        assert isinstance(arrived.error, PayloadError)
+        assert over == (tries == 4)
+    assert not site.uploads.is_open("liar", offer)
+    assert _open_fds() == before
+    assert list(site.blobs.names()) == []
+
+
+def test_a_repeated_offer_changes_nothing_and_another_one_begins_anew(site: Site) -> None:
+    """A device that trained again offers other bytes under its lease: the old part is not mixed with the new one."""
+    old, new = _data(7), _data(8)
+    site.uploads.expect("a", _offer(old))
+    (grant,) = [grant for _, grant in site.uploads.grants(0.0)]
+    site.uploads.chunk("a", _chunk(old, 0, grant.sha256), 0.0)
+    site.uploads.expect("a", _offer(old))
+    assert site.uploads.is_open("a", _offer(old))
+    assert not site.uploads.is_open("a", _offer(new))
+    site.uploads.expect("a", _offer(new))
+    _all_of(site, {"a": new})
+    arrived, over = site.finish()
+    assert over
+    assert arrived.error is None
+    assert arrived.path is not None
+    assert arrived.path.read_bytes() == new
+
+
+def test_an_upload_that_is_dropped_while_it_is_finished_ends_quietly(site: Site) -> None:
+    """The blob is there and reported; nothing stays open, nothing is left unfinished."""
+    before = _open_fds()
+    data = _data(9)
+    offer = _offer(data)
+    site.uploads.expect("a", offer)
+    _all_of(site, {"a": data})
+    assert site.uploads.is_open("a", _offer(_data(1)))  # finishing: whatever this lease offers must wait
+    site.uploads.drop("a")
+    arrived, over = site.finish()
+    assert over  # the service asks whether anybody still wants it
+    assert arrived.path is not None
+    assert _open_fds() == before
+
+
+def test_dropping_removes_what_has_come_and_closing_keeps_it(site: Site, tmp_path: Path) -> None:
+    """A cancelled lease leaves no file; a restart goes on from what is there."""
+    data = _data(10)
+    for device in ("a", "b"):
+        site.uploads.expect(device, _offer(data, f"lease-{device}"))
+    granted = dict(site.uploads.grants(0.0))
+    for device in ("a", "b"):
+        site.uploads.chunk(device, _chunk(data, 1, granted[device].sha256), 0.0)
+    site.uploads.drop("a")
+    site.uploads.close()
+    assert sorted(path.name for path in (tmp_path / "tmp").iterdir()) == ["lease-b.map", "lease-b.part"]
+    again = Site(tmp_path)
+    again.uploads.expect("b", _offer(data, "lease-b"))
+    (grant,) = [grant for _, grant in again.uploads.grants(0.0)]
+    assert grant.ranges == ((0, 1), (2, 2))
+    again.uploads.close()
+
+
+def test_an_upload_that_was_complete_before_a_restart_is_finished_without_a_grant(site: Site, tmp_path: Path) -> None:
+    """All chunks are in the part; the process died before the blob had its name."""
+    data = _data(11)
+    (tmp_path / "tmp" / "lease-1.part").write_bytes(data)
+    (tmp_path / "tmp" / "lease-1.map").write_bytes(b"\1" * num_chunks(len(data)))
+    site.uploads.expect("a", _offer(data))
+    assert list(site.uploads.grants(0.0)) == []
+    arrived, over = site.finish()
+    assert over
+    assert arrived.path is not None
+
+
+def test_a_full_disk_is_raised_in_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a chunk is stored, and while the blob gets its name in the other thread."""
+    data = _data(12)
+    site.uploads.expect("a", _offer(data))
+    (grant,) = [grant for _, grant in site.uploads.grants(0.0)]
+    monkeypatch.setattr(faults, "_faults", [faults._parse("enospc:upload.chunk"), faults._parse("enospc:upload.rename")])
+    with pytest.raises(DiskFullError):
+        site.uploads.chunk("a", _chunk(data, 0, grant.sha256), 0.0)
+    site.answer("a", data, grant, 0.0)
+    arrived = site.ended.get(timeout=20)
+    assert isinstance(arrived.error, DiskFullError)
+    with pytest.raises(DiskFullError):
+        site.uploads.settle(arrived)
+
+
+def test_chunks_that_nobody_asked_for_are_ignored(site: Site) -> None:
+    """Of a device without an upload; damaged ones are refused."""
+    data = _data(13)
+    chunk = _chunk(data, 0, hashlib.sha256(data).hexdigest())
+    site.uploads.chunk("nobody", chunk, 0.0)
+    with pytest.raises(PayloadError, match="damaged"):
+        site.uploads.chunk("nobody", chunk[:-1] + bytes([chunk[-1] ^ 1]), 0.0)
+    site.uploads.expect("a", _offer(data))
+    list(site.uploads.grants(0.0))
+    with pytest.raises(PayloadError, match="transfer"):
+        site.uploads.chunk("a", make_chunk(bytes(16), 0, b"x"), 0.0)
+
+
+# downloads
+
+
+@pytest.fixture
+def downloads(tmp_path: Path) -> Iterator[tuple[Downloads, str, bytes]]:
+    blobs = BlobStore(tmp_path / "blobs", tmp_path / "tmp")
+    data = _data(20, 30 * CHUNK_BYTES + 5)
+    sha256 = hashlib.sha256(data).hexdigest()
+    blobs.write(data, sha256, point="test")
+    made = Downloads(blobs)
+    yield made, sha256, data
+    made.close()
+
+
+def test_devices_are_served_in_turns(downloads: tuple[Downloads, str, bytes]) -> None:
+    """One chunk each; a and b ask for three, c for one."""
+    sender, sha256, data = downloads
+    for device, count in (("a", 3), ("b", 3), ("c", 1)):
+        sender.ask(device, sha256, len(data), ((0, count),))
+    sent: list[tuple[str, int]] = []
+    sender.send(lambda: 0, lambda device, payload: sent.append((device, parse_chunk(payload).index)))
+    assert sent == [("a", 0), ("b", 0), ("c", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert not sender.busy
+
+
+def test_a_chunk_is_the_blobs_bytes(downloads: tuple[Downloads, str, bytes]) -> None:
+    """The last one is short."""
+    sender, sha256, data = downloads
+    sender.ask("a", sha256, len(data), ((30, 1),))
+    sent: list[bytes] = []
+    sender.send(lambda: 0, lambda _, payload: sent.append(payload))
+    assert bytes(parse_chunk(sent[0]).body) == data[-5:]
+    assert chunk_length(len(data), 30) == 5
+
+
+def test_a_device_has_at_most_two_mebibytes_waiting(downloads: tuple[Downloads, str, bytes]) -> None:
+    """18 chunks reach 2 MiB; repeated and overlapping requests do not queue a chunk twice."""
+    sender, sha256, data = downloads
+    for ranges in (((0, 4),), ((2, 4),), ((0, 31),), ((0, 31),)):
+        sender.ask("a", sha256, len(data), ranges)
+    sent: list[int] = []
+    sender.send(lambda: 0, lambda _, payload: sent.append(parse_chunk(payload).index))
+    assert sent == list(range(18))
+
+
+def test_nothing_is_sent_while_the_transport_is_full(downloads: tuple[Downloads, str, bytes]) -> None:
+    """2 MiB wait there already."""
+    sender, sha256, data = downloads
+    sender.ask("a", sha256, len(data), ((0, 1),))
+    sender.send(lambda: 2 << 20, lambda *_: pytest.fail("sent"))
+    assert sender.busy
+    sender.forget("a")
+    assert not sender.busy
+
+
+def test_a_request_outside_the_blob_is_refused(downloads: tuple[Downloads, str, bytes]) -> None:
+    """Behind the end, empty, and huge."""
+    sender, sha256, data = downloads
+    for ranges in (((31, 1),), ((0, 0),), ((0, 2**52),)):
+        with pytest.raises(PayloadError, match="range"):
+            sender.ask("a", sha256, len(data), ranges)
+
+
+def test_a_blob_that_is_gone_ends_its_requests(downloads: tuple[Downloads, str, bytes]) -> None:
+    """An old model was cleaned up between the request and its turn."""
+    sender, sha256, data = downloads
+    gone = hashlib.sha256(b"gone").hexdigest()
+    sender.ask("a", gone, len(data), ((0, 3),))
+    sender.ask("b", sha256, len(data), ((0, 1),))
+    sent: list[str] = []
+    sender.send(lambda: 0, lambda device, _: sent.append(device))
+    assert sent == ["b"]
+    assert not sender.busy
