@@ -92,7 +92,7 @@ def save(name: str, figures: Sequence[Figure], facts: dict[str, Any], *, quick: 
 
 def table(figures: Iterable[Figure]) -> str:
     """Aligned text: name, median, spread, goal."""
-    rows = [("figure", "median", "min", "max", "unit", "goal", "")]
+    rows: list[tuple[str, ...]] = [("figure", "median", "min", "max", "unit", "goal", "")]
     for figure in figures:
         values = (figure.median, min(figure.values), max(figure.values))
         verdict = {True: "met", False: "NOT MET", None: ""}[figure.met]

@@ -1,4 +1,4 @@
-"""Many devices in one process: the real session, messages and chunks over a bare MQTT connection each; no disk, no worker.
+"""Many devices in one process: the real session, messages and chunks over bare MQTT connections; no disk, no worker.
 
 Covers: what a device says and does on the wire. Does not cover: surviving anything; a lost connection is an error.
 """
@@ -163,7 +163,9 @@ class _Device:
             case BeginSession(session):
                 self._sid, self._seq = session, 0
             case Fetch(part):
-                self._fetch(part, now)
+                self._wanted[transfer_id(part.sha256)] = (part, {})
+                if len(self._wanted) == 1:  # one part at a time, as the daemon does
+                    self._pull(part)
             case Start(assign):
                 run, model = (self._file(part) for part in assign.parts)
                 self._update = b"".join(update_pieces(run, model, self._bundle.device, assign.round))
@@ -188,9 +190,7 @@ class _Device:
     def _publish(self, channel: str, payload: bytes) -> None:
         self.connection.send(_packet(0x30, _text(self._topics.device(self._bundle.device, channel)) + payload))
 
-    def _fetch(self, part: PartRef, now: float) -> None:
-        """Every device fetches every part itself; only the memory for it is shared."""
-        self._wanted[transfer_id(part.sha256)] = (part, {})
+    def _pull(self, part: PartRef) -> None:
         self._send(Pull(sha256=part.sha256, ranges=((0, num_chunks(part.length)),)))
 
     def _chunk(self, payload: bytes, now: float) -> None:
@@ -202,6 +202,8 @@ class _Device:
         if len(chunks) == num_chunks(part.length):
             del self._wanted[chunk.transfer]
             self._blobs[part.sha256] = b"".join(chunks[index] for index in sorted(chunks))
+            for waiting, _ in list(self._wanted.values())[:1]:
+                self._pull(waiting)
             self.handle(PartReady(part.sha256), now)
 
     def _file(self, part: PartRef) -> Path:

@@ -37,18 +37,13 @@ def main() -> None:
             boot_id=boot,
         )
 
+    meeting = str(home.parent / "meeting")
     daemon.run_daemon(
         bundle=bundle,
         device_file=files.load_device_file(home / "device.toml"),
         state_dir=home / "state",
         connect=connect,
-        worker_command=(
-            sys.executable,
-            "-m",
-            "benchmarks.no_training_worker",
-            str(home.parent / "meeting"),
-            sys.argv[2],
-        ),
+        worker_command=(sys.executable, "-m", "benchmarks.no_training_worker", meeting, sys.argv[2]),
     )
 
 

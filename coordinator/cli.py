@@ -160,6 +160,7 @@ def _device_add_alone(state_dir: Path, names: list[str]) -> list[Any]:
     try:
         brokers, ca = tuple(store.setting("brokers").split("\n")), store.setting("ca") or None
         rows = [commands.new_device(name) for name in names]
+        commands.refuse_taken(names, store.devices())
         for row in rows:
             store.add_device(row)
         federation = store.federation("")

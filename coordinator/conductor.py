@@ -73,6 +73,7 @@ class Conductor:
         self._preparing = False
         self._stop_asked: bool | None = None  # True: at once
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
+        self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
         self._issue = store.next_issue()
         self.traffic: dict[str, tuple[int, int]] = {}
 
@@ -105,6 +106,11 @@ class Conductor:
             waiting = next((run for run in self._store.runs() if run.state == "queued"), None)
             if waiting is not None:
                 self._prepare(waiting)
+
+    @property
+    def selecting(self) -> bool:
+        """Whether a run is between two rounds."""
+        return self.machine is not None and self.machine.round is None
 
     def _prepare(self, run: RunRow) -> None:
         """Make the first model of a run, in the aggregator."""
@@ -332,10 +338,14 @@ class Conductor:
         )
 
     def _max_norm(self) -> float | None:
-        """Bounds come from committed rounds only, so that a repeated round has the same ones."""
+        """Bounds come from committed rounds only, so that a repeated round has the same ones; one per version."""
         assert self.machine is not None
-        norms = [norm for norm in self._store.recent_norms(self.machine.run, _NORM_ROUNDS) if norm > 0]
-        return statistics.median(norms) * self.machine.file.rounds.max_norm_ratio if norms else None
+        version = (self.machine.run, self.machine.version)
+        if self._norm_bound is None or self._norm_bound[0] != version:
+            norms = [norm for norm in self._store.recent_norms(self.machine.run, _NORM_ROUNDS) if norm > 0]
+            bound = statistics.median(norms) * self.machine.file.rounds.max_norm_ratio if norms else None
+            self._norm_bound = (version, bound)
+        return self._norm_bound[1]
 
     def _checked(self, offer: Offer, report: Report, confusion: tuple[int, ...], answer: Answer) -> None:
         now = time.monotonic()
@@ -360,7 +370,9 @@ class Conductor:
         )  # unless it is an update that counts: an evaluation is in its row, a late one is over
 
     def _drop_blob(self, sha256: str) -> None:
-        if not self._store.is_needed(sha256, KEPT_MODELS):
+        """Two devices may send the same bytes: another one's update may be on its way, or being checked."""
+        shared = any(offer.sha256 == sha256 for offer in self._checking.values()) or self._uploads.expects(sha256)
+        if not shared and not self._store.is_needed(sha256, KEPT_MODELS):
             self._blobs.remove(sha256)
 
     # what the machine wants
@@ -422,7 +434,7 @@ class Conductor:
         if state in ("declined", "refused", "expired") and self.machine:
             lease = self.machine.leases.get(lease_id)
             device = lease.device if lease else "?"
-            log.warning("%s: %s (%s%s)", device, state, code, f": {detail}" if detail else "")
+            log.warning("%s: %s (%s%s)", device, state, code, f": {detail!r}" if detail else "")
 
     def _assign(self, lease: LeaseRow, deadline_s: float) -> Assign:
         assert self.machine is not None
@@ -443,6 +455,7 @@ class Conductor:
             learning_rate=file.train.lr,
             threads=file.train.threads,
             plan=lease.plan,
+            counted=self._store.last_counted_lease(lease.run, lease.device),
             deadline_s=deadline_s,
             parts=(
                 PartRef(key="run", sha256=self.run.settings_sha256, length=self.run.settings_length),

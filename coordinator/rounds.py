@@ -60,6 +60,7 @@ __all__ = [
 
 _ASSIGN_AGAIN_S = 3.0
 _ANSWER_S = 15.0  # a device that does not accept in this time is counted out
+_AWAY_S = 60.0  # a device that was chosen, did not accept and is gone for so long is counted out too
 _SETTLE_S = 2.0  # more devices may be about to say hello
 _SAVE_DEADLINE_S = 5.0
 _EXTENSION = 0.5
@@ -321,6 +322,7 @@ class RunMachine:
         self.updates: dict[str, UpdateRow] = {}
         self._asked_at: dict[str, float] = {}
         self._first_asked_at: dict[str, float] = {}
+        self._away_since: dict[str, float] = {}
         self._online: frozenset[str] = frozenset()
         self._deadline = 0.0
         self._saved_at = now
@@ -447,6 +449,7 @@ class RunMachine:
         self.updates = {}
         self._asked_at = {}
         self._first_asked_at = {}
+        self._away_since = {}
         self._enough_since = None
         self._deadline = now + round_.remaining_s
 
@@ -479,7 +482,10 @@ class RunMachine:
             if lease.device not in self._online:  # its time to answer begins again when it is back
                 self._asked_at.pop(lease.id, None)
                 self._first_asked_at.pop(lease.id, None)
+                if now - self._away_since.setdefault(lease.id, now) > _AWAY_S:
+                    yield from self._close(lease.id, "expired", "away", f"not there for {_AWAY_S:.0f} s")
                 continue
+            self._away_since.pop(lease.id, None)
             first = self._first_asked_at.setdefault(lease.id, now)
             if now - first > _ANSWER_S:
                 yield from self._close(lease.id, "expired", "no_answer", f"no answer for {_ANSWER_S:.0f} s")

@@ -209,6 +209,8 @@ class Service:
         now = time.monotonic()
         if self._aggregation.fd in ready:
             self._aggregation.read(now)
+            if self.conductor.selecting:  # a round has ended: begin the next one now, not at the next tick
+                self._tick_at = now
         control.serve(ready)
         while self._arrivals:
             arrived = self._arrivals.popleft()

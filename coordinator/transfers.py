@@ -77,6 +77,10 @@ class Uploads:
         held = self._uploads.get(device)
         return held is not None and (held.offer == offer or (held.offer.lease == offer.lease and held.finishing))
 
+    def expects(self, sha256: str) -> bool:
+        """Whether some device's update with this hash is on its way in."""
+        return any(upload.offer.sha256 == sha256 for upload in self._uploads.values())
+
     def chunk(self, device: str, payload: bytes, now: float) -> None:
         """Take a chunk; raises `PayloadError` for what does not belong here, `MachineError` for a failing disk."""
         chunk = parse_chunk(payload)

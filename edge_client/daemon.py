@@ -229,7 +229,7 @@ class Daemon:
                 raise PayloadError("session", "a message of another session")
             if not self._window.take(sealed.seq):
                 raise PayloadError("replayed", f"message {sealed.seq} came twice")
-        if isinstance(message, Refuse) and message.code != "session":
+        if isinstance(message, Refuse) and message.boot == self._boot:  # a copy of this device hears it too
             log.warning("the coordinator refuses this device: %s: %s", message.code, message.detail)
         self._events.append(message)
 

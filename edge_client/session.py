@@ -401,7 +401,7 @@ class Session:
             yield Send(Decline(lease=assign.lease, code="disk_full", detail=detail))
             return
         if self.assign:
-            yield from self._drop(accepted=False)
+            yield from self._drop(accepted=self.assign.lease == assign.counted)
         self._highest = (assign.epoch, assign.issue)
         self.assign = assign
         self._missing = {part.sha256 for part in assign.parts}

@@ -31,7 +31,7 @@ Json = dict[str, Any]
 _MLP = {"name": "mlp", "input": [1, 8, 8], "hidden": [16]}
 
 
-def mlp_run(*, rounds: int, devices: int = 2, **changes: Any) -> RunFile:
+def mlp_run(*, rounds: int, devices: int = 2, deadline: str = "5min", **changes: Any) -> RunFile:
     """A run whose rounds are as short as they can be: one step of a small MLP on the digits."""
     table: dict[str, Any] = {
         "name": "test",
@@ -40,7 +40,7 @@ def mlp_run(*, rounds: int, devices: int = 2, **changes: Any) -> RunFile:
         "train": {"batch": 16, "max-steps": 1, "lr": 0.1},
         "stop": {"rounds": rounds},
         "devices": {"min": devices},
-        "rounds": {"deadline": "5min"},
+        "rounds": {"deadline": deadline},
         "evaluate": {"every": 0},
     }
     for key, value in changes.items():
@@ -117,6 +117,16 @@ class Fleet:
         identity.write_bundle(path, self._bundles[name])
         return path
 
+    def replace_bundle(self, bundle: identity.Bundle) -> None:
+        """The device gets this bundle instead of its own."""
+        self._bundles[bundle.device] = bundle
+
+    def start_copy(self, name: str, copy: str) -> None:
+        """The same identity in another state directory."""
+        home = self.folder / name
+        options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
+        self._spawn(copy, ["edge_client", "start", *options, "--state-dir", str(self.folder / copy)])
+
     def start_device(self, name: str, faults: Mapping[str, str] | None = None, *, memory: str = "2GB") -> None:
         """Start a client from its bundle; its part of the digits follows from its place among the devices."""
         home = self.folder / name
@@ -142,11 +152,11 @@ class Fleet:
         """Process id of the coordinator or a device."""
         return self._processes[name].pid
 
-    def stop(self, name: str) -> int:
+    def stop(self, name: str, *, within_s: float = 15.0) -> int:
         """SIGTERM, and its exit code."""
         process = self._processes.pop(name)
         process.terminate()
-        return process.wait(15)
+        return process.wait(within_s)
 
     def exit_code(self, name: str) -> int | None:
         """None while it runs."""

@@ -38,8 +38,8 @@ def device_row(name: str, **changes: Any) -> DeviceRow:
 def model_row(version: int, run: str = "r-1", **changes: Any) -> ModelRow:
     """A version whose hash follows from its number."""
     sha256 = digest(f"{run} model {version}")
-    fields = {"run": run, "version": version, "sha256": sha256, "length": 100, "sent_sha256": sha256, "sent_length": 100}
-    return ModelRow(**fields | changes)
+    fields = {"run": run, "version": version, "sha256": sha256, "length": 100}
+    return ModelRow(**fields | {"sent_sha256": sha256, "sent_length": 100} | changes)
 
 
 def round_row(number: int = 1, attempt: int = 1, run: str = "r-1", **changes: Any) -> RoundRow:
@@ -50,8 +50,8 @@ def round_row(number: int = 1, attempt: int = 1, run: str = "r-1", **changes: An
 
 def lease_row(issue: int, device: str = "a", **changes: Any) -> LeaseRow:
     """A lease to train and evaluate in round 1."""
-    fields: dict[str, Any] = {"id": f"lease-{issue}", "issue": issue, "epoch": 7, "run": "r-1", "round": 1, "attempt": 1}
-    fields |= {"device": device, "train": True, "evaluate": True, "version": 0}
+    fields: dict[str, Any] = {"id": f"lease-{issue}", "issue": issue, "epoch": 7, "run": "r-1", "round": 1}
+    fields |= {"attempt": 1, "device": device, "train": True, "evaluate": True, "version": 0}
     return LeaseRow(**fields | changes)
 
 

@@ -56,6 +56,7 @@ CREATE TABLE update_ (
     lease TEXT NOT NULL UNIQUE, sha256 TEXT NOT NULL, length INTEGER NOT NULL, num_samples INTEGER NOT NULL,
     norm REAL NOT NULL, report TEXT NOT NULL, PRIMARY KEY (run, round, attempt, device)
 ) STRICT;
+CREATE INDEX update_device ON update_ (run, device, round);
 CREATE TABLE evaluation (
     run TEXT NOT NULL, version INTEGER NOT NULL, device TEXT NOT NULL, num_samples INTEGER NOT NULL,
     num_correct INTEGER NOT NULL, loss_sum REAL NOT NULL, confusion TEXT NOT NULL, PRIMARY KEY (run, version, device)
@@ -296,6 +297,15 @@ class SqliteStore:
     def update_of_lease(self, lease_id: str) -> UpdateRow | None:
         """The update that a lease brought."""
         return self._one(UpdateRow, "SELECT * FROM update_ WHERE lease = ?", lease_id)
+
+    def last_counted_lease(self, run_id: str, device: str) -> str | None:
+        """The newest lease of a device whose update went into a committed model."""
+        query = """SELECT u.lease FROM update_ u JOIN round r
+                   ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
+                   WHERE u.run = ? AND u.device = ? AND r.state IN ('COMMITTED', 'ANNOUNCED')
+                   ORDER BY u.round DESC LIMIT 1"""
+        row = self._db.execute(query, (run_id, device)).fetchone()
+        return row[0] if row else None
 
     def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None:
         """The set of updates is final; what comes later is late."""

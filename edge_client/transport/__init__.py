@@ -16,7 +16,7 @@ _NAME = "urllib.request"
 
 
 class _WhenUsed(types.ModuleType):
-    """Has nothing of its own. (`importlib.util.LazyLoader` does not serve: `import` itself makes it load the module.)"""
+    """Has nothing of its own. (`importlib.util.LazyLoader` does not serve: `import` itself makes it load.)"""
 
     def __getattr__(self, attribute: str) -> Any:
         if sys.modules.get(_NAME) is self:

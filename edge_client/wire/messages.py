@@ -166,6 +166,7 @@ class Assign:
     learning_rate: float
     threads: Annotated[int, Between(1, 1024)] = 1
     plan: TrainingPlan | None = None
+    counted: Id | None = None  # this device's last lease that went into a model of this run, if a receipt was lost
     deadline_s: float
     parts: tuple[PartRef, ...]
 

@@ -1,4 +1,4 @@
-"""Makes the hostile containers of this folder: `python tests/attacks/make.py` writes them beside itself.
+"""Makes the hostile containers and frames of this folder: `python tests/attacks/make.py` writes them beside itself.
 
 Each name says what the file tries. The bytes are put together by hand, not with
 the code under test. Files too large to keep (`large`) are made by the tests that use them.
@@ -6,6 +6,8 @@ the code under test. Files too large to keep (`large`) are made by the tests tha
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import struct
 import zlib
 from pathlib import Path
@@ -141,6 +143,114 @@ def large() -> dict[str, bytes]:
     }
 
 
+FRAME_KEY = bytes(range(32))
+FRAME_CONTEXT = "fed/a/up"
+FRAME_CODES = {  # name of the attack -> the code of its refusal
+    "empty": "malformed",
+    "header-only": "malformed",
+    "other-magic": "malformed",
+    "reserved-not-zero": "malformed",
+    "version-of-tomorrow": "version",
+    "body-of-64-kib-announced": "malformed",
+    "body-longer-than-announced": "malformed",
+    "body-of-20-kib": "malformed",
+    "wrong-crc": "damaged",
+    "wrong-mac": "forged",
+    "mac-of-another-device": "forged",
+    "mac-of-the-other-way": "forged",
+    "no-mac": "malformed",
+    "kind-unknown": "kind",
+    "kind-that-travels-down": "kind",
+    "body-empty": "malformed",
+    "body-is-a-list": "malformed",
+    "body-and-more": "malformed",
+    "nested-16000-deep": "malformed",
+    "nested-maps-4000-deep": "malformed",
+    "array-of-4-billion": "malformed",
+    "map-of-4-billion": "malformed",
+    "text-of-4-gib": "malformed",
+    "bytes-of-4-gib": "malformed",
+    "extension-empty": "malformed",
+    "extension-of-4-gib": "malformed",
+    "timestamp": "malformed",
+    "key-twice": "malformed",
+    "number-as-key": "malformed",
+    "bytes-as-key": "malformed",
+    "map-as-key": "malformed",
+    "bad-utf8": "malformed",
+    "reserved-byte": "malformed",
+    "16-kib-of-empty-maps": "malformed",
+    "16-kib-of-empty-lists": "malformed",
+    "loss-is-nan": "not_finite",
+    "number-beyond-64-bits": "malformed",
+    "seq-negative": "range",
+    "label-keys-300": "malformed",
+}
+
+
+def frame(body: bytes, *, kind: int = 2, magic: bytes = b"FF", version: int = 1, zero: int = 0, **lie: Any) -> bytes:
+    """A frame of raw parts, with a right HMAC; `lie` replaces length, crc, key or context."""
+    length, crc = lie.get("length", len(body)), lie.get("crc", zlib.crc32(body))
+    head = struct.pack("<2sBBHHI", magic, version, kind, length & 0xFFFF, zero, crc) + body
+    context = lie.get("context", FRAME_CONTEXT)
+    return head + hmac.new(lie.get("key", FRAME_KEY), context.encode() + b"\0" + head, hashlib.sha256).digest()
+
+
+def _said(heartbeat: bytes, seq: bytes = b"\x01") -> bytes:
+    """The envelope around a heartbeat's map."""
+    return b"\x83\xa7session\xa1s\xa3seq" + seq + b"\xa4body" + heartbeat
+
+
+def frames() -> dict[str, bytes]:
+    """File name -> bytes; every one of them must be refused when it is opened as a message to the coordinator."""
+    good = _said(b"\x81\xa5state\xa4idle")
+    valid = frame(good)
+    state = b"\x82\xa5state\xa4idle"
+    attacks = {
+        "empty": b"",
+        "header-only": valid[:12],
+        "other-magic": frame(good, magic=b"PK"),
+        "reserved-not-zero": frame(good, zero=1),
+        "version-of-tomorrow": frame(good, version=2),
+        "body-of-64-kib-announced": frame(good, length=65_535),
+        "body-longer-than-announced": frame(good, length=len(good) - 1),
+        "body-of-20-kib": frame(bytes(20_000)),
+        "wrong-crc": frame(good, crc=0),
+        "wrong-mac": valid[:-1] + bytes([valid[-1] ^ 1]),
+        "mac-of-another-device": frame(good, key=bytes(32)),
+        "mac-of-the-other-way": frame(good, context="fed/a/down"),
+        "no-mac": valid[:-32],
+        "kind-unknown": frame(good, kind=200),
+        "kind-that-travels-down": frame(good, kind=33),
+        "body-empty": frame(b""),
+        "body-is-a-list": frame(b"\x90"),
+        "body-and-more": frame(good + b"\xc0"),
+        "nested-16000-deep": frame(b"\x91" * 16_000),
+        "nested-maps-4000-deep": frame(b"\x81\xa1a" * 4000 + b"\xc0"),
+        "array-of-4-billion": frame(_said(b"\xdd\xff\xff\xff\xff")),
+        "map-of-4-billion": frame(b"\xdf\xff\xff\xff\xff"),
+        "text-of-4-gib": frame(_said(b"\xdb\xff\xff\xff\xff")),
+        "bytes-of-4-gib": frame(_said(b"\xc6\xff\xff\xff\xff")),
+        "extension-empty": frame(_said(state + b"\xa4loss\xc7\x00\x05")),
+        "extension-of-4-gib": frame(_said(state + b"\xa4loss\xc9\xff\xff\xff\xff\x05")),
+        "timestamp": frame(_said(state + b"\xa4loss\xd6\xff\x00\x00\x00\x00")),
+        "key-twice": frame(_said(state + b"\xa5state\xa4busy")),
+        "number-as-key": frame(_said(state + b"\x01\x02")),
+        "bytes-as-key": frame(_said(state + b"\xc4\x04loss\xc0")),
+        "map-as-key": frame(_said(state + b"\x80\xc0")),
+        "bad-utf8": frame(_said(state + b"\xa2\xff\xfe\xc0")),
+        "reserved-byte": frame(_said(state + b"\xa4loss\xc1")),
+        "16-kib-of-empty-maps": frame(_maps()),
+        "16-kib-of-empty-lists": frame(_said(b"\xdc\x0f\xf0" + b"\x90" * 4080)),
+        "loss-is-nan": frame(_said(state + b"\xa4loss\xcb" + struct.pack(">d", float("nan")))),
+        "number-beyond-64-bits": frame(_said(state + b"\xa4step\xcf" + b"\xff" * 8 + b"\xff")),
+        "seq-negative": frame(_said(b"\x81\xa5state\xa4idle", seq=b"\xff")),
+        "label-keys-300": frame(_said(msgpack.packb({f"x-{i}": None for i in range(300)}))),
+    }
+    assert attacks.keys() == FRAME_CODES.keys()
+    return {f"frame-{name}.bin": data for name, data in attacks.items()}
+
+
 if __name__ == "__main__":
-    for file_name, content in small().items():
+    for file_name, content in (small() | frames()).items():
         (Path(__file__).parent / file_name).write_bytes(content)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.fleet import Fleet, hashes, mlp_run, undisturbed_hashes
 
-Points = Mapping[int, Sequence[str]]  # round -> the writes that fail in it; 0: in no round, or in the first that does them
+Points = Mapping[int, Sequence[str]]  # round -> the writes that fail in it; 0: whichever round does them first
 
 COORDINATOR: Points = {
     0: ("settings.sync", "settings.rename", "store.initial.commit", "store.run-state.commit"),

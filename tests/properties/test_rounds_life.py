@@ -1,7 +1,7 @@
 """A run under random devices, clocks and crashes: nothing acknowledged is lost, nothing counts twice, and it ends.
 
-The world below carries instructions out as the service does, against a real store in memory, and may die between any two
-of them; the next machine knows only what the store knows. Its clock starts anywhere: a monotonic clock does not survive.
+The world below carries instructions out as the service does, against a real store in memory, and may die between any
+two of them; the next machine knows only what the store knows. Its clock starts anywhere: no monotonic clock survives.
 """
 
 from __future__ import annotations

@@ -234,3 +234,12 @@ def test_the_gate_needs_no_torch() -> None:
     """The coordinator's process never loads torch or numpy."""
     code = "import sys, coordinator.intake; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
+
+
+def test_a_plan_that_would_not_fit_the_next_assignment_is_refused(tmp_path: Path) -> None:
+    """13 KB of unit names: it would come back in an assignment, which is one message of 16 KiB."""
+    plan = {"microbatch": 1, "budget_bytes": 1, "predicted_bytes": 1, "groups": [["u" * 130 for _ in range(100)]]}
+    meta = {"num_samples": 100, "payload": "params", "plan": plan}
+    error = _refusal(tmp_path, meta, MODEL, _expected(evaluate=False))
+    assert error.code == "too_large"
+    assert "its plan has" in error.detail

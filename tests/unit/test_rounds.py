@@ -15,9 +15,7 @@ def _machine(*, now: float = 0.0, file: dict[str, Any] | None = None, **snapshot
     tables = {"rounds": {"deadline": "60s"}, "evaluate": {"every": 0}, "stop": {"rounds": 2}} | (file or {})
     ids, issues = iter(range(1, 10_000)), iter(range(100, 10_000))
     fields = {"run": "r-1", "file": run_file(**tables), "epoch": 7, "version": 0} | snapshot
-    return RunMachine(
-        Snapshot(**fields), new_id=lambda: f"lease-{next(ids)}", new_issue=lambda: next(issues), now=now
-    )
+    return RunMachine(Snapshot(**fields), new_id=lambda: f"lease-{next(ids)}", new_issue=lambda: next(issues), now=now)
 
 
 def _tick(machine: RunMachine, names: str, now: float, enrolled: int | None = None) -> list[Instruction]:
@@ -192,6 +190,18 @@ def test_a_device_that_was_away_gets_its_time_to_answer_again() -> None:
         _tick(machine, "b", now, enrolled=2)
     back = _tick(machine, "ab", 40.0)
     assert [sent.lease.device for sent in _of(back, rounds.SendAssign)] == ["a"]
+
+
+def test_a_device_that_was_chosen_and_vanished_is_counted_out() -> None:
+    """It is away from second 1; 60 s later the round goes on without it: the other one's update is the quorum."""
+    machine = _machine(file={"devices": {"min": 1}})
+    _tick(machine, "ab", 0.0)
+    _store(machine, "a")
+    _tick(machine, "a", 1.0)
+    assert machine.phase == "RUNNING"
+    done = _tick(machine, "a", 62.0)
+    assert [(i.state, i.code) for i in _of(done, rounds.CloseLease)] == [("expired", "away")]
+    assert machine.phase == "FROZEN"
 
 
 def test_a_device_that_lost_its_lease_gets_it_again() -> None:

@@ -344,3 +344,11 @@ def test_hello_tells_what_is_in_hand() -> None:
     assert session.say_hello(1.0) != []
     session.handle(LinkDown(), 2.0)
     assert session.say_hello(3.0) == []
+
+
+@pytest.mark.parametrize(("counted", "accepted"), [("lease-1", True), (None, False)])
+def test_a_newer_assignment_tells_whether_the_last_update_counted(counted: str | None, accepted: bool) -> None:
+    """The receipt of lease-1 was lost: the next assignment says whether lease-1 went into a model."""
+    session = _online(assign=assign(1), update=UPDATE, highest=(1, 1))
+    forgotten = session.handle(assign(2, counted=counted), 5.0)
+    assert [i for i in forgotten if isinstance(i, Forget)] == [Forget("lease-1", accepted)]

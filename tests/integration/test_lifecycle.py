@@ -1,0 +1,139 @@
+"""Starting, stopping and joining at any time: SIGTERM in every state, late devices, stopped and queued runs, demo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_client.transport.base import parse_broker_url
+from tests.fleet import Fleet, Json, hashes, mlp_run, undisturbed_hashes
+from tests.proxy import Link, Proxy
+
+HIDDEN = 1024  # a model of 303 kB: three chunks
+SECONDS = 120
+
+
+def _state(fleet: Fleet, name: str) -> str | None:
+    """What a device said of itself in its last heartbeat, while it is there."""
+    answer = fleet.ask("device-list")
+    devices = {device["id"]: device for device in answer["devices"]} if answer else {}
+    return devices[name]["state"] if name in devices and devices[name]["online"] else None
+
+
+def test_sigterm_ends_client_and_coordinator_in_every_state_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Idle, fetching, working, offering, and a coordinator in mid-round: code 0 within 10 s, and the same models."""
+    with Proxy() as proxy, Fleet(tmp_path, reroute=proxy.address) as fleet:
+        fleet.start_coordinator()
+        status = fleet.ask("status")
+        assert status is not None
+        proxy.target = ("127.0.0.1", parse_broker_url(status["brokers"][0]).port)
+        fleet.add_devices("a", "b")
+        fleet.start_device("b")
+        run = ""
+        for state in ("idle", "fetching", "working", "offering"):
+            proxy.link = Link(bytes_per_s=60_000 if state in ("fetching", "offering") else None)
+            fleet.start_device("a")
+            fleet.wait_until(lambda state=state: _state(fleet, "a") == state, SECONDS, f"a is {state}")
+            assert fleet.stop("a", within_s=10) == 0, f"while {state}\n{fleet.tail()}"
+            run = run or fleet.start_run(mlp_run(rounds=2, model={"hidden": [HIDDEN]}))
+        proxy.link = Link()
+        fleet.start_device("a")
+        fleet.wait_until(lambda: len(fleet.show(run)["models"]) == 2, SECONDS, "round 1 is committed")
+        fleet.wait_until(lambda: _state(fleet, "b") in ("fetching", "working"), SECONDS, "round 2 is under way")
+        assert fleet.stop("coordinator", within_s=10) == 0
+        fleet.start_coordinator()
+        assert hashes(fleet.wait_finished(run, SECONDS)) == undisturbed_hashes(2, HIDDEN)
+        assert fleet.unexpected == []
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A coordinator and the device a."""
+    with Fleet(tmp_path_factory.mktemp("lifecycle")) as fleet:
+        fleet.start_coordinator()
+        fleet.add_devices("a")
+        fleet.start_device("a")
+        yield fleet
+
+
+def _stop(fleet: Fleet, run: str, *options: str) -> str:
+    command = [sys.executable, "-m", "coordinator", "run", "stop", run, *options, "--state-dir", str(fleet.state_dir)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_a_run_ends_after_its_round_or_now_and_the_next_in_the_queue_begins(fleet: Fleet) -> None:
+    """Three runs: the first is stopped now, the second before it began, the third after its round."""
+    first, second, third = (fleet.start_run(mlp_run(rounds=100, devices=1)) for _ in range(3))
+    fleet.wait_until(lambda: len(fleet.show(first)["models"]) > 1, SECONDS, "the first trains")
+    assert [fleet.show(run)["state"] for run in (first, second, third)] == ["running", "queued", "queued"]
+    _stop(fleet, second)
+    assert (fleet.show(second)["state"], fleet.show(second)["models"]) == ("stopped", [])
+    assert "now" in _stop(fleet, first, "--now")
+    fleet.wait_until(lambda: fleet.show(first)["state"] == "stopped", SECONDS, "the first ends")
+    assert len(fleet.show(first)["models"]) > 1  # what was committed stays
+    fleet.wait_until(lambda: bool(fleet.show(third)["leases"]), SECONDS, "the third is in its first round")
+    assert "after its round" in _stop(fleet, third)
+    shown = fleet.wait_finished(third, SECONDS)
+    assert (shown["state"], len(shown["models"])) == ("stopped", 2)
+    _stop(fleet, third)  # again: nothing happens
+    assert fleet.show(third)["state"] == "stopped"
+
+
+def test_a_stop_is_not_forgotten_when_the_coordinator_dies(fleet: Fleet) -> None:
+    """Asked to end after its round, killed, started again: it ends after that round."""
+    run = fleet.start_run(mlp_run(rounds=100, devices=1))
+    fleet.wait_until(lambda: bool(fleet.show(run)["leases"]), SECONDS, "it is in its first round")
+    _stop(fleet, run)
+    fleet.kill("coordinator")
+    fleet.wait_until(lambda: fleet.ask("status") is not None, SECONDS, "the coordinator is back")
+    shown = fleet.wait_finished(run, SECONDS)
+    assert (shown["state"], len(shown["models"])) == ("stopped", 2)
+
+
+def test_a_device_that_joins_during_a_run_takes_part_and_disturbs_nobody(fleet: Fleet) -> None:
+    """Enrolled and started in mid-run, it gets a lease in a later round; the other's connection is not touched."""
+    run = fleet.start_run(mlp_run(rounds=100, devices=1))
+    fleet.wait_until(lambda: len(fleet.show(run)["models"]) > 1, SECONDS, "the run is under way")
+    before = fleet.log("a").count("connected to the broker")
+    fleet.add_devices("late")
+    fleet.start_device("late")
+    fleet.wait_until(
+        lambda: any(d["id"] == "late" for d in fleet.show(run)["devices"]), SECONDS, "the late one's update counts"
+    )
+    assert fleet.log("a").count("connected to the broker") == before
+    _stop(fleet, run, "--now")
+    fleet.wait_until(lambda: fleet.show(run)["state"] == "stopped", SECONDS, "the run ends")
+
+
+DEMO_KEYS = ["rounds", "accuracy", "accuracy_per_round", "bytes_up", "bytes_down", "devices", "model_sha256"]
+
+
+def _demo(*options: str) -> Json:
+    command = [sys.executable, "-m", "coordinator", "demo", "--rounds", "2", "--format", "json", *options]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+    assert result.returncode == 0, result.stderr
+    printed: Json = json.loads(result.stdout)
+    return printed
+
+
+def test_the_demo_prints_what_is_documented() -> None:
+    """Exactly the documented keys; accuracies before round 1 and after each; four devices."""
+    printed = _demo("--seed", "3")
+    assert list(printed) == DEMO_KEYS
+    assert printed["rounds"] == 2
+    assert len(printed["accuracy_per_round"]) == 3
+    assert len(printed["devices"]) == 4
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_demo_twice() -> None:
+    """Two demos with seed 3 end with the same model; one with seed 4 does not."""
+    first, second, other = _demo("--seed", "3"), _demo("--seed", "3"), _demo("--seed", "4")
+    assert first["model_sha256"] == second["model_sha256"]
+    assert first["accuracy_per_round"] == second["accuracy_per_round"]
+    assert first["model_sha256"] != other["model_sha256"]

@@ -1,0 +1,28 @@
+"""What the daemon does not load: it must stay small on a device that has little memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_client_loads_no_module_that_only_proxies_and_typos_need() -> None:
+    """http and email come with urllib.request, which paho imports for SOCKS proxies; difflib names the nearest key."""
+    heavy = "('http.client', 'email', 'difflib', 'torch', 'numpy', 'psutil')"
+    assert _run(f"import sys, edge_client.cli; print([m for m in {heavy} if m in sys.modules])") == "[]"
+
+
+def test_urllib_request_is_the_real_one_as_soon_as_it_is_used() -> None:
+    """Through the package's attribute, through `import` and through `from ... import` alike."""
+    code = """
+import edge_client.transport.mqtt, sys, urllib.request
+quote = urllib.request.pathname2url('/a b')
+from urllib.request import Request
+print(quote, Request('http://x/').host, sys.modules['urllib.request'].__file__.endswith('request.py'))
+"""
+    assert _run(code) == "/a%20b x True"

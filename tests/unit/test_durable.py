@@ -1,0 +1,148 @@
+"""Durable writes, and the state directory's lock."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from edge_client import durable, faults
+from edge_client.errors import ConflictError, DiskFullError, MachineError
+
+
+def _strike(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
+    monkeypatch.setattr(faults, "_faults", [faults._parse(text) for text in texts])
+
+
+@pytest.mark.parametrize("point", ["write", "sync", "rename"])
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, kind: str
+) -> None:
+    """Every step before the rename."""
+    path = tmp_path / "file"
+    durable.write_bytes(path, b"old", point="p")
+    _strike(monkeypatch, f"{kind}:p.{point}")
+    with pytest.raises(OSError, match="injected"):
+        durable.write_bytes(path, b"new", point="p")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_whole_file_is_written_for_its_owner(tmp_path: Path) -> None:
+    """Mode 0600 unless said otherwise; the new content replaces the old one."""
+    path = tmp_path / "file"
+    durable.write_bytes(path, b"first, longer", point="p")
+    durable.write_bytes(path, b"second", point="p")
+    assert path.read_bytes() == b"second"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_failed_commit_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is not there, and the connection goes on."""
+    db = durable.open_database(tmp_path / "x.db")
+    db.execute("CREATE TABLE t (v)")
+    db.commit()
+    db.execute("INSERT INTO t VALUES (1)")
+    _strike(monkeypatch, "enospc:p.commit")
+    with pytest.raises(OSError, match="injected"):
+        durable.commit(db, point="p")
+    assert not db.in_transaction
+    db.execute("INSERT INTO t VALUES (2)")
+    durable.commit(db, point="p")
+    assert db.execute("SELECT v FROM t").fetchall() == [(2,)]
+    db.close()
+
+
+def test_the_database_survives_power_cuts_and_is_private(tmp_path: Path) -> None:
+    """WAL with every commit synced; mode 0600, its companions too."""
+    db = durable.open_database(tmp_path / "x.db")
+    db.execute("CREATE TABLE t (v)")
+    db.commit()
+    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert db.execute("PRAGMA foreign_keys").fetchone() == (1,)
+    assert {entry.stat().st_mode & 0o777 for entry in tmp_path.iterdir()} == {0o600}
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "full"), DiskFullError),
+        (OSError(errno.EDQUOT, "quota"), DiskFullError),
+        (OSError(errno.EIO, "broken"), MachineError),
+        (sqlite3.OperationalError("database or disk is full"), DiskFullError),
+        (sqlite3.OperationalError("disk I/O error"), MachineError),
+        (sqlite3.DatabaseError("file is not a database"), MachineError),
+    ],
+)
+def test_errors_of_the_disk_become_ours(error: Exception, kind: type[MachineError]) -> None:
+    """A full disk passes alone; the rest does not."""
+    with pytest.raises(MachineError, match="cannot do it") as caught, durable.disk_errors("cannot do it"):
+        raise error
+    assert type(caught.value) is kind
+
+
+def test_a_broken_constraint_stays_what_it_is() -> None:
+    """It is a bug of ours, not of the machine."""
+    with pytest.raises(sqlite3.IntegrityError), durable.disk_errors("x"):
+        raise sqlite3.IntegrityError("UNIQUE")
+
+
+def test_a_state_directory_is_held_by_one_process(tmp_path: Path) -> None:
+    """A second claim conflicts; after the first is closed it works; the lock is not inherited by children."""
+    first = durable.claim_state_dir(tmp_path / "s", kind="device", version=1)
+    assert not os.get_inheritable(first)
+    with pytest.raises(ConflictError, match="already runs"):
+        durable.claim_state_dir(tmp_path / "s", kind="device", version=1)
+    os.close(first)
+    os.close(durable.claim_state_dir(tmp_path / "s", kind="device", version=2))
+
+
+@pytest.mark.parametrize(
+    ("marker", "expected"),
+    [
+        ("fedfit-coordinator 1\n", "belongs to"),
+        ("fedfit-device 2\n", "newer"),
+        ("", "belongs"),
+        ("fedfit-device ²", "be"),
+    ],
+)
+def test_a_foreign_or_newer_directory_is_refused_and_not_held(tmp_path: Path, marker: str, expected: str) -> None:
+    """And its marker stays as it was."""
+    (tmp_path / "version").write_text(marker, encoding="utf-8")
+    (tmp_path / "lock").touch()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with pytest.raises(MachineError, match=expected):
+            durable.claim_state_dir(tmp_path, kind="device", version=1)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert (tmp_path / "version").read_text(encoding="utf-8") == marker
+
+
+def test_somebody_elses_folder_is_not_taken(tmp_path: Path) -> None:
+    """Not empty, and no marker of ours."""
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(MachineError, match="was not made by fedfit"):
+        durable.claim_state_dir(tmp_path, kind="device", version=1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_a_claim_that_died_before_its_marker_is_repeated(tmp_path: Path) -> None:
+    """The lock file alone is ours."""
+    (tmp_path / "lock").touch()
+    os.close(durable.claim_state_dir(tmp_path, kind="device", version=1))
+    assert (tmp_path / "version").read_text() == "fedfit-device 1\n"
+
+
+def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
+    """Longer than one piece."""
+    data = os.urandom(600_000)
+    (tmp_path / "f").write_bytes(data)
+    assert durable.sha256_file(tmp_path / "f") == hashlib.sha256(data).hexdigest()
+    assert durable.free_bytes(tmp_path) > 0

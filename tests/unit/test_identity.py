@@ -1,0 +1,72 @@
+"""Join bundles and the device's own identity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rows import digest
+
+from edge_client.errors import ConflictError, InputError
+from edge_client.identity import Bundle, join, load_identity, parse_bundle, read_bundle, write_bundle
+
+
+def _bundle(**changes: Any) -> Bundle:
+    fields = {"federation": "fed", "device": "a", "brokers": ("mqtts://h:8883",), "password": "p" * 20}
+    return Bundle(**fields | {"key": digest("a")} | changes)
+
+
+def test_a_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """For its owner only; the key is 32 bytes."""
+    bundle = _bundle(ca="-----BEGIN CERTIFICATE-----\n")
+    write_bundle(tmp_path / "b.json", bundle)
+    assert read_bundle(tmp_path / "b.json") == bundle
+    assert (tmp_path / "b.json").stat().st_mode & 0o777 == 0o600
+    assert len(bundle.key_bytes()) == 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "[" * 100_000,
+        "1" * 5000,
+        '{"fedfit": 2}',
+        json.dumps({"federation": "a/b", "device": "a", "brokers": [], "password": "p" * 20, "key": "0" * 64}),
+        json.dumps({"federation": "f", "device": "a", "brokers": [], "password": "short", "key": "0" * 64}),
+        json.dumps({"federation": "f", "device": "a", "brokers": [], "password": "p" * 20, "key": "0" * 63}),
+    ],
+    ids=range(9),
+)
+def test_what_is_no_bundle_is_refused_with_how_to_make_one(text: str) -> None:
+    """Whatever the file holds, also JSON that Python itself gives up on."""
+    with pytest.raises(InputError, match="coordinator device add"):
+        parse_bundle(text, "file")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Missing, and not text."""
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name in ("missing", "binary"):
+        with pytest.raises(InputError, match=name):
+            read_bundle(tmp_path / name)
+
+
+def test_a_device_joins_once(tmp_path: Path) -> None:
+    """The same bundle again, or a renewed one, is fine; another device's is not."""
+    state = tmp_path / "state"
+    with pytest.raises(InputError, match="has not joined"):
+        load_identity(state)
+    join(state, _bundle())
+    join(state, _bundle())
+    renewed = _bundle(key=digest("new"))
+    join(state, renewed)
+    assert load_identity(state) == renewed
+    with pytest.raises(ConflictError, match="already belongs to device 'a'"):
+        join(state, _bundle(device="b"))
+    assert load_identity(state) == renewed
+    assert (state / "identity").stat().st_mode & 0o777 == 0o700
