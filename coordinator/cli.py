@@ -142,10 +142,12 @@ def _device_add(options: argparse.Namespace) -> None:
         bundles = control.request(options.state_dir, "device-add", names=options.names)["bundles"]
     except control.NotRunningError:
         bundles = _device_add_alone(options.state_dir, options.names)
-    for data in bundles:
+    for number, data in enumerate(bundles):
         bundle = from_map(identity.Bundle, data)
         path = options.out / f"{bundle.device}.join"
-        identity.write_bundle(path, bundle)
+        lacking = ", ".join(options.names[number:])
+        with durable.disk_errors(f"cannot write {path}; device remove, then add again: {lacking}"):
+            identity.write_bundle(path, bundle)
         print(f"{path}  (copy it to {bundle.device}, then there: edge-client join {path.name})")
 
 
@@ -160,9 +162,7 @@ def _device_add_alone(state_dir: Path, names: list[str]) -> list[Any]:
     try:
         brokers, ca = tuple(store.setting("brokers").split("\n")), store.setting("ca") or None
         rows = [commands.new_device(name) for name in names]
-        commands.refuse_taken(names, store.devices())
-        for row in rows:
-            store.add_device(row)
+        store.add_device(*rows)
         federation = store.federation("")
         return [to_map(commands.bundle_for(row, federation=federation, brokers=brokers, ca=ca)) for row in rows]
     finally:

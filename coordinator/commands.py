@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from coordinator import evaluation
 from coordinator.broker import new_password
 from coordinator.store.base import DeviceRow, LeaseRow, RunRow
-from edge_client.errors import ConflictError, InputError, NoSuchNameError, PayloadError
+from edge_client.errors import InputError, NoSuchNameError, PayloadError
 from edge_client.files import RunFile
 from edge_client.identity import Bundle
 from edge_client.methods import registry as methods
@@ -21,7 +21,7 @@ from edge_client.records import from_map, is_id, to_map
 if TYPE_CHECKING:
     from coordinator.service import Service
 
-__all__ = ["Commands", "bundle_for", "check_run", "new_device", "refuse_taken"]
+__all__ = ["Commands", "bundle_for", "check_run", "new_device"]
 
 Json = dict[str, Any]
 
@@ -31,15 +31,6 @@ def new_device(name: str) -> DeviceRow:
     if not is_id(name):
         raise InputError(f"device name {name!r}: expected 1 to 64 letters, digits, '-' or '_'")
     return DeviceRow(name=name, key=secrets.token_hex(32), password=new_password())
-
-
-def refuse_taken(names: Sequence[str], devices: Sequence[DeviceRow]) -> None:
-    """All or none: `ConflictError` if one of the names is taken, or named twice."""
-    known = {device.name for device in devices}
-    for name in names:
-        if name in known:
-            raise ConflictError(f"device {name!r} exists already; choose another name, none was added")
-        known.add(name)
 
 
 def bundle_for(device: DeviceRow, *, federation: str, brokers: tuple[str, ...], ca: str | None) -> Bundle:
@@ -108,10 +99,7 @@ class Commands:
     def _device_add(self, names: list[str]) -> Json:
         service = self._service
         rows = [new_device(name) for name in names]
-        refuse_taken(names, service.store.devices())
-        for row in rows:
-            service.store.add_device(row)
-        service.devices_changed()
+        service.add_devices(rows)
         bundles = [
             bundle_for(row, federation=service.federation, brokers=service.brokers, ca=service.ca) for row in rows
         ]

@@ -19,7 +19,7 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from coordinator.store.sqlite import SqliteStore
 from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
-from edge_client.errors import DiskFullError, NetworkError, PayloadError
+from edge_client.errors import ConflictError, DiskFullError, FedfitError, MachineError, NetworkError, PayloadError
 from edge_client.transport.base import Connected, Disconnected, Event, Received, Transport
 from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull
 from edge_client.wire.topics import Topics
@@ -324,9 +324,28 @@ class Service:
         if self._transport is not None:
             self._transport.publish(self.topics.announcement, json.dumps(what).encode(), retain=True)
 
+    def add_devices(self, rows: list[DeviceRow]) -> None:
+        """Enrol devices: all, or none and an error."""
+        before = self.store.devices()
+        taken = {device.name for device in before}
+        for row in rows:
+            if row.name in taken:
+                raise ConflictError(f"device {row.name!r} exists already; choose another name")
+        self._let_in([*before, *rows])  # first: an account that nobody knows harms less than a device without one
+        try:
+            self.store.add_device(*rows)
+        except FedfitError:
+            with contextlib.suppress(MachineError):
+                self._let_in(before)
+            raise
+        self.roster.set_devices(self.store.devices())
+
+    def _let_in(self, devices: Iterable[DeviceRow]) -> None:
+        if self._broker is not None:
+            self._broker.set_devices(access_of(device, self.topics) for device in devices)
+
     def devices_changed(self) -> None:
         """Somebody was added or removed: the broker and the roster take it without cutting the others."""
         devices = self.store.devices()
         self.roster.set_devices(devices)
-        if self._broker is not None:
-            self._broker.set_devices(access_of(device, self.topics) for device in devices)
+        self._let_in(devices)

@@ -120,8 +120,8 @@ def free_bytes(path: Path) -> int:
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
-    piece = memoryview(bytearray(_HASH_PIECE))
     with open(path, "rb", buffering=0) as file:
+        piece = memoryview(bytearray(min(_HASH_PIECE, max(1, os.fstat(file.fileno()).st_size))))
         while count := file.readinto(piece):
             digest.update(piece[:count])
     return digest.hexdigest()

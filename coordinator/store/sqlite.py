@@ -152,15 +152,16 @@ class SqliteStore:
         """All enrolled devices, by name."""
         return self._all(DeviceRow, "SELECT * FROM device ORDER BY name")
 
-    def add_device(self, device: DeviceRow, *, replace: bool = False) -> None:
-        """Enrol a device; `ConflictError` if the name is taken."""
+    def add_device(self, *devices: DeviceRow, replace: bool = False) -> None:
+        """Enrol devices, all or none; `ConflictError` if a name is taken."""
         with self._transaction("device") as db:
-            if replace:
-                db.execute("DELETE FROM device WHERE name = ?", (device.name,))
-            try:
-                self._insert("device", device)
-            except sqlite3.IntegrityError:
-                raise ConflictError(f"device {device.name!r} exists already; choose another name") from None
+            for device in devices:
+                if replace:
+                    db.execute("DELETE FROM device WHERE name = ?", (device.name,))
+                try:
+                    self._insert("device", device)
+                except sqlite3.IntegrityError:
+                    raise ConflictError(f"device {device.name!r} exists already; choose another name") from None
 
     def remove_device(self, name: str) -> None:
         """Forget a device and its secrets."""

@@ -431,7 +431,7 @@ def _keep_buffers() -> None:
     """Let malloc keep a packet's memory for the next one, instead of giving it back and taking it again for each.
 
     glibc gives back what is free at the end of the heap beyond 128 KiB, a little more than one chunk; freeing a larger
-    block that was mapped moves that limit to twice its size. Measured: half of the system time of a transfer.
+    block that was mapped moves that limit to twice its size.
     """
     del [bytes(4 * MAX_PACKET_BYTES)][:]
 

@@ -129,6 +129,27 @@ def test_a_disk_that_fails_at_the_start_leaves_nothing_that_stops_the_next_start
     assert all(" ended with 4: " in ended for ended in fleet.unexpected)
 
 
+def test_a_command_that_meets_a_full_disk_changes_nothing_and_works_later(tmp_path: Path) -> None:
+    """Adding devices (their rows, the broker's file) and starting a run: 4 and one line; then it works."""
+    points = ("store.device.commit", "broker.config.sync:4", "store.run.commit")  # :4: start, add, undo, add
+    faults = {"FEDFIT_FAULT": ",".join(f"enospc:{point}" for point in points)}
+    run_file = tmp_path / "run.toml"
+    run_file.write_text('name = "r"\nmodel = { name = "mlp", input = [1, 8, 8] }\nclasses = ["a", "b"]\n')
+    with Fleet(tmp_path) as fleet:
+        fleet.start_coordinator(faults)
+        where = ["--state-dir", str(fleet.state_dir)]
+        add = [sys.executable, "-m", "coordinator", "device", "add", "x", "y", "--out", str(tmp_path), *where]
+        start = [sys.executable, "-m", "coordinator", "run", "start", str(run_file), *where]
+        results = [_run(command, {}) for command in (add, add, start)]
+        assert [result.returncode for result in results] == [4, 4, 4], [result.stderr for result in results]
+        for result in results:
+            assert len(result.stderr.splitlines()) == 1
+            assert "No space left on device" in result.stderr
+        assert not list(tmp_path.glob("*.join"))
+        assert [_run(command, {}).returncode for command in (add, start)] == [0, 0]
+        assert fleet.unexpected == []
+
+
 @pytest.mark.parametrize("point", ["state.version.write", "bundle.write", "bundle.rename"])
 def test_a_join_that_failed_can_be_repeated(tmp_path: Path, point: str) -> None:
     """The state directory is as before, and the second try joins."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -134,6 +136,16 @@ def test_a_lie_is_refused_and_told_and_the_round_goes_on(scene: Scene, lie: str)
     assert (receipt.status, receipt.code) == ("refused", code)
     assert receipt.detail
     assert scene.values(shown) == {2.0}
+
+
+def test_people_see_who_was_refused_and_why(scene: Scene) -> None:
+    """`coordinator run show` names the device, the code and the detail."""
+    scene.run(honest(math.nan))
+    command = [sys.executable, "-m", "coordinator", "run", "show", "latest", "--state-dir", str(scene.fleet.state_dir)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    (line,) = [line for line in printed.splitlines() if "not_finite" in line]
+    assert "evil" in line
+    assert "values that are not finite" in printed
 
 
 def test_an_update_that_moves_the_model_too_far_is_refused_once_there_is_a_usual(scene: Scene) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_client.errors import ConflictError
 from edge_client.transport.base import parse_broker_url
 from tests.fleet import Fleet, Json, hashes, mlp_run, undisturbed_hashes
 from tests.proxy import Link, Proxy
@@ -96,7 +97,7 @@ def test_a_stop_is_not_forgotten_when_the_coordinator_dies(fleet: Fleet) -> None
 
 
 def test_a_device_that_joins_during_a_run_takes_part_and_disturbs_nobody(fleet: Fleet) -> None:
-    """Enrolled and started in mid-run, it gets a lease in a later round; the other's connection is not touched."""
+    """It gets a lease in a later round; the other's connection is not touched, nor when its name is added again."""
     run = fleet.start_run(mlp_run(rounds=100, devices=1))
     fleet.wait_until(lambda: len(fleet.show(run)["models"]) > 1, SECONDS, "the run is under way")
     before = fleet.log("a").count("connected to the broker")
@@ -105,6 +106,8 @@ def test_a_device_that_joins_during_a_run_takes_part_and_disturbs_nobody(fleet: 
     fleet.wait_until(
         lambda: any(d["id"] == "late" for d in fleet.show(run)["devices"]), SECONDS, "the late one's update counts"
     )
+    with pytest.raises(ConflictError):
+        fleet.add_devices("another", "a")
     assert fleet.log("a").count("connected to the broker") == before
     _stop(fleet, run, "--now")
     fleet.wait_until(lambda: fleet.show(run)["state"] == "stopped", SECONDS, "the run ends")
