@@ -262,8 +262,11 @@ def _replies() -> Iterator[Callable[[Reply], None]]:
         os.dup2(2, 1)
 
         def send(reply: Reply) -> None:
-            stream.write(json.dumps(reply, allow_nan=False) + "\n")
-            stream.flush()
+            try:
+                stream.write(json.dumps(reply, allow_nan=False) + "\n")
+                stream.flush()
+            except BrokenPipeError:  # the coordinator died before we asked to die with it; closing would flush again
+                os._exit(0)
 
         yield send
 

@@ -1,8 +1,9 @@
 """Blobs on their way between the coordinator and its devices, under one limit for all and one for each.
 
-Uploads are pulled by grants: at most 4 MiB under way per device and 32 MiB in all, because a broker cuts a consumer
-that falls 64 MB behind. Downloads are asked for by devices and sent in turns, one chunk per device, so that a slow one
-only waits for itself.
+Uploads are pulled by grants: at most 4 MiB under way per device and 12 MiB in all, because a broker cuts a consumer
+that falls 64 MB behind, and because uploads that end one after the other are hashed, synced and checked while the next
+ones come. First come, first served: a fast device takes a full window, a slow one has a small window by itself and
+keeps nobody waiting. Downloads are asked for by devices and sent in turns, one chunk per device.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from edge_client.wire.reassembly import Range, expand
 __all__ = ["Arrived", "Downloads", "Uploads"]
 
 _PER_DEVICE_BYTES = 4 << 20
-_TOTAL_BYTES = 32 << 20
+_TOTAL_BYTES = 12 << 20
 _MAX_OPEN = 256  # uploads with open files; the others wait for their turn
 _MAX_ASKED_BYTES = 2 << 20  # of a device's open requests
 _SEND_AHEAD_BYTES = 2 << 20
@@ -94,17 +95,18 @@ class Uploads:
             self._to_finish.put(upload)
 
     def grants(self, now: float) -> Iterator[tuple[str, Grant]]:
-        """What to ask of whom now, within the limits; in turns, so that nobody is starved."""
+        """What to ask of whom now, within the limits; who came first is asked first."""
         self._open_some()
+        for upload in list(self._uploads.values()):
+            if upload.incoming is not None and upload.incoming.chunks.stalled(now):
+                self._uploads.move_to_end(upload.device)  # it gives back what it held of the limit, and waits
         left = _TOTAL_BYTES - sum(u.incoming.chunks.outstanding_bytes for u in self._uploads.values() if u.incoming)
         for upload in list(self._uploads.values()):
-            if upload.incoming is None or upload.finishing:
+            if upload.incoming is None or upload.finishing or left < CHUNK_BYTES:
                 continue
-            # asked even when nothing is left: only so a stalled device gives back what it holds of the limit
-            ranges = upload.incoming.chunks.request(now, allowance_bytes=max(0, left))
+            ranges = upload.incoming.chunks.request(now, allowance_bytes=left)
             if ranges:
                 left -= CHUNK_BYTES * sum(count for _, count in ranges)
-                self._uploads.move_to_end(upload.device)
                 yield upload.device, Grant(lease=upload.offer.lease, sha256=upload.offer.sha256, ranges=ranges)
 
     def _open_some(self) -> None:

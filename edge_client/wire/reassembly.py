@@ -101,8 +101,7 @@ class Reassembly:
 
     def request(self, now: float, *, allowance_bytes: int | None = None) -> tuple[Range, ...]:
         """Ranges to ask for now, if any; `allowance_bytes` is what others leave of a shared limit."""
-        if self._asked and now - self._progress_at >= self._stall_s:
-            self._stalled(now)
+        self.stalled(now)
         room = self._window - len(self._asked)
         if allowance_bytes is not None:
             room = min(room, allowance_bytes // CHUNK_BYTES)
@@ -112,13 +111,16 @@ class Reassembly:
             self._progress_at = self._window_began = now
         return self._take(room)
 
-    def _stalled(self, now: float) -> None:
-        """What was asked for is lost: ask again, for less, and wait longer if that does not come either."""
+    def stalled(self, now: float) -> bool:
+        """Whether nothing came for too long. Then ask again, for less, and wait longer if that does not come either."""
+        if not self._asked or now - self._progress_at < self._stall_s:
+            return False
         self._asked.clear()
         self._cursor = 0
         self._window = max(1, self._window // 2)
         self._since_window = 0
         self._stall_s = min(2 * self._stall_s, _LONGEST_STALL_S)
+        return True
 
     def forget(self, index: int) -> None:
         """A chunk that was accepted could not be kept: it will be asked for again."""

@@ -67,7 +67,8 @@ class Scene:
         return self.fleet.show(name)
 
     def lease(self, shown: Json, device: str = "evil") -> Json:
-        (lease,) = [lease for lease in shown["leases"] if lease["device"] == device]
+        found: list[Json] = [lease for lease in shown["leases"] if lease["device"] == device]
+        (lease,) = found
         return lease
 
     def values(self, shown: Json) -> set[float]:

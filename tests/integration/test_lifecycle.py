@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,10 @@ def _state(fleet: Fleet, name: str) -> str | None:
     return devices[name]["state"] if name in devices and devices[name]["online"] else None
 
 
+def _is(fleet: Fleet, name: str, state: str) -> Callable[[], bool]:
+    return lambda: _state(fleet, name) == state
+
+
 def test_sigterm_ends_client_and_coordinator_in_every_state_and_the_run_goes_on(tmp_path: Path) -> None:
     """Idle, fetching, working, offering, and a coordinator in mid-round: code 0 within 10 s, and the same models."""
     with Proxy() as proxy, Fleet(tmp_path, reroute=proxy.address) as fleet:
@@ -39,7 +43,7 @@ def test_sigterm_ends_client_and_coordinator_in_every_state_and_the_run_goes_on(
         for state in ("idle", "fetching", "working", "offering"):
             proxy.link = Link(bytes_per_s=60_000 if state in ("fetching", "offering") else None)
             fleet.start_device("a")
-            fleet.wait_until(lambda state=state: _state(fleet, "a") == state, SECONDS, f"a is {state}")
+            fleet.wait_until(_is(fleet, "a", state), SECONDS, f"a is {state}")
             assert fleet.stop("a", within_s=10) == 0, f"while {state}\n{fleet.tail()}"
             run = run or fleet.start_run(mlp_run(rounds=2, model={"hidden": [HIDDEN]}))
         proxy.link = Link()
@@ -113,7 +117,16 @@ def test_a_device_that_joins_during_a_run_takes_part_and_disturbs_nobody(fleet: 
     fleet.wait_until(lambda: fleet.show(run)["state"] == "stopped", SECONDS, "the run ends")
 
 
-DEMO_KEYS = ["rounds", "accuracy", "accuracy_per_round", "bytes_up", "bytes_down", "devices", "model_sha256"]
+DEMO_KEYS = [
+    "rounds",
+    "accuracy",
+    "accuracy_before",
+    "accuracy_per_round",
+    "bytes_up",
+    "bytes_down",
+    "devices",
+    "model_sha256",
+]
 
 
 def _demo(*options: str) -> Json:
@@ -125,11 +138,12 @@ def _demo(*options: str) -> Json:
 
 
 def test_the_demo_prints_what_is_documented() -> None:
-    """Exactly the documented keys; accuracies before round 1 and after each; four devices."""
+    """Exactly the documented keys; an accuracy after each round; four devices."""
     printed = _demo("--seed", "3")
     assert list(printed) == DEMO_KEYS
     assert printed["rounds"] == 2
-    assert len(printed["accuracy_per_round"]) == 3
+    assert len(printed["accuracy_per_round"]) == 2
+    assert printed["accuracy"] == printed["accuracy_per_round"][-1]
     assert len(printed["devices"]) == 4
 
 

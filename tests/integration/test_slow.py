@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -46,6 +46,11 @@ def _victim(fleet: Fleet, name: str) -> psutil.Process | None:
     return None
 
 
+def _passed(seconds: float) -> Callable[[], bool]:
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() > until
+
+
 def test_random_kills_in_a_row_change_no_model(tmp_path: Path) -> None:
     """Any process at any time (seed 11), 300 times: every round that was committed has the undisturbed model."""
     rng = random.Random(11)
@@ -63,8 +68,7 @@ def test_random_kills_in_a_row_change_no_model(tmp_path: Path) -> None:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.kill()
                     num_killed += 1
-            until = time.monotonic() + rng.uniform(0.0, 3.0)
-            fleet.wait_until(lambda until=until: time.monotonic() > until, 60, "the next kill is due")
+            fleet.wait_until(_passed(rng.uniform(0.0, 3.0)), 60, "the next kill is due")
         fleet.wait_until(lambda: fleet.ask("run-stop", run=run) is not None, 60, "the coordinator takes the stop")
         disturbed = hashes(fleet.wait_finished(run, 300))
         assert fleet.unexpected == []
