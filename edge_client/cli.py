@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _join(options: argparse.Namespace) -> None:
     bundle = _bundle(options.bundle)
     identity.join(options.state_dir, bundle)
-    print(f"joined federation {bundle.federation} as {bundle.device}; start it with: edge-client start{_named(options.state_dir)}")
+    print(f"joined federation {bundle.federation} as {bundle.device}")
+    print(f"start it with: edge-client start{_named(options.state_dir)}")
 
 
 def _named(state_dir: Path) -> str:

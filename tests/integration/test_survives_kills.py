@@ -6,10 +6,12 @@ was never hit leaves no line in the fault log, and fails the test.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from coordinator.store.sqlite import SqliteStore
 from tests.fleet import Fleet, hashes, mlp_run
 
 COORDINATOR_POINTS = (
@@ -112,9 +114,27 @@ def _assert_survived(
     undisturbed: list[str], disturbed: list[str], fleet: Fleet, log: Path, points: tuple[str, ...]
 ) -> None:
     assert disturbed == undisturbed[: len(points) + 1]
+    _assert_counted_once(fleet, len(points))
     hit = [line.split(":", 1)[1] for line in log.read_text().split()]
     assert hit == [f"{point}@{number}" for number, point in enumerate(points, start=1)]
     assert fleet.unexpected == []
+
+
+def _assert_counted_once(fleet: Fleet, rounds: int) -> None:
+    """Each round's model has exactly one update of each device, and no update with a receipt is missing."""
+    store = SqliteStore(fleet.state_dir / "state.db")
+    try:
+        rows = {(row.number, row.attempt): row.state for row in store.rounds("test-1")}
+        updates = store.recent_updates("test-1", 10_000)
+    finally:
+        store.close()
+    committed = [(u.round, u.device) for u in updates if rows[u.round, u.attempt] == "ANNOUNCED"]
+    assert sorted(committed) == [(number, device) for number in range(1, rounds + 1) for device in ("a", "b")]
+    stored = {update.lease for update in updates}
+    logs = fleet.log("a") + fleet.log("b")
+    receipted = set(re.findall(r"lease (\w+) is over \(accepted", logs))
+    assert len(receipted) >= rounds  # a device that died before it logged a receipt leaves no line
+    assert receipted <= stored
 
 
 def test_a_killed_coordinator_or_aggregator_changes_no_model(undisturbed: list[str], tmp_path: Path) -> None:
