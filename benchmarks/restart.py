@@ -15,6 +15,7 @@ from benchmarks.federation import SMALL, Federation, run_file, scratch
 from benchmarks.figures import Figure
 from coordinator.store.base import LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
 from coordinator.store.sqlite import SqliteStore
+from edge_client.blobs import BlobStore
 from edge_client.records import Report, TrainingPlan, to_map
 
 __all__ = ["measure"]
@@ -70,6 +71,9 @@ def _fill(state_dir: Path, rounds: int) -> None:
         store.commit_round(number, 1, _model(number))
         store.announce("bench-1", number, 1)
     store.close()
+    blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
+    for text in ("settings", f"model {rounds}"):  # those that a start looks at
+        blobs.write(text.encode(), _hash(text), point="bench")
 
 
 def _hash(text: str) -> str:

@@ -8,6 +8,7 @@ federation.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 _MAX_TRIES = 3
 _IDLE_S = 300.0
 _MAX_ANSWER_BYTES = 1 << 20
+_PIPE_BYTES = 1 << 20  # holds the fold of some thousand devices
 
 Answer = dict[str, Any]
 Done = Callable[[Answer], None]
@@ -39,6 +41,7 @@ class Aggregation:
         self._process: subprocess.Popen[bytes] | None = None
         self._in_flight = False
         self._rest = b""
+        self._unsent = b""  # of the job in flight: a child that still loads torch reads nothing
         self._used_at: float | None = None
 
     @property
@@ -58,8 +61,13 @@ class Aggregation:
                 [sys.executable, "-m", "coordinator.aggregator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
             assert self._process.stdout is not None
+            assert self._process.stdin is not None
             os.set_blocking(self._process.stdout.fileno(), False)
-            self._rest = b""
+            os.set_blocking(self._process.stdin.fileno(), False)
+            if sys.platform == "linux":
+                with contextlib.suppress(PermissionError):  # of a user with too many pipes: it takes more writes
+                    fcntl.fcntl(self._process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            self._rest = self._unsent = b""
             self._used_at = None
 
     def submit(self, job: dict[str, Any], done: Done) -> None:
@@ -79,14 +87,19 @@ class Aggregation:
         if self._in_flight or not self._jobs:
             return
         self.warm_up()
-        assert self._process is not None
-        assert self._process.stdin is not None
         self._in_flight = True
         self._tries += 1
-        line = json.dumps(self._jobs[0][0]).encode() + b"\n"
-        with contextlib.suppress(BrokenPipeError):  # it died: `read` finds out
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
+        self._unsent = json.dumps(self._jobs[0][0]).encode() + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        """Give the child what its pipe takes; the loop never waits for it."""
+        if self._process is None or self._process.stdin is None:
+            return
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the next tick goes on; a death `read` finds out
+            while self._unsent:
+                written = os.write(self._process.stdin.fileno(), self._unsent)
+                self._unsent = self._unsent[written:]
 
     def read(self, now: float) -> None:
         """Take what the child answered, or notice that it died."""
@@ -148,7 +161,8 @@ class Aggregation:
         return process.wait()
 
     def tick(self, now: float) -> None:
-        """Let an idle child go: its memory belongs to others."""
+        """Give a child the rest of a long job; let an idle one go: its memory belongs to others."""
+        self._flush()
         if self._process is None or self._jobs:
             return
         if self._used_at is None:

@@ -6,7 +6,7 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
     job     fields                                   answer
     init    run, out                                 sha256, length: the first model of a run, a function of its seed
     encode  model, codec, out                        sha256, length: the same tensors as they travel
-    check   base, update, max_norm, [round]          norm: of the update's delta; or not_finite, norm, range, ...
+    check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, out    sha256, length: the next model
 
 `{"ok": false, "code", "detail"}` answers what is refused or did not work. A bug ends the process with a traceback and
@@ -41,7 +41,7 @@ from edge_client.errors import (
     PayloadError,
 )
 from edge_client.files import RunFile
-from edge_client.records import Between, Count, Matches, Report
+from edge_client.records import Between, Count, Matches, Positive, Report
 from edge_client.wire.container import TableRow, codec_rule
 
 # torch is imported inside the jobs: malloc must be pinned before it is loaded
@@ -90,6 +90,8 @@ class CheckJob:
     base: str
     update: str
     max_norm: Annotated[float, Between(0, 1e300)] | None = None
+    max_ratio: Annotated[float, Between(0, 1e300)] | None = None  # without max_norm: times (norm of the base + 1)
+    max_passes: Positive = 1  # forward passes of one step; a counter of batches grows by one in each
     round: Count | None = None  # for fault points that name one
 
 
@@ -180,17 +182,31 @@ def _check(job: CheckJob) -> Reply:
     faults.point("aggregator.check")
     with ContainerReader(Path(job.base)) as base, ContainerReader(Path(job.update)) as update:
         report = records.from_map(Report, update.header.meta)
-        squares = sum(_check_model_tensor(name, update, base, report.payload) for name in update.names(_MODEL_PREFIX))
+        grown = report.steps * job.max_passes
+        squares = sum(_check_model_tensor(name, update, base, report, grown) for name in update.names(_MODEL_PREFIX))
         for name in update.names("evaluation/"):
             _check_counts(name, update.tensor(name), low=0)
+        most = _max_norm(job, base)
     norm = math.sqrt(squares)
-    if job.max_norm is not None and norm > job.max_norm:
-        raise PayloadError("norm", f"the update moves the model by {norm:.6g}, at most {job.max_norm:.6g} is accepted")
+    if norm > most:
+        raise PayloadError("norm", f"the update moves the model by {norm:.6g}, at most {most:.6g} is accepted")
     return {"norm": norm}
 
 
-def _check_model_tensor(name: str, update: ContainerReader, base: ContainerReader, payload: str) -> float:
-    """Sum of squares of the tensor's delta; raises if it is not finite."""
+def _max_norm(job: CheckJob, base: ContainerReader) -> float:
+    """What is usual, or before anything is: a multiple of the model that was sent; + 1 for one that is all zeros."""
+    from edge_client.params import square_sum
+
+    if job.max_norm is not None or job.max_ratio is None:
+        return math.inf if job.max_norm is None else job.max_norm
+    names = [entry.name for entry in base.header.entries if entry.codec != "i64"]
+    return job.max_ratio * (math.sqrt(sum(square_sum(base.tensor(name)) for name in names)) + 1.0)
+
+
+def _check_model_tensor(
+    name: str, update: ContainerReader, base: ContainerReader, report: Report, max_growth: int
+) -> float:
+    """Sum of squares of the tensor's delta; raises if it is not finite, or a counter that grew too much."""
     from edge_client.params import square_sum
 
     entry, sent = update.entry(name), base.entry(name)
@@ -201,9 +217,13 @@ def _check_model_tensor(name: str, update: ContainerReader, base: ContainerReade
         )
     value = update.tensor(name)
     if entry.codec == "i64":
-        _check_counts(name, value, low=0 if payload == "params" else -_MAX_COUNTER)
+        _check_counts(name, value, low=0 if report.payload == "params" else -_MAX_COUNTER)
+        before = base.tensor(name)
+        after = value if report.payload == "params" else value + before
+        if value.numel() and not (int(after.min()) >= 0 and int((after - before).max()) <= max_growth):
+            raise PayloadError("range", f"{name!r} counts what {report.steps} steps cannot make of it")
         return 0.0
-    squares = square_sum(value, base.tensor(name) if payload == "params" else None)
+    squares = square_sum(value, base.tensor(name) if report.payload == "params" else None)
     if not math.isfinite(squares):
         raise PayloadError("not_finite", f"{name!r} has values that are not finite")
     return squares

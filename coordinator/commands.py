@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import secrets
 import time
+import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from edge_client.files import RunFile
 from edge_client.identity import Bundle
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
-from edge_client.records import from_map, is_id, to_map
+from edge_client.records import check_value, from_map, is_id, to_map
 
 if TYPE_CHECKING:
     from coordinator.service import Service
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Commands", "bundle_for", "check_run", "new_device"]
 
 Json = dict[str, Any]
+
+_SHOWN_MODELS = 1001  # with the first one, all of a run of a thousand rounds
+_SHOWN_LOGS = 20  # leases that are shown with their log
 
 
 def new_device(name: str) -> DeviceRow:
@@ -75,9 +79,13 @@ class Commands:
         do = self._known[name]
         try:
             inspect.signature(do).bind(**asked)
-        except TypeError as error:
+            types = typing.get_type_hints(do)
+            values = {key: check_value(types[key], value, key) for key, value in asked.items()}
+        except TypeError as error:  # of a newer command, perhaps
             raise InputError(f"request {name!r}: {error}") from None
-        return do(**asked)
+        except PayloadError as error:
+            raise InputError(f"request {name!r}: {error.detail}") from None
+        return do(**values)
 
     def _status(self) -> Json:
         service = self._service
@@ -96,7 +104,7 @@ class Commands:
 
     # devices
 
-    def _device_add(self, names: list[str]) -> Json:
+    def _device_add(self, names: tuple[str, ...]) -> Json:
         service = self._service
         rows = [new_device(name) for name in names]
         service.add_devices(rows)
@@ -112,14 +120,15 @@ class Commands:
 
     def _device(self, name: str, online: frozenset[str], now: float) -> Json:
         present = self._service.roster.presence(name)
-        beat = present.heartbeat if present else None
+        suspended = self._service.roster.is_suspended(name, now)
+        beat = present.heartbeat if present and not suspended else None
         return {
             "id": name,
             "online": name in online,
             "seen_s_ago": round(now - present.last_seen, 1) if present else None,
             "client": present.client if present else None,
             "budget_bytes": present.profile.budget_bytes if present else None,
-            "state": beat.state if beat else None,
+            "state": "suspended: flooding" if suspended else beat.state if beat else None,
             "phase": beat.phase if beat else "",
             "step": beat.step if beat else 0,
             "total": beat.total if beat else 0,
@@ -127,8 +136,10 @@ class Commands:
         }
 
     def _device_remove(self, name: str) -> Json:
-        self._service.store.remove_device(name)
-        self._service.devices_changed()
+        known = [row.name for row in self._service.store.devices()]
+        if name not in known:
+            raise NoSuchNameError.of("device", name, known)
+        self._service.remove_device(name)
         return {"removed": name}
 
     # runs
@@ -172,35 +183,40 @@ class Commands:
             )
         return {"runs": rows}
 
-    def _run_show(self, run: str) -> Json:
+    def _run_show(self, run: str, newest: int = 200) -> Json:
+        """`newest` evaluations and, of a long run, the newest models: the counts tell how many there are."""
         row = self._find(run)
         store = self._service.store
         models_ = store.models(row.id)
+        versions = store.evaluated_versions(row.id)
         return {
             "run": row.id,
             "state": row.state,
             "reason": row.reason,
             "file": dict(row.file),
             "rounds": row.file["stop"]["rounds"],
-            "models": [{"version": m.version, "sha256": m.sha256, "bytes": m.length} for m in models_],
-            "evaluations": self._evaluations(row),
+            "models": [{"version": m.version, "sha256": m.sha256, "bytes": m.length} for m in models_[-_SHOWN_MODELS:]],
+            "num_models": len(models_),
+            "evaluations": self._evaluations(row, versions[-newest:] if newest > 0 else []),
+            "num_evaluations": len(versions),
             "round_rows": [to_map(r) for r in store.rounds(row.id)[-50:]],
             "leases": self._leases(row),
             "devices": self._run_devices(row),
         }
 
-    def _evaluations(self, run: RunRow) -> list[Json]:
-        by_version: dict[int, list[Any]] = {}
-        for found in self._service.store.evaluations(run.id):
-            by_version.setdefault(found.version, []).append(found)
-        results = (evaluation.summarize(v, rows, len(run.file["classes"])) for v, rows in sorted(by_version.items()))
+    def _evaluations(self, run: RunRow, versions: list[int]) -> list[Json]:
+        judged = ((version, self._service.store.evaluations(run.id, version)) for version in versions)
+        results = (evaluation.summarize(version, rows, len(run.file["classes"])) for version, rows in judged)
         return [to_map(result) for result in results if result is not None]
 
     def _leases(self, run: RunRow) -> list[Json]:
         """The open or newest round's leases, and why some brought nothing."""
         last = self._service.store.last_round(run.id)
         rows: list[LeaseRow] = self._service.store.leases(run.id, last.number, last.attempt) if last else []
-        return [to_map(lease) for lease in rows]
+        shown = [to_map(lease) for lease in rows]
+        for lease in [lease for lease in shown if lease["log"]][_SHOWN_LOGS:]:
+            lease["log"] = []
+        return shown
 
     def _run_devices(self, run: RunRow) -> list[Json]:
         """Per device: its newest report, its peak over all rounds, and what it sent and got."""

@@ -6,11 +6,9 @@ Does not cover: deciding (`rounds`), connections and presence (`service`, `roste
 
 from __future__ import annotations
 
-import array
 import hashlib
 import json
 import logging
-import os
 import secrets
 import statistics
 import time
@@ -22,7 +20,7 @@ from coordinator import intake, rounds
 from coordinator.aggregation import Aggregation, Answer
 from coordinator.rounds import RunMachine
 from coordinator.store.base import LeaseRow, ModelRow, RunRow, Store
-from coordinator.transfers import Arrived, Uploads
+from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, MachineError, PayloadError
@@ -55,6 +53,7 @@ class Conductor:
         store: Store,
         blobs: BlobStore,
         uploads: Uploads,
+        downloads: Downloads,
         aggregation: Aggregation,
         send: Send,
         announce: Callable[[dict[str, Any]], None],
@@ -63,6 +62,7 @@ class Conductor:
         self._store = store
         self._blobs = blobs
         self._uploads = uploads
+        self._downloads = downloads
         self._aggregation = aggregation
         self._send = send
         self._announce = announce
@@ -81,19 +81,34 @@ class Conductor:
 
     def recover(self, now: float) -> None:
         """Go on where the store says; run once before anything else."""
-        self._clean_up()
-        for run in self._store.runs():
-            if run.state == "running":
-                self._activate(run, now)
-                return
+        run = self._store.first_run("running")
+        if run is not None and not self._is_whole(run):
+            run = None
+        self._clean_up(run)
+        if run is not None:
+            self._activate(run, now)
 
-    def _clean_up(self) -> None:
-        open_leases = set()
-        for run in self._store.runs():
-            last = self._store.last_round(run.id) if run.state == "running" else None
-            if last is not None:
-                open_leases |= {lease.id for lease in self._store.leases(run.id, last.number, last.attempt)}
-        self._blobs.keep_only(self._store.needed_blobs(KEPT_MODELS), open_leases)
+    def _is_whole(self, run: RunRow) -> bool:
+        """Look at every blob of the open round: a lost update is asked for again, a lost model ends the run."""
+        model = self._store.last_model(run.id)
+        assert model is not None
+        for sha256 in (run.settings_sha256, model.sha256, model.sent_sha256):
+            if not self._blobs.verified(sha256):
+                what = f"blob {sha256[:12]} of version {model.version} is missing or damaged"
+                self._fail(run.id, f"damaged: {what}; restore a backup of the state directory")
+                return False
+        last = self._store.last_round(run.id)
+        if last is not None and last.state in ("RUNNING", "FROZEN"):
+            for update in self._store.updates(run.id, last.number, last.attempt):
+                if not self._blobs.verified(update.sha256):
+                    log.warning("the update of %s is missing or damaged on disk: asking for it again", update.device)
+                    self._store.drop_update(update)
+        return True
+
+    def _clean_up(self, run: RunRow | None) -> None:
+        last = self._store.last_round(run.id) if run is not None else None
+        leases = self._store.leases(last.run, last.number, last.attempt) if last is not None else ()
+        self._blobs.keep_only(self._store.needed_blobs(KEPT_MODELS), {lease.id for lease in leases})
 
     def tick(self, online: frozenset[str], num_enrolled: int, now: float) -> None:
         """Let time pass."""
@@ -103,7 +118,7 @@ class Conductor:
         if self.machine is not None:
             self._handle(rounds.Tick(online, num_enrolled), now)
         elif not self._preparing:
-            waiting = next((run for run in self._store.runs() if run.state == "queued"), None)
+            waiting = self._store.first_run("queued")
             if waiting is not None:
                 self._prepare(waiting)
 
@@ -175,10 +190,17 @@ class Conductor:
         if answer["ok"]:
             return True
         _raise_disk_error(answer)
-        log.error("run %s failed: %s: %s", run.id, answer["code"], answer["detail"])
-        self._store.set_run_state(run.id, "failed", f"{answer['code']}: {answer['detail']}"[:500])
-        self._close()
+        self._fail(run.id, f"{answer['code']}: {answer['detail']}")
         return False
+
+    def _fail(self, run_id: str, reason: str) -> None:
+        """End a run that cannot go on; its open round is abandoned with it."""
+        log.error("run %s failed: %s", run_id, reason)
+        last = self._store.last_round(run_id)
+        self._store.fail_run(run_id, reason[:500])
+        for update in self._store.updates(run_id, last.number, last.attempt) if last is not None else ():
+            self._drop_blob(update.sha256)
+        self._close()
 
     def _activate(self, run: RunRow, now: float) -> None:
         last = self._store.last_round(run.id)
@@ -233,6 +255,10 @@ class Conductor:
         if lease is not None and not finished and self.open_lease(device, lease) is None:
             self._send(device, Cancel(lease=lease, code="over"))
 
+    def removed(self, device: str, now: float) -> None:
+        """A device is not enrolled any more: nobody waits for it."""
+        self._handle(rounds.Removed(device), now)
+
     def open_lease(self, device: str, lease_id: str) -> LeaseRow | None:
         """The lease if it is this device's and still open."""
         lease = self.machine.leases.get(lease_id) if self.machine else None
@@ -262,7 +288,10 @@ class Conductor:
         assert self.machine is not None
         assert self.model is not None
         limit = int(_HEADROOM * self.model.sent_length) + _HEADROOM_BYTES + 8 * len(self.machine.file.classes) ** 2
-        if not 0 < offer.length <= limit:
+        if (offer.run, offer.round) != (lease.run, lease.round):
+            detail = f"offer for {offer.run} round {offer.round}, the lease is of {lease.run} round {lease.round}"
+            self._refuse(offer, PayloadError("malformed", detail), now)
+        elif not 0 < offer.length <= limit:
             detail = f"update of {offer.length} bytes, at most {limit} are expected"
             self._refuse(offer, PayloadError("too_large", detail), now)
         elif not 0 <= offer.num_samples <= self.machine.file.devices.max_samples:
@@ -306,7 +335,7 @@ class Conductor:
                 raise arrived.error or PayloadError("hash", "the update never had its hash")
             with durable.disk_errors(f"cannot read the update of {arrived.device!r}"):
                 report = intake.check_header(arrived.path, self._expected(lease, offer))
-                confusion = _confusion(arrived.path, report)
+                confusion = intake.read_confusion(arrived.path, report)
         except PayloadError as error:
             self._drop_blob(offer.sha256)
             self._refuse(offer, error, now)
@@ -318,6 +347,8 @@ class Conductor:
             "base": str(self._blobs.path(self.model.sent_sha256)),
             "update": str(arrived.path),
             "max_norm": self._max_norm(),
+            "max_ratio": self._file().rounds.max_norm_ratio,
+            "max_passes": self._file().train.batch,
             "round": lease.round,
         }
         self._aggregation.submit(job, lambda answer: self._checked(offer, report, confusion, answer))
@@ -335,10 +366,18 @@ class Conductor:
             num_samples=offer.num_samples,
             max_samples=self.machine.file.devices.max_samples,
             num_classes=len(self.machine.file.classes),
+            epochs=self.machine.file.train.epochs,
         )
 
+    def _file(self) -> RunFile:
+        assert self.machine is not None
+        return self.machine.file
+
     def _max_norm(self) -> float | None:
-        """Bounds come from committed rounds only, so that a repeated round has the same ones; one per version."""
+        """Bounds come from committed rounds only, so that a repeated round has the same ones; one per version.
+
+        None before the first one: then the aggregator measures against the model itself.
+        """
         assert self.machine is not None
         version = (self.machine.run, self.machine.version)
         if self._norm_bound is None or self._norm_bound[0] != version:
@@ -373,7 +412,11 @@ class Conductor:
         """Two devices may send the same bytes: another one's update may be on its way, or being checked."""
         shared = any(offer.sha256 == sha256 for offer in self._checking.values()) or self._uploads.expects(sha256)
         if not shared and not self._store.is_needed(sha256, KEPT_MODELS):
-            self._blobs.remove(sha256)
+            self._remove_blob(sha256)
+
+    def _remove_blob(self, sha256: str) -> None:
+        self._downloads.blob_removed(sha256)
+        self._blobs.remove(sha256)
 
     # what the machine wants
 
@@ -468,6 +511,7 @@ class Conductor:
         assert run is not None
         assert model is not None
         out = self._blobs.temporary_path(f"fold-{run.id}")
+        weights = rounds.counted_samples(fold.updates, self._file().devices.max_weight_ratio)
         job = {
             "job": "fold",
             "run": run.file,
@@ -475,8 +519,8 @@ class Conductor:
             "model": str(self._blobs.path(model.sha256)),
             "base": str(self._blobs.path(model.sent_sha256)),
             "updates": [
-                {"device": u.device, "path": str(self._blobs.path(u.sha256)), "num_samples": u.num_samples}
-                for u in fold.updates
+                {"device": u.device, "path": str(self._blobs.path(u.sha256)), "num_samples": weight}
+                for u, weight in zip(fold.updates, weights, strict=True)
             ],
             "out": str(out),
         }
@@ -492,7 +536,7 @@ class Conductor:
         self._announce({"run": run_id, "round": number, "version": version, "sha256": self.model.sha256})
         faults.point("coordinator.announced")
         for update in self._store.updates(run_id, number, attempt):
-            self._blobs.remove(update.sha256)
+            self._remove_blob(update.sha256)
         old = self._store.model(run_id, version - KEPT_MODELS)
         if old is not None:
             self._drop_blob(old.sha256)
@@ -542,17 +586,3 @@ def _receipt(instruction: rounds.SendReceipt) -> Receipt:
         code=instruction.code,
         detail=instruction.detail,
     )
-
-
-def _confusion(path: Path, report: Report) -> tuple[int, ...]:
-    """The confusion matrix of an update whose header has been checked; little endian, as every supported machine."""
-    if report.evaluation is None:
-        return ()
-    header = read_header(path)
-    entry = next(e for e in header.entries if e.name == intake.CONFUSION)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        counts = array.array("q", os.pread(fd, entry.nbytes, header.data_offset + entry.offset))
-    finally:
-        os.close(fd)
-    return tuple(counts)

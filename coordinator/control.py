@@ -24,7 +24,8 @@ __all__ = ["ControlServer", "NotRunningError", "request", "socket_path"]
 
 log = logging.getLogger(__name__)
 
-_MAX_LINE_BYTES = 4 << 20
+_MAX_LINE_BYTES = 4 << 20  # of a request
+_MAX_ANSWER_BYTES = 64 << 20
 _TIMEOUT_S = 60.0
 _ERRORS: dict[str, type[FedfitError]] = {
     cls.__name__: cls for cls in (ConflictError, InputError, MachineError, NetworkError, NoSuchNameError)
@@ -118,7 +119,10 @@ def request(state_dir: Path, what: str, **fields: Any) -> Json:
                 connection.connect(path)
             connection.sendall(json.dumps({"request": what, **fields}).encode() + b"\n")
             with connection.makefile("rb") as lines:
-                answer = json.loads(lines.readline(_MAX_LINE_BYTES) or b"{}")
+                line = lines.readline(_MAX_ANSWER_BYTES)
+            if len(line) == _MAX_ANSWER_BYTES:
+                raise MachineError(f"the coordinator's answer to {what!r} is longer than {_MAX_ANSWER_BYTES} bytes")
+            answer = json.loads(line or b"{}")
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             raise NotRunningError(
                 f"no coordinator runs on {state_dir}; start it with: coordinator start --state-dir {state_dir}"

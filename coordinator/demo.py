@@ -6,6 +6,7 @@ Each device is started from its join bundle, in a state directory of its own, wi
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from coordinator import control
 from edge_client import identity
+from edge_client.device import guard
 from edge_client.errors import MachineError, RunFailedError
 from edge_client.files import RunFile, parse_table
 from edge_client.records import from_map, to_map
@@ -33,6 +35,7 @@ DEVICES = {"pi-zero": "274MB", "pi-4": "277MB", "jetson-nano": "283MB", "gpu-hos
 _START_S = 30.0
 _STOP_S = 10.0
 _POLL_S = 0.25
+_MAX_ABANDONED = 3
 
 Json = dict[str, Any]
 
@@ -75,7 +78,7 @@ def run_demo(options: DemoOptions) -> Json:
         state_dir = folder / "coordinator"
         processes = stack.enter_context(_processes())
         processes.append(_start_coordinator(state_dir, folder, tls=options.tls))
-        _wait_for(state_dir, processes[0], folder / "coordinator.log")
+        _wait_for(state_dir, processes)
         names = list(DEVICES)
         bundles = control.request(state_dir, "device-add", names=names)["bundles"]
         for index, data in enumerate(bundles):
@@ -83,7 +86,7 @@ def run_demo(options: DemoOptions) -> Json:
             processes.append(_start_device(bundle, folder, part=(index, len(names)), seed=options.seed))
         file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(names))
         run = control.request(state_dir, "run-start", file=to_map(file))["run"]
-        return _result(_follow(state_dir, run, processes[0], folder / "coordinator.log"), options)
+        return _result(_follow(state_dir, run, processes, rounds=options.rounds), options)
 
 
 def _rerouted(bundle: Json, through: str | None) -> Json:
@@ -93,46 +96,67 @@ def _rerouted(bundle: Json, through: str | None) -> Json:
     return {**bundle, "brokers": [f"{scheme}://{through}"]}
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    name: str
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+
 @contextlib.contextmanager
-def _processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes() -> Iterator[list[_Process]]:
     """Processes that end when the demo ends, however it ends."""
-    running: list[subprocess.Popen[bytes]] = []
+    running: list[_Process] = []
     try:
         yield running
     finally:
-        for process in reversed(running):
-            process.send_signal(signal.SIGTERM)
-        for process in running:
+        for started in reversed(running):
+            started.process.send_signal(signal.SIGTERM)
+        for started in running:
             try:
-                process.wait(_STOP_S)
+                started.process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                started.process.kill()
+                started.process.wait()
 
 
-def _spawn(arguments: list[str], log_file: Path) -> subprocess.Popen[bytes]:
+def _check_alive(processes: list[_Process]) -> None:
+    for started in processes:
+        if started.process.poll() is not None:
+            lines = started.log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise MachineError(f"{started.name} ended: {lines[-1] if lines else 'it said nothing'}")
+
+
+def _spawn(name: str, arguments: list[str], log_file: Path) -> _Process:
+    parent = os.getpid()
     with open(log_file, "wb") as log:
-        return subprocess.Popen([sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=lambda: guard.die_with_parent(parent),  # a demo that is killed leaves nothing behind
+        )
+    return _Process(name, process, log_file)
 
 
-def _start_coordinator(state_dir: Path, folder: Path, *, tls: bool) -> subprocess.Popen[bytes]:
+def _start_coordinator(state_dir: Path, folder: Path, *, tls: bool) -> _Process:
     arguments = ["coordinator", "start", "--state-dir", str(state_dir), "--port", "0", "--heartbeat", "1"]
-    return _spawn(arguments + (["--tls"] if tls else []), folder / "coordinator.log")
+    return _spawn("the coordinator", arguments + (["--tls"] if tls else []), folder / "coordinator.log")
 
 
-def _wait_for(state_dir: Path, coordinator: subprocess.Popen[bytes], log_file: Path) -> None:
+def _wait_for(state_dir: Path, processes: list[_Process]) -> None:
     until = time.monotonic() + _START_S
-    while time.monotonic() < until and coordinator.poll() is None:
-        with contextlib.suppress(MachineError):
+    while time.monotonic() < until:
+        _check_alive(processes)
+        with contextlib.suppress(control.NotRunningError):
             control.request(state_dir, "status")
             return
         time.sleep(0.05)
-    raise MachineError(f"the coordinator did not start: {_last_line(log_file)}")
+    raise MachineError(f"the coordinator did not answer within {_START_S:g} s; see {processes[0].log_file}")
 
 
-def _start_device(
-    bundle: identity.Bundle, folder: Path, *, part: tuple[int, int], seed: int
-) -> subprocess.Popen[bytes]:
+def _start_device(bundle: identity.Bundle, folder: Path, *, part: tuple[int, int], seed: int) -> _Process:
     """As on a real device: a bundle, a device.toml, a state directory; nothing else is shared."""
     home = folder / bundle.device
     home.mkdir(exist_ok=True)
@@ -150,10 +174,10 @@ def _start_device(
         "--state-dir",
         str(home / "state"),
     ]
-    return _spawn(["edge_client", "start", *arguments], home / "edge-client.log")
+    return _spawn(bundle.device, ["edge_client", "start", *arguments], home / "edge-client.log")
 
 
-def _follow(state_dir: Path, run: str, coordinator: subprocess.Popen[bytes], log_file: Path) -> Json:
+def _follow(state_dir: Path, run: str, processes: list[_Process], *, rounds: int) -> Json:
     console = Console(stderr=True)
     shown = -1
     with (
@@ -162,9 +186,9 @@ def _follow(state_dir: Path, run: str, coordinator: subprocess.Popen[bytes], log
         else contextlib.nullcontext() as live
     ):
         while True:
-            if coordinator.poll() is not None:
-                raise MachineError(f"the coordinator ended: {_last_line(log_file)}")
-            data = control.request(state_dir, "run-show", run=run)
+            _check_alive(processes)
+            data = control.request(state_dir, "run-show", run=run, newest=rounds + 1)
+            _check_rounds(data)
             for result in data["evaluations"][shown + 1 :]:
                 name = "before round 1" if result["version"] == 0 else f"after round {result['version']}"
                 if result["num_devices"] == len(DEVICES):
@@ -177,6 +201,14 @@ def _follow(state_dir: Path, run: str, coordinator: subprocess.Popen[bytes], log
             time.sleep(_POLL_S)
 
 
+def _check_rounds(data: Json) -> None:
+    """A fleet answers with problems by trying for ever; a demo tells."""
+    abandoned = [row for row in data["round_rows"] if row["state"] == "ABANDONED"]
+    if len(abandoned) > _MAX_ABANDONED:
+        last = abandoned[-1]
+        raise RunFailedError(f"round {last['number']} was abandoned again and again: {last['reason']}")
+
+
 def _progress(data: Json, devices: list[Json]) -> Table:
     version = data["models"][-1]["version"] if data["models"] else 0
     table = Table(title=f"round {min(version + 1, data['rounds'])} of {data['rounds']}", title_justify="left")
@@ -185,7 +217,7 @@ def _progress(data: Json, devices: list[Json]) -> Table:
     for row in devices:
         share = row["step"] / row["total"] if row["total"] else 0.0
         bar = "█" * round(20 * share)
-        budget = f"{(row['budget_bytes'] or 0) / 1e6:.0f} MB"
+        budget = f"{row['budget_bytes'] / 1e6:.0f} MB" if row["budget_bytes"] else ""
         loss = f"{row['loss']:.3f}" if row["loss"] is not None else ""
         table.add_row(row["id"], budget, row["phase"] or row["state"] or "joins", f"{bar:<20}", loss)
     return table
@@ -206,8 +238,3 @@ def _result(data: Json, options: DemoOptions) -> Json:
         "devices": devices,
         "model_sha256": data["models"][-1]["sha256"],
     }
-
-
-def _last_line(log_file: Path) -> str:
-    lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

@@ -1,14 +1,16 @@
 """The first gate for an update: its table and its report against what the device was asked for, without torch.
 
-Covers: names, order, shapes, codecs, payload kind, sample counts, the shape of the evaluation.
+Covers: names, order, shapes, codecs, payload kind, counts of samples and steps, the evaluation and its matrix.
 Does not cover: the values (`check` in `coordinator/aggregator.py`), who sent it (frames), whether it is late (rounds).
 
 Every refusal is a `PayloadError` with one of the codes names, shape, dtype, sample_count, or those of the container and
-of `records`; its detail names device, round, what was expected and what came.
+of `records`, or evaluation; its detail names device, round, what was expected and what came.
 """
 
 from __future__ import annotations
 
+import array
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,13 @@ from edge_client.records import Report
 from edge_client.wire import frames
 from edge_client.wire.container import Entry, Header, codec_rule, payload_kind, read_header
 
-__all__ = ["CONFUSION", "Expected", "check_header"]
+__all__ = ["CONFUSION", "Expected", "check_header", "read_confusion"]
 
 CONFUSION = "evaluation/confusion"
 _MODEL_PREFIX = "model/"
 _MAX_LISTED = 3
 _MAX_PLAN_BYTES = 12_288
+_MAX_PHASES = 64  # passes of a method over the data, in each epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,7 @@ class Expected:
     num_samples: int  # announced with the update
     max_samples: int
     num_classes: int
+    epochs: int  # of the run
 
     @property
     def source(self) -> str:
@@ -128,6 +132,9 @@ def _check_samples(report: Report, expected: Expected) -> None:
         raise PayloadError(
             "sample_count", f"{expected.source} claims {report.num_samples} samples, expected {low} to {high}"
         )
+    most = _MAX_PHASES * expected.epochs * report.num_samples  # a step takes at least one sample
+    if report.steps > most:
+        raise PayloadError("range", f"{expected.source} claims {report.steps} steps, expected at most {most}")
 
 
 def _check_evaluation(others: Sequence[Entry], report: Report, expected: Expected) -> None:
@@ -150,9 +157,35 @@ def _check_evaluation(others: Sequence[Entry], report: Report, expected: Expecte
             f"{expected.source}: {CONFUSION!r} has shape {list(confusion.shape)}, "
             f"the run has {expected.num_classes} classes",
         )
-    if report.evaluation.num_correct > report.evaluation.num_samples:
+    found = report.evaluation
+    if not found.num_correct <= found.num_samples <= expected.max_samples or found.loss_sum < 0:
         raise PayloadError(
-            "sample_count",
-            f"{expected.source} claims {report.evaluation.num_correct} correct answers "
-            f"on {report.evaluation.num_samples} test samples",
+            "evaluation",
+            f"{expected.source} claims {found.num_correct} correct answers on {found.num_samples} test samples "
+            f"(at most {expected.max_samples}) with a loss of {found.loss_sum:g}",
         )
+
+
+def read_confusion(path: Path, report: Report) -> tuple[int, ...]:
+    """The confusion matrix of an update whose header has been checked, if its counts are those of the report.
+
+    Raises `PayloadError`. Little endian, as every supported machine.
+    """
+    found = report.evaluation
+    if found is None:
+        return ()
+    header = read_header(path)
+    entry = next(e for e in header.entries if e.name == CONFUSION)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        counts = array.array("q", os.pread(fd, entry.nbytes, header.data_offset + entry.offset))
+    finally:
+        os.close(fd)
+    num_samples, num_correct = sum(counts), sum(counts[:: entry.shape[0] + 1])
+    if (num_samples, num_correct) != (found.num_samples, found.num_correct) or min(counts) < 0:
+        raise PayloadError(
+            "evaluation",
+            f"the matrix has {num_correct} correct of {num_samples} test samples, "
+            f"the report {found.num_correct} of {found.num_samples}",
+        )
+    return tuple(counts)

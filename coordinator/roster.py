@@ -1,7 +1,8 @@
 """Who is there: sessions of the devices, proof of who speaks, presence. No I/O.
 
 Presence is the age of a device's last word on the coordinator's own clock. A hello with a new boot id takes over the
-session; if the old boot speaks again afterwards, two clients use one identity: the newer one is refused and told.
+session; if the old boot speaks again afterwards, two clients use one identity: the newer one is refused and told. A
+device that floods us with what nobody asked for is suspended for a while (`quota`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.quota import Quota
 from coordinator.store.base import DeviceRow
 from edge_client.errors import PayloadError
 from edge_client.records import DeviceProfile
@@ -33,6 +35,8 @@ __all__ = ["Presence", "Roster"]
 _OFFLINE_AFTER = 2.5  # heartbeats
 _DUPLICATE_AFTER_S = 3.0  # a last word of the old process may arrive after the new one's first
 _DUPLICATE_RETRY_S = 60.0
+_MESSAGE_COST = 0.1  # of a dropped one: an honest client fetches a model with up to 50 messages a second
+_STRANGER = ""  # all that are not enrolled, together
 _ASK_HELLO_AFTER_S = 2.0  # words of the old session may be on their way while the new one begins
 
 
@@ -64,7 +68,7 @@ class Roster:
         self._devices = {device.name: device for device in devices}
         self._present: dict[str, Presence] = {}
         self._previous: dict[str, Presence] = {}
-        self.num_dropped = 0
+        self._quota = Quota()
 
     def set_devices(self, devices: Iterable[DeviceRow]) -> None:
         """The enrolled devices have changed; removed ones are gone at once."""
@@ -72,6 +76,7 @@ class Roster:
         for sessions in (self._present, self._previous):
             for name in [name for name in sessions if name not in self._devices]:
                 del sessions[name]
+        self._quota.keep_only({*self._devices, _STRANGER})
 
     @property
     def num_enrolled(self) -> int:
@@ -83,9 +88,30 @@ class Roster:
         return self._present.get(name)
 
     def online(self, now: float) -> frozenset[str]:
-        """Devices that spoke lately and did not say goodbye."""
+        """Devices that spoke lately, did not say goodbye and are not suspended."""
         limit = _OFFLINE_AFTER * self._heartbeat_s
-        return frozenset(n for n, p in self._present.items() if not p.gone and now - p.last_seen <= limit)
+        there = frozenset(n for n, p in self._present.items() if not p.gone and now - p.last_seen <= limit)
+        return there - self._quota.suspended(now)
+
+    def suspended(self, now: float) -> frozenset[str]:
+        """Devices that sent too much nonsense lately; nothing they say is heard."""
+        return self._quota.suspended(now)
+
+    def is_suspended(self, name: str, now: float) -> bool:
+        """Whether this device is one of them."""
+        return self._quota.is_suspended(name, now)
+
+    def spoke(self, name: str, now: float) -> None:
+        """A message other than a chunk came: each costs a little of what a device may send."""
+        if name in self._devices:
+            self._quota.charge(name, now, messages=_MESSAGE_COST)
+
+    def blame(self, name: str, useless_bytes: int, now: float) -> int:
+        """A message of a device was dropped: how many to tell people of, 0 if they were told just now."""
+        who = name if name in self._devices else _STRANGER
+        if who != _STRANGER:
+            self._quota.charge(who, now, messages=1, useless_bytes=useless_bytes)
+        return self._quota.drops_to_tell(who, now)
 
     def seen(self, name: str, now: float) -> bool:
         """A chunk came: a sign of life. False if the device has no session."""

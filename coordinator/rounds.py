@@ -19,6 +19,7 @@ its own test data, then trains it; devices that do not train in this round only 
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -45,6 +46,7 @@ __all__ = [
     "Instruction",
     "OpenRound",
     "Refused",
+    "Removed",
     "RunMachine",
     "SaveDeadline",
     "SaveUpdate",
@@ -55,6 +57,7 @@ __all__ = [
     "StopAsked",
     "Stored",
     "Tick",
+    "counted_samples",
     "seed_of",
 ]
 
@@ -71,6 +74,15 @@ _LONGEST_PAUSE_S = 60.0
 def seed_of(seed: int, round_: int, device: str) -> int:
     """The seed of a device's work in a round: the same on every try."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{round_}/{device}".encode()).digest()[:8], "big") >> 1
+
+
+def counted_samples(updates: Sequence[UpdateRow], max_weight_ratio: int) -> list[int]:
+    """The weight of each update of a frozen set: its samples, but not more than the ratio times their lower median.
+
+    The number of samples is the device's own word; without a bound one lie would make its update the whole model.
+    """
+    most = max_weight_ratio * statistics.median_low([update.num_samples for update in updates])
+    return [min(update.num_samples, most) for update in updates]
 
 
 # events
@@ -111,7 +123,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """An update is on disk and passed every check; `evaluation` lacks only its place."""
+    """An update is on disk and passed every check; `confusion` belongs to the report's evaluation, if it has one."""
 
     lease: str
     sha256: str
@@ -132,6 +144,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Removed:
+    """A device is not enrolled any more."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Folded:
     """The next version is on disk."""
 
@@ -145,7 +164,7 @@ class StopAsked:
     now: bool
 
 
-Event: TypeAlias = Tick | Accepted | Declined | Holding | Stored | Refused | Folded | StopAsked
+Event: TypeAlias = Tick | Accepted | Declined | Holding | Stored | Refused | Removed | Folded | StopAsked
 
 
 # instructions
@@ -390,6 +409,9 @@ class RunMachine:
             case Refused():
                 yield from self._refused(event)
                 yield from self._advance(now)
+            case Removed():
+                yield from self._removed(event.device)
+                yield from self._advance(now)
             case Folded():
                 yield from self._folded(event, now)
             case StopAsked():
@@ -574,6 +596,12 @@ class RunMachine:
             return  # said already; the device asks again if it was lost
         yield from self._close(lease.id, "refused", refused.code, refused.detail)
         yield _receipt(lease, refused.sha256, "refused", refused.code, refused.detail)
+
+    def _removed(self, device: str) -> Iterator[Instruction]:
+        self._online -= {device}
+        for lease in [lease for lease in self.leases.values() if lease.device == device and lease.state in OPEN_LEASE]:
+            yield from self._close(lease.id, "cancelled", "removed", "the device was removed")
+            yield SendCancel(device, lease.id)
 
     def _advance(self, now: float) -> Iterator[Instruction]:
         """End the round if it can end."""

@@ -47,6 +47,7 @@ STATE_KIND = "coordinator"
 STATE_VERSION = 1
 _TICK_S = 0.25
 _BUSY_S = 0.002
+_SUSPEND_AGAIN_S = 10.0
 _DISK_RETRY_S = 1.0
 _LONGEST_DISK_RETRY_S = 60.0
 
@@ -108,6 +109,8 @@ class Service:
         self.paused = ""
         self._transport: Transport | None = None
         self._arrivals: deque[Arrived] = deque()
+        self._suspended: frozenset[str] = frozenset()  # devices that the broker does not let in
+        self._suspend_at = 0.0
 
     def request_stop(self, *_: object) -> None:
         """End the loop soon; safe in a signal handler."""
@@ -162,8 +165,8 @@ class Service:
         self.epoch = self.store.next_epoch(int(time.time()))
         devices = self.store.devices()
         self.roster = Roster(self.federation, devices, epoch=self.epoch, heartbeat_s=self._options.heartbeat_s)
-        if self._broker is not None:
-            self._broker.set_devices(access_of(device, self.topics) for device in devices)
+        self._suspended = frozenset()
+        self._let_in(devices)
         self._arrivals.clear()
         opened.callback(self._aggregation.forget_jobs)
         self._transport = transport = self._connect(self._on_event)
@@ -177,6 +180,7 @@ class Service:
             store=self.store,
             blobs=self.blobs,
             uploads=self.uploads,
+            downloads=self.downloads,
             aggregation=self._aggregation,
             send=self.send,
             announce=self._announce,
@@ -228,11 +232,30 @@ class Service:
         self._tick_at = now + _TICK_S
         if self._broker is not None:
             self._broker.ensure()
+        if now >= self._suspend_at:
+            self._suspend(now)
         self._aggregation.tick(now)
         self.conductor.tick(self.roster.online(now), self.roster.num_enrolled, now)
 
+    def _suspend(self, now: float) -> None:
+        """The broker cuts those who flood us, and lets them in again."""
+        before, self._suspended = self._suspended, self.roster.suspended(now)
+        if before == self._suspended:
+            return
+        for name in sorted(before ^ self._suspended):
+            log.warning("%s is %s", name, "suspended: flooding" if name in self._suspended else "let in again")
+        try:
+            self._let_in(self.store.devices())
+        except DiskFullError:
+            raise
+        except MachineError as error:  # a broker under a flood may be slow; nothing they say is heard anyway
+            self._suspended, self._suspend_at = before, now + _SUSPEND_AGAIN_S
+            log.error("%s", error)
+
     def _grant(self, now: float) -> None:
-        low = durable.free_bytes(self._state_dir) < self._options.disk_reserve_bytes
+        with durable.disk_errors(f"cannot look at {self._state_dir}"):
+            free = durable.free_bytes(self._state_dir) - self.uploads.outstanding_bytes
+        low = free < self._options.disk_reserve_bytes
         if low != bool(self.paused):
             self.paused = "disk: less than the reserve is free, no update is asked for" if low else ""
             log.warning(self.paused or "there is space on the disk again")
@@ -259,30 +282,46 @@ class Service:
                 self._received(event.topic, event.payload, time.monotonic())
 
     def _received(self, topic: str, payload: bytes, now: float) -> None:
+        device = ""
         try:
             device, channel = self.topics.parse_device(topic)
-            if channel == "data" and self.roster.seen(device, now):
-                self.conductor.count(device, up=len(payload))
-                self.uploads.chunk(device, payload, now)
-            elif channel == "state" and payload.startswith(b"offline "):
+            if self.roster.is_suspended(device, now):
+                return
+            if channel == "data":
+                self._chunk(device, payload, now)
+                return
+            self.roster.spoke(device, now)
+            if channel == "state" and payload.startswith(b"offline "):
                 self.roster.hint_gone(device, payload[8:72].decode("ascii", "replace"))
             elif channel == "up":
-                self.conductor.count(device, up=len(payload))
-                message, reply = self.roster.receive(device, payload, now)
-                if reply is not None:
-                    self._publish(device, "cmd", reply)
-                    faults.point("coordinator.sent.welcome")
-                if message is not None:
-                    self._said(device, message, now)
+                self._message(device, payload, now)
         except PayloadError as error:
-            self.roster.num_dropped += 1
-            log.warning("dropped a message on %s: %s", topic, error)
+            count = self.roster.blame(device, len(payload), now)
+            if count:
+                level = logging.INFO if error.code == "unasked" else logging.WARNING  # some come late, and mean no harm
+                log.log(level, "dropped %d messages, the last one on %r: %s", count, topic, error)
+
+    def _chunk(self, device: str, payload: bytes, now: float) -> None:
+        if not self.roster.seen(device, now):
+            raise PayloadError("session", f"a chunk of {device!r}, which has no session")
+        self.conductor.count(device, up=len(payload))
+        self.uploads.chunk(device, payload, now)
+
+    def _message(self, device: str, payload: bytes, now: float) -> None:
+        message, reply = self.roster.receive(device, payload, now)
+        if self.roster.presence(device) is not None:
+            self.conductor.count(device, up=len(payload))
+        if reply is not None:
+            self._publish(device, "cmd", reply)
+            faults.point("coordinator.sent.welcome")
+        if message is not None:
+            self._said(device, message, now)
 
     def _said(self, device: str, message: Message, now: float) -> None:
         conductor = self.conductor
         match message:
             case Hello():
-                log.info("%s is here (client %s)", device, message.client)
+                log.info("%s is here (client %r)", device, message.client)
                 self.uploads.lost_connection(device)
                 self.downloads.forget(device)
                 conductor.holding(device, message.held, finished=message.finished, now=now)
@@ -317,7 +356,8 @@ class Service:
 
     def _publish(self, device: str, channel: str, payload: bytes) -> None:
         if self._transport is not None:
-            self.conductor.count(device, down=len(payload))
+            if self.roster.presence(device) is not None:
+                self.conductor.count(device, down=len(payload))
             self._transport.publish(self.topics.device(device, channel), payload)
 
     def _announce(self, what: dict[str, object]) -> None:
@@ -342,10 +382,14 @@ class Service:
 
     def _let_in(self, devices: Iterable[DeviceRow]) -> None:
         if self._broker is not None:
-            self._broker.set_devices(access_of(device, self.topics) for device in devices)
+            allowed = [device for device in devices if device.name not in self._suspended]
+            self._broker.set_devices(access_of(device, self.topics) for device in allowed)
 
-    def devices_changed(self) -> None:
-        """Somebody was added or removed: the broker and the roster take it without cutting the others."""
+    def remove_device(self, name: str) -> None:
+        """Forget a device: its leases end, and the broker cuts it and nobody else."""
+        self.store.remove_device(name)
         devices = self.store.devices()
         self.roster.set_devices(devices)
+        self.downloads.forget(name)
+        self.conductor.removed(name, time.monotonic())
         self._let_in(devices)

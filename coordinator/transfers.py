@@ -27,9 +27,10 @@ __all__ = ["Arrived", "Downloads", "Uploads"]
 _PER_DEVICE_BYTES = 4 << 20
 _TOTAL_BYTES = 12 << 20
 _MAX_OPEN = 256  # uploads with open files; the others wait for their turn
+_PARK_AFTER_S = 60.0  # an upload that was asked for and brings nothing waits again, if others do
 _MAX_ASKED_BYTES = 2 << 20  # of a device's open requests
 _SEND_AHEAD_BYTES = 2 << 20
-_MAX_OPEN_FILES = 64
+_MAX_OPEN_FILES = 4  # the settings and the newest models
 _KEPT_CHUNKS = 64  # 8 MB: devices of a round ask for the same ones, nearly at the same time
 _MAX_MISMATCHES = 5
 
@@ -50,6 +51,8 @@ class _Upload:
     offer: Offer
     incoming: Incoming | None = None
     finishing: bool = False
+    silent_since: float | None = None  # it was asked then, and nothing came since
+    num_mismatches: int = 0  # before it was parked
 
 
 class Uploads:
@@ -87,27 +90,36 @@ class Uploads:
         chunk = parse_chunk(payload)
         upload = self._uploads.get(device)
         if upload is None or upload.incoming is None or upload.finishing:
-            return  # of an upload that is over
+            raise PayloadError("unasked", f"a chunk of {device!r}, which has no open upload")
         with durable.disk_errors(f"cannot store the update of {device!r}"):
-            upload.incoming.add(chunk, now)
+            if upload.incoming.add(chunk, now):
+                upload.silent_since = None
         if upload.incoming.chunks.complete:
             upload.finishing = True
             self._to_finish.put(upload)
 
     def grants(self, now: float) -> Iterator[tuple[str, Grant]]:
         """What to ask of whom now, within the limits; who came first is asked first."""
+        if len(self._uploads) > _MAX_OPEN:
+            self._park_silent(now)
         self._open_some()
         for upload in list(self._uploads.values()):
             if upload.incoming is not None and upload.incoming.chunks.stalled(now):
                 self._uploads.move_to_end(upload.device)  # it gives back what it held of the limit, and waits
-        left = _TOTAL_BYTES - sum(u.incoming.chunks.outstanding_bytes for u in self._uploads.values() if u.incoming)
+        left = _TOTAL_BYTES - self.outstanding_bytes
         for upload in list(self._uploads.values()):
             if upload.incoming is None or upload.finishing or left < CHUNK_BYTES:
                 continue
             ranges = upload.incoming.chunks.request(now, allowance_bytes=left)
             if ranges:
                 left -= CHUNK_BYTES * sum(count for _, count in ranges)
+                upload.silent_since = now if upload.silent_since is None else upload.silent_since
                 yield upload.device, Grant(lease=upload.offer.lease, sha256=upload.offer.sha256, ranges=ranges)
+
+    @property
+    def outstanding_bytes(self) -> int:
+        """Asked for and not here yet, of all devices: what the disk must still take."""
+        return sum(upload.incoming.chunks.outstanding_bytes for upload in self._uploads.values() if upload.incoming)
 
     def _open_some(self) -> None:
         num_open = sum(1 for upload in self._uploads.values() if upload.incoming)
@@ -117,6 +129,16 @@ class Uploads:
             if upload.incoming is None:
                 num_open += 1
                 self._open(upload)
+
+    def _park_silent(self, now: float) -> None:
+        """What has come stays on disk; the place goes to those who wait."""
+        for upload in list(self._uploads.values()):
+            silent_s = 0.0 if upload.silent_since is None else now - upload.silent_since
+            if upload.incoming is not None and not upload.finishing and silent_s >= _PARK_AFTER_S:
+                upload.num_mismatches = upload.incoming.num_mismatches
+                upload.incoming.close()
+                upload.incoming = None
+                self._uploads.move_to_end(upload.device)
 
     def _open(self, upload: _Upload) -> None:
         with durable.disk_errors(f"cannot store the update of {upload.device!r}"):
@@ -128,6 +150,8 @@ class Uploads:
                 max_window_bytes=_PER_DEVICE_BYTES,
                 point="upload",
             )
+        upload.incoming.num_mismatches = upload.num_mismatches
+        upload.silent_since = None
         if upload.incoming.chunks.complete:  # all of it came before a restart
             upload.finishing = True
             self._to_finish.put(upload)
@@ -246,11 +270,12 @@ class Downloads:
                 del self._queues[device]
 
     def _publish_next(self, device: str, queue: _Queue, publish: Callable[[str, bytes], None]) -> None:
-        try:
-            chunk = self._chunk(queue.sha256, queue.chunks[0])
-        except FileNotFoundError:  # an old model that was cleaned up meanwhile: nobody may ask for it any more
-            queue.chunks.clear()
-            return
+        with durable.disk_errors(f"cannot read {self._blobs.path(queue.sha256)}"):
+            try:
+                chunk = self._chunk(queue.sha256, queue.chunks[0])
+            except FileNotFoundError:  # an old model that was cleaned up meanwhile: nobody may ask for it any more
+                queue.chunks.clear()
+                return
         queue.chunks.popleft()
         publish(device, chunk)
 
@@ -270,6 +295,14 @@ class Downloads:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(sha256)
         return outgoing
+
+    def blob_removed(self, sha256: str) -> None:
+        """A blob is gone: its bytes belong to the disk again when nobody has it open."""
+        outgoing = self._files.pop(sha256, None)
+        if outgoing is not None:
+            outgoing.close()
+        for key in [key for key in self._kept if key[0] == sha256]:
+            del self._kept[key]
 
     def close(self) -> None:
         """Let go of all files."""

@@ -30,7 +30,7 @@ from edge_client.methods.base import Client, Job, Outcome
 from edge_client.models import registry as models
 from edge_client.models.contract import Model
 from edge_client.planning.cost import Workload
-from edge_client.planning.planner import plan
+from edge_client.planning.planner import check_fixed, plan
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
 from edge_client.training import optimizers
 from edge_client.training.evaluate import Result, evaluate
@@ -44,6 +44,7 @@ __all__ = ["DeclinedError", "carry_out", "read_state", "write_state"]
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
+_STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
 _HUGE_LOSS = 3.4e38  # stands for the loss of a model that has diverged: it has no value, and JSON and msgpack need one
 
 
@@ -99,23 +100,36 @@ class _Work:
         run, order = self.run, self.order
         with _declining("bad_method", "unknown_method"):
             method = methods.get(run.method.name, run.method.parameters)
+        asked: dict[str, Any] = {"input_shape": run.model.input, "num_classes": len(run.classes)}
         with _declining("bad_model", "unknown_model"):
-            self.model = models.build(
-                run.model.name, input_shape=run.model.input, num_classes=len(run.classes), options=run.model.options
-            )
+            sizes = models.parameter_sizes(run.model.name, options=run.model.options, **asked)
         with _declining("bad_data", "bad_data"):
             self._open_data()
         with _declining("nothing_fits", "nothing_fits"):
-            training_plan = order.plan or plan(self.model, self._workload(), budget_bytes=order.budget_bytes)
+            check_fixed(sizes, self._workload(), budget_bytes=order.budget_bytes)
+        self._limit(_LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES)  # building runs one sample: bounded, too
+        with _declining("bad_model", "unknown_model"):
+            self.model = models.build(run.model.name, options=run.model.options, **asked)
+        with _declining("nothing_fits", "nothing_fits"):
+            training_plan = self._plan()
+        guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
         self._warm_up()
         self.base_bytes = meter.rss_bytes()
-        if order.budget_bytes:
-            guard.limit_growth(max(0, order.budget_bytes - self.base_bytes) + _LIMIT_SLACK_BYTES)
+        self._limit(_LIMIT_SLACK_BYTES)
         _load_weights(self.model, self.model_path)
         torch.manual_seed(derive(order.seed, "torch"))
         client = method.client()
         client.begin(self._job())
         return client, training_plan
+
+    def _plan(self) -> TrainingPlan:
+        """The plan of the assignment while it fits: the budget may be smaller than when it was made."""
+        fresh = plan(self.model, self._workload(), budget_bytes=self.order.budget_bytes)
+        given = self.order.plan
+        return given if given is not None and given.predicted_bytes <= self.order.budget_bytes else fresh
+
+    def _limit(self, slack_bytes: int) -> None:
+        guard.limit_growth(max(0, self.order.budget_bytes - meter.rss_bytes()) + slack_bytes)
 
     def evaluate(self, client: Client, training_plan: TrainingPlan) -> Result | None:
         """The received model on this device's test samples, before it is trained."""

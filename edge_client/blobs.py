@@ -1,6 +1,7 @@
 """Blobs on disk, named by their SHA-256, and blobs on their way in.
 
-A blob that has its name is whole and right: it got the name after its hash was checked and its bytes were synced. What
+A blob that has its name is whole and right: it got the name after its hash was checked and its bytes were synced. A
+device does not sync what it can fetch again; after a power cut its blobs may be anything, so it asks `verified`. What
 is still arriving lies in `tmp/` as `NAME.part` with one byte per chunk in `NAME.map`, and goes on after a restart; NAME
 is the hash, or a lease, because two devices may send the same bytes. The map is not synced: if a power cut makes it
 lie, the hash of the whole finds out and the transfer begins again.
@@ -26,6 +27,7 @@ class BlobStore:
     def __init__(self, root: Path, temporary: Path) -> None:
         self._root = root
         self._temporary = temporary
+        self._verified: set[str] = set()  # in this process
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -41,14 +43,28 @@ class BlobStore:
         """Whether the blob is here, whole."""
         return self.path(sha256).exists()
 
-    def adopt(self, finished: Path, sha256: str, *, point: str) -> Path:
-        """Name a finished temporary file, whose hash the caller knows; durable when this returns."""
+    def verified(self, sha256: str) -> bool:
+        """Whether the blob is here and its bytes are right, read once per process; a wrong one is removed."""
+        if sha256 in self._verified or not self.has(sha256):
+            return self.has(sha256)
+        with durable.disk_errors(f"cannot read {self.path(sha256)}"):
+            found = durable.sha256_file(self.path(sha256))
+        if found != sha256:
+            self.remove(sha256)
+            return False
+        self._verified.add(sha256)
+        return True
+
+    def adopt(self, finished: Path, sha256: str, *, point: str, sync: bool = True) -> Path:
+        """Name a finished temporary file, whose hash the caller knows; with `sync` durable when this returns."""
         final = self.path(sha256)
         with durable.disk_errors(f"cannot store {final}"):
             if not final.parent.exists():
                 final.parent.mkdir(mode=0o700, exist_ok=True)
-                durable.sync_dir(self._root)
-            durable.publish(finished, final, point=point)
+                if sync:
+                    durable.sync_dir(self._root)
+            durable.publish(finished, final, point=point, sync=sync)
+        self._verified.add(sha256)
         return final
 
     def write(self, data: bytes, sha256: str, *, point: str) -> Path:
@@ -62,6 +78,7 @@ class BlobStore:
         """Forget a blob."""
         with durable.disk_errors(f"cannot remove {self.path(sha256)}"):
             self.path(sha256).unlink(missing_ok=True)
+        self._verified.discard(sha256)
 
     def discard(self, name: str) -> None:
         """Forget what has arrived under a temporary name."""
@@ -88,10 +105,20 @@ class Incoming:
     """One blob on its way in: chunks are written where they belong, in any order, each once."""
 
     def __init__(
-        self, store: BlobStore, name: str, *, sha256: str, length: int, max_window_bytes: int, point: str
+        self,
+        store: BlobStore,
+        name: str,
+        *,
+        sha256: str,
+        length: int,
+        max_window_bytes: int,
+        point: str,
+        sync: bool = True,
     ) -> None:
+        """`sync` as `BlobStore.adopt`."""
         self._store = store
         self._point = point
+        self._sync = sync
         self._part = store.temporary_path(f"{name}.part")
         self._map = store.temporary_path(f"{name}.map")
         have = self._map.read_bytes() if self._map.exists() and self._part.exists() else b""
@@ -126,7 +153,7 @@ class Incoming:
             self.chunks.restart()
             os.pwrite(self._map_fd, self.chunks.bitmap(), 0)
             raise PayloadError("hash", f"what arrived as {self.chunks.sha256[:12]} has another hash")
-        path = self._store.adopt(self._part, self.chunks.sha256, point=self._point)
+        path = self._store.adopt(self._part, self.chunks.sha256, point=self._point, sync=self._sync)
         self._map.unlink(missing_ok=True)
         return path
 

@@ -14,9 +14,11 @@ import os
 import secrets
 import shutil
 import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,12 +46,13 @@ from edge_client.session import (
     Start,
     Stop,
     Tick,
+    UpdateLost,
     WorkerFailed,
 )
 from edge_client.spool import Spool
 from edge_client.transport.base import Connected, Disconnected, Received, Transport
 from edge_client.transport.base import Event as TransportEvent
-from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk
+from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk, transfer_id
 from edge_client.wire.messages import (
     Assign,
     Hello,
@@ -75,6 +78,7 @@ _SEND_AHEAD_BYTES = 4 * CHUNK_BYTES  # handed to the transport before it has wri
 _IDLE_S = 1.0
 _DISK_RETRY_S = 1.0
 _LONGEST_DISK_RETRY_S = 60.0
+_LAST_RESORT_S = 9.0  # after SIGTERM, of the ten seconds that supervisors give
 
 ConnectTo = Callable[[Callable[[TransportEvent], None], str], Transport]  # (on_event, boot id)
 
@@ -99,16 +103,17 @@ class Daemon:
         self._key = bundle.key_bytes()
         self._boot = secrets.token_hex(8)
         self._blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
-        self._spool = Spool(state_dir / "state.db")
-        assign, update, highest = self._spool.load()
+        self._spool = Spool(state_dir / "state.json")
+        saved = self._spool.load()
         self._session = Session(
             boot=self._boot,
             profile=measure(device_file.limits.memory),
             labels=dict(device_file.labels),
             client=__version__,
-            assign=assign,
-            update=update,
-            highest=highest,
+            assign=saved.assign,
+            update=saved.finished,
+            attempts=saved.attempts,
+            highest=saved.highest,
         )
         self._sid = ""
         self._seq = 0
@@ -121,13 +126,16 @@ class Daemon:
         self._events: deque[Event] = deque()
         self._coordinator_epoch = b""
         self._was_connected = False
-        self._clean_up(assign)
+        self._clean_up(saved.assign)
         self._transport = connect(self._on_transport, self._boot)
         self._transport.subscribe(self._topics.device_subscribes(bundle.device))
 
     def request_stop(self) -> None:
-        """End the loop soon; safe in a signal handler."""
+        """End the loop soon; from any thread. The worker is told at once: the loop may be waiting for the network."""
         self._stopping = True
+        worker = self._worker
+        if worker is not None:
+            worker.stop(time.monotonic())
         self._transport.wake()
 
     def run(self) -> None:
@@ -143,12 +151,16 @@ class Daemon:
 
     def _resume(self) -> list[Instruction]:
         """Go on with what is on disk; an update that a worker finished just before we died is not trained again."""
-        assign = self._session.assign
-        if assign is not None and self._session.update is None:
-            faults.in_round(assign.round)
-            finished = workers.finished_update(self._work_dir(assign.lease))
-            if finished is not None:
-                return self._session.handle(workers.done(assign.lease, finished), time.monotonic())
+        assign, update = self._session.assign, self._session.update
+        if assign is None:
+            return []
+        faults.in_round(assign.round)
+        finished = workers.finished_update(self._work_dir(assign.lease))
+        if update is not None and finished != update:
+            log.error("the finished update of lease %s is not on disk any more; training it again", assign.lease)
+            return self._session.handle(UpdateLost(assign.lease), time.monotonic())
+        if update is None and finished is not None:
+            return self._session.handle(workers.done(assign.lease, finished), time.monotonic())
         return self._session.begin()
 
     def _turn(self) -> None:
@@ -156,6 +168,8 @@ class Daemon:
         fds = [self._worker.progress_fd] if self._worker else []
         wait = 0.0 if self._events else max(0.0, min(self._session.next_due() - now, _IDLE_S))
         ready = self._transport.poll(wait if not self._send_queue else min(wait, 0.02), fds)
+        if self._stopping:
+            return  # a worker that ended now was told to
         if self._worker and (ready or self._worker.overdue(time.monotonic())):
             self._events.extend(self._watch_worker())
         self._session.free_bytes = self._free_bytes()
@@ -212,12 +226,12 @@ class Daemon:
             log.warning("dropped a message on %s: %s", topic, error)
 
     def _coordinator_spoke(self, payload: bytes) -> None:
-        """A hint without authority: a coordinator with another epoch does not know us yet."""
+        """A hint without authority: one with another epoch does not know us yet, and one that was away may."""
         epoch = payload[:64]
-        if epoch.startswith(b"online") and epoch != self._coordinator_epoch:
-            first = not self._coordinator_epoch
+        if epoch.startswith(b"online"):
+            changed = self._coordinator_epoch not in (b"", epoch)
             self._coordinator_epoch = epoch
-            if not first:
+            if changed or not self._session.online:
                 self._carry_out(self._session.say_hello(time.monotonic()))
 
     def _message(self, payload: bytes) -> None:
@@ -260,8 +274,8 @@ class Daemon:
                     self._sid, self._seq, self._window = session, 0, ReplayWindow()
                     self._lost_connection()  # what was asked for or granted in the session before will not come
                     log.info("the coordinator let us in")
-                case Save(assign, update):
-                    self._save(assign, update)
+                case Save(assign, update, attempts):
+                    self._save(assign, update, attempts)
                 case Fetch(part):
                     self._fetch(part)
                 case Start(assign):
@@ -282,31 +296,41 @@ class Daemon:
         self._transport.publish(self._topics.device(self._bundle.device, "up"), data)
         faults.point(f"daemon.sent.{type(message).__name__.lower()}")
 
-    def _save(self, assign: Assign, update: Finished | None) -> None:
+    def _save(self, assign: Assign, update: Finished | None, attempts: int) -> None:
         faults.in_round(assign.round)
-        self._spool.save(assign, update)
-        if update is None:
+        before = self._spool.load().assign
+        self._spool.save(assign, update, attempts)
+        if update is not None:
+            log.info("run %s round %d: finished, %d bytes to send", assign.run, assign.round, update.length)
+        elif before is None or before.lease != assign.lease:
             log.info("run %s round %d: assigned (lease %s)", assign.run, assign.round, assign.lease)
             self._clean_up(assign)
-        else:
-            log.info("run %s round %d: finished, %d bytes to send", assign.run, assign.round, update.length)
 
     def _clean_up(self, assign: Assign | None) -> None:
-        """Keep only what the lease in hand needs; the run's settings and model may serve the next one too."""
-        for incoming in self._incoming.values():
-            incoming.close()
-        self._incoming.clear()
+        """Keep only what the lease in hand needs; without one, what may serve the next: parts and methods' states."""
+        self._close_incoming()
         if assign is not None:
             wanted = {part.sha256 for part in assign.parts}
             self._blobs.keep_only(wanted, wanted)
-        for folder in self._state_dir.glob("work/*"):
-            if assign is None or folder.name != assign.lease:
+            self._keep_folder("method-state", assign.run)  # one run trains at a time: the others are over
+        self._keep_folder("work", assign.lease if assign else None)
+
+    def _keep_folder(self, below: str, name: str | None) -> None:
+        for folder in (self._state_dir / below).glob("*"):
+            if folder.name != name:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def _close_incoming(self) -> None:
+        for incoming in self._incoming.values():
+            incoming.close()
+        self._incoming.clear()
+
     def _fetch(self, part: PartRef) -> None:
-        if self._blobs.has(part.sha256):
+        if self._blobs.verified(part.sha256):
             self._events.append(PartReady(part.sha256))
             return
+        if transfer_id(part.sha256) in self._incoming:
+            return  # two parts with the same bytes
         with durable.disk_errors("cannot store a part"):
             incoming = Incoming(
                 self._blobs,
@@ -315,13 +339,14 @@ class Daemon:
                 length=part.length,
                 max_window_bytes=_PULL_WINDOW_BYTES,
                 point="daemon.part",
+                sync=False,  # it can be fetched again
             )
+            self._incoming[incoming.chunks.transfer] = incoming
             if incoming.chunks.complete:  # all of it arrived before a restart, but it had no name yet
-                self._part_arrived(
-                    incoming.chunks.transfer, self._incoming.setdefault(incoming.chunks.transfer, incoming)
-                )
-            else:
-                self._incoming[incoming.chunks.transfer] = incoming
+                try:
+                    self._part_arrived(incoming.chunks.transfer, incoming)
+                except PayloadError as error:
+                    log.warning("part %s begins again: %s", part.key, error)
 
     def _pull(self) -> None:
         if not self._session.online:
@@ -334,9 +359,14 @@ class Daemon:
     def _serve(self, update: Finished, ranges: tuple[tuple[int, int], ...]) -> None:
         if self._outgoing is None or self._outgoing.sha256 != update.sha256:
             assert self._session.assign is not None
-            path = self._work_dir(self._session.assign.lease) / "update.bin"
+            lease = self._session.assign.lease
             self._close_outgoing()
-            self._outgoing = Outgoing(path, update.sha256, update.length)
+            if workers.finished_update(self._work_dir(lease)) != update:
+                log.error("the finished update of lease %s is not on disk any more; training it again", lease)
+                self._events.append(UpdateLost(lease))
+                return
+            with durable.disk_errors("cannot read the update"):
+                self._outgoing = Outgoing(self._work_dir(lease) / "update.bin", update.sha256, update.length)
         queued = set(self._send_queue)
         try:
             wanted = expand(ranges, num_chunks(update.length))
@@ -347,7 +377,9 @@ class Daemon:
     def _send_chunks(self) -> None:
         topic = self._topics.device(self._bundle.device, "data")
         while self._send_queue and self._outgoing and self._transport.queued_bytes < _SEND_AHEAD_BYTES:
-            self._transport.publish(topic, self._outgoing.chunk(self._send_queue.popleft()))
+            with durable.disk_errors("cannot read the update"):
+                chunk = self._outgoing.chunk(self._send_queue.popleft())
+            self._transport.publish(topic, chunk)
             faults.point("daemon.sent.chunk")
 
     def _start_worker(self, assign: Assign) -> None:
@@ -369,6 +401,7 @@ class Daemon:
         log.info("run %s round %d: worker %d started", assign.run, assign.round, self._worker.pid)
 
     def _forget(self, lease: str, accepted: bool) -> None:
+        self._close_incoming()
         self._close_outgoing()
         with durable.disk_errors("cannot keep the method's state"):
             workers.settle_method_state(self._state_dir / "method-state", accepted=accepted)
@@ -392,12 +425,10 @@ class Daemon:
         """Within SIGTERM's ten seconds: the worker gets five, the transport two."""
         if self._worker is not None:
             self._worker.stop(time.monotonic())
-            self._worker.wait()
+            self._worker.wait(time.monotonic())
         self._transport.close()
         self._close_outgoing()
-        for incoming in self._incoming.values():
-            incoming.close()
-        self._spool.close()
+        self._close_incoming()
 
 
 def run_daemon(
@@ -410,38 +441,63 @@ def run_daemon(
 ) -> None:
     """Run a client until SIGTERM or SIGINT; starts over by itself when the disk was full."""
     lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
-    stopped: list[int] = []
+    stopped = threading.Event()
     current: list[Daemon] = []
 
-    def stop(number: int, frame: object) -> None:
-        stopped.append(number)
+    def stop() -> None:
+        stopped.set()
         for daemon in current:
             daemon.request_stop()
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
     retry_s, before = _DISK_RETRY_S, ""
-    while not stopped:
-        try:
-            daemon = Daemon(
-                bundle=bundle,
-                device_file=device_file,
-                state_dir=state_dir,
-                connect=connect,
-                worker_command=worker_command,
-            )
-            current[:] = [daemon]
-            if not stopped:
-                daemon.run()
-        except DiskFullError as error:
-            retry_s = min(2 * retry_s, _LONGEST_DISK_RETRY_S) if str(error) == before else _DISK_RETRY_S
-            before = str(error)
-            log.error("disk_full: %s; nothing is lost, trying again in %.0f s", error, retry_s)
-            _sleep_unless(stopped, retry_s)
+    with _at_stop_signals(stop):
+        while not stopped.is_set():
+            try:
+                daemon = Daemon(
+                    bundle=bundle,
+                    device_file=device_file,
+                    state_dir=state_dir,
+                    connect=connect,
+                    worker_command=worker_command,
+                )
+                current[:] = [daemon]
+                if not stopped.is_set():
+                    daemon.run()
+            except DiskFullError as error:
+                retry_s = min(2 * retry_s, _LONGEST_DISK_RETRY_S) if str(error) == before else _DISK_RETRY_S
+                before = str(error)
+                log.error("disk_full: %s; nothing is lost, trying again in %.0f s", error, retry_s)
+                stopped.wait(retry_s)
     os.close(lock)
 
 
-def _sleep_unless(stopped: list[int], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not stopped and time.monotonic() < until:
-        time.sleep(0.1)
+@contextmanager
+def _at_stop_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at SIGTERM or SIGINT, and end the process with 0 if it then takes too long.
+
+    A thread waits for them, because the main thread may be inside a call that no signal ends: a name server or a broker
+    that does not answer. What matters is on disk at every moment, so the end may come at any.
+    """
+    heard, tell = os.pipe()
+    os.set_blocking(tell, False)
+    ended = threading.Event()
+
+    def watch() -> None:
+        if os.read(heard, 1):
+            stop()
+            if not ended.wait(_LAST_RESORT_S):
+                os._exit(0)  # without a word: whoever reads the log may be what we wait for
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # the byte in the pipe is what counts
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    watcher = threading.Thread(target=watch, name="signals", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(-1)
+        os.close(tell)
+        watcher.join()
+        os.close(heard)

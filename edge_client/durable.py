@@ -1,7 +1,7 @@
 """The only way a file of fedfit becomes permanent: temporary file, sync, rename, sync of the folder.
 
-Covers: whole files, blobs that grew in a temporary file, SQLite commits, the lock of a state directory.
-Does not cover: scratch files that may vanish (a worker's inputs), which are written plainly.
+Covers: whole files, blobs that grew in a temporary file, folders, the lock of a state directory.
+Does not cover: scratch files that may vanish (a worker's inputs), which are written plainly; databases.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import errno
 import fcntl
 import hashlib
 import os
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from edge_client import faults
@@ -20,10 +19,9 @@ from edge_client.errors import ConflictError, DiskFullError, MachineError
 
 __all__ = [
     "claim_state_dir",
-    "commit",
     "disk_errors",
     "free_bytes",
-    "open_database",
+    "make_dir",
     "publish",
     "sha256_file",
     "sync_dir",
@@ -42,20 +40,31 @@ def sync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def publish(temporary: Path, final: Path, *, point: str) -> None:
+def make_dir(path: Path) -> None:
+    """Make a folder, and those above it, so that what is made permanent inside survives a power cut too."""
+    if not path.is_dir():
+        make_dir(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        sync_dir(path.parent)
+
+
+def publish(temporary: Path, final: Path, *, point: str, sync: bool = True) -> None:
     """Give a finished temporary file its name; afterwards it is there for good, whole or not at all.
 
-    Both must be on one file system. Points: `<point>.sync`, `<point>.rename`, `<point>.done`.
+    Both must be on one file system. Points: `<point>.sync`, `<point>.rename`, `<point>.done`. Without `sync` (for what
+    can be fetched again) there is no such point, and a power cut may leave anything under the name.
     """
-    faults.point(f"{point}.sync")
-    fd = os.open(temporary, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    if sync:
+        faults.point(f"{point}.sync")
+        fd = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
     faults.point(f"{point}.rename")
     os.replace(temporary, final)
-    sync_dir(final.parent)
+    if sync:
+        sync_dir(final.parent)
     faults.point(f"{point}.done")
 
 
@@ -73,27 +82,6 @@ def write_bytes(path: Path, data: bytes, *, point: str, mode: int = 0o600) -> No
         raise
 
 
-def commit(connection: sqlite3.Connection, *, point: str) -> None:
-    """Commit, or roll back and raise. Points: `<point>.commit`, `<point>.committed`."""
-    try:
-        faults.point(f"{point}.commit")
-        connection.commit()
-    except (OSError, sqlite3.Error):
-        connection.rollback()
-        raise
-    faults.point(f"{point}.committed")
-
-
-def open_database(path: Path) -> sqlite3.Connection:
-    """Open a SQLite file with the settings that survive a power cut, used by one thread."""
-    connection = sqlite3.connect(path, isolation_level="IMMEDIATE")
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
-    connection.execute("PRAGMA foreign_keys=ON")
-    os.chmod(path, 0o600)
-    return connection
-
-
 @contextlib.contextmanager
 def disk_errors(what: str) -> Iterator[None]:
     """Turn the disk's errors into ours: `DiskFullError` passes alone, `MachineError` does not."""
@@ -102,13 +90,6 @@ def disk_errors(what: str) -> Iterator[None]:
     except OSError as error:
         kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else MachineError
         raise kind(f"{what}: {error.strerror or error}") from error
-    except sqlite3.OperationalError as error:
-        kind = DiskFullError if "full" in str(error) else MachineError
-        raise kind(f"{what}: {error}") from error
-    except sqlite3.DatabaseError as error:
-        if type(error) is not sqlite3.DatabaseError:  # a broken constraint is a bug of ours
-            raise
-        raise MachineError(f"{what}: {error}; restore a backup of the state directory") from error
 
 
 def free_bytes(path: Path) -> int:
@@ -127,16 +108,18 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def claim_state_dir(path: Path, *, kind: str, version: int) -> int:
+def claim_state_dir(path: Path, *, kind: str, version: int, may_hold: Collection[str] = ()) -> int:
     """Make or take over a state directory and lock it until this process ends; returns the lock's descriptor.
 
+    `may_hold` names files that a person may have put there before.
     Raises `MachineError` for a directory that is not ours or not writable, `ConflictError` if another process holds it.
     """
     marker = path / "version"
     expected = f"fedfit-{kind} {version}\n"
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not marker.exists() and any(path.iterdir()) and not (path / "lock").exists():
+        foreign = any(entry.name not in may_hold for entry in path.iterdir())
+        if foreign and not marker.exists() and not (path / "lock").exists():
             raise MachineError(
                 f"{path} is not empty and was not made by fedfit; name an empty or new directory with --state-dir"
             )

@@ -138,6 +138,9 @@ class DevicesSection:
     min: Annotated[int, Between(1, 1_000_000)] = _key("a round starts and counts with at least so many devices", 1)
     fraction: Annotated[float, Between(0.0001, 1)] = _key("share of the devices that are there, chosen per round", 1.0)
     max_samples: Positive = _key("largest number of samples a device may claim", 10_000_000)
+    max_weight_ratio: Annotated[int, Between(1, 1_000_000_000)] = _key(
+        "a device counts for at most this times the (lower) median number of samples in its round", 10
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +148,9 @@ class RoundsSection:
     deadline: Seconds = _key("a round ends after this time with the devices that answered", 1800.0)
     codec: Annotated[str, Matches(r"fp32|fp16|bf16|int8")] = _key("how weights travel: fp32, fp16, bf16, int8", "fp32")
     max_norm_ratio: Annotated[float, Between(1, 1e9)] = _key(
-        "an update is refused if it moves the model more than this times the usual (median of committed rounds)", 20.0
+        "an update is refused if it moves the model more than this times the usual (median of committed rounds; "
+        "in round 1 the norm of the model, plus 1)",
+        20.0,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Annotated
 from edge_client import durable
 from edge_client.errors import ConflictError, InputError, MachineError, PayloadError
 from edge_client.records import Between, Hash, Id, Matches, Text, from_map, to_map
+from edge_client.transport.base import parse_broker_url
 
 __all__ = [
     "STATE_KIND",
@@ -60,11 +61,16 @@ def default_state_dir() -> Path:
 def parse_bundle(text: str, source: str) -> Bundle:
     """A bundle from its JSON text; raises `InputError`."""
     try:
-        return from_map(Bundle, json.loads(text), where="bundle")
-    except (ValueError, PayloadError, RecursionError) as error:
+        bundle = from_map(Bundle, json.loads(text), where="bundle")
+        if not bundle.brokers:
+            raise InputError("expected at least one broker, got none")
+        for broker in bundle.brokers:
+            parse_broker_url(broker)
+    except (ValueError, PayloadError, InputError, RecursionError) as error:
         raise InputError(
             f"{source} is not a join bundle ({error}); make one with: coordinator device add NAME"
         ) from None
+    return bundle
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -84,7 +90,8 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
 
 def join(state_dir: Path, bundle: Bundle) -> None:
     """Make `state_dir` this device's; the same bundle again changes nothing, another one is refused."""
-    lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
+    # the owner's own file may be there before the device has joined
+    lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION, may_hold=("device.toml",))
     try:
         held = _held(state_dir)
         if held is not None and (held.federation, held.device) != (bundle.federation, bundle.device):

@@ -1,4 +1,4 @@
-"""Maths on named tensors: the coverage mean, deltas, norms, and what happens to the buffers of a BatchNorm.
+"""Maths on tensors of a model: the coverage mean, sums of squares, and what happens to the buffers of a BatchNorm.
 
 The coverage mean is the one aggregation primitive: for each element e of the server's tensor
 
@@ -14,24 +14,19 @@ and a running_var that a delta pushed below zero becomes zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 __all__ = [
     "IndexMap",
-    "Params",
     "Part",
-    "add_delta",
     "coverage_mean",
-    "delta",
-    "l2_norm",
     "settle_buffer",
     "square_sum",
 ]
 
-Params = Mapping[str, Tensor]
 IndexMap = tuple[Tensor, ...]  # one int64 vector of distinct indices per axis of the server's tensor
 Part = tuple[Tensor, IndexMap | None, float]  # upload, its place (None: all of the tensor), its weight
 
@@ -114,23 +109,6 @@ def _coverage_max(old: Tensor, parts: Iterable[Part]) -> Tensor:
     return torch.where(covered, largest, old)
 
 
-def delta(new: Params, old: Params) -> dict[str, Tensor]:
-    """New minus old, by name."""
-    _same_names(new, old)
-    return {name: tensor - old[name] for name, tensor in new.items()}
-
-
-def add_delta(old: Params, change: Params) -> dict[str, Tensor]:
-    """Old plus delta, by name, with buffers settled; the inverse of `delta` up to rounding."""
-    _same_names(change, old)
-    return {name: settle_buffer(name, tensor + change[name]) for name, tensor in old.items()}
-
-
-def _same_names(one: Params, other: Params) -> None:
-    if one.keys() != other.keys():
-        raise ValueError(f"expected the same names, these are in one only: {sorted(one.keys() ^ other.keys())[:5]}")
-
-
 def settle_buffer(name: str, tensor: Tensor) -> Tensor:
     """`tensor` after a delta was added to it: a variance stays at zero or above. Changes `tensor` itself."""
     return tensor.clamp_(min=0) if name.rpartition(".")[2] == "running_var" else tensor
@@ -147,8 +125,3 @@ def square_sum(tensor: Tensor, minus: Tensor | None = None) -> float:
         piece.sub_(base)
         total += float(torch.dot(piece, piece))
     return total
-
-
-def l2_norm(params: Params) -> float:
-    """Euclidean norm over all floating-point tensors together; integer buffers do not count."""
-    return math.sqrt(sum(square_sum(tensor) for tensor in params.values() if tensor.is_floating_point()))

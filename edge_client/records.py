@@ -102,7 +102,7 @@ class PartRef:
 
     key: Annotated[str, Matches(r"[A-Za-z0-9_.:@/-]{1,128}")]
     sha256: Hash
-    length: Count
+    length: Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,10 @@
 Rules
   R1  One lease at a time. Only an assignment newer than all seen before, by (epoch, issue), is taken.
   R2  Saved before said: a lease is on disk before it is accepted, a finished update before it is offered.
-  R3  A finished update is never trained again and is deleted only on its receipt (or a cancel).
+  R3  A finished update is never trained again, unless the disk lost it, and deleted only on its receipt (or a cancel).
   R4  What may be lost on the way is said again: hello until welcomed, offer until granted or receipted.
-  R5  A crashed worker starts its assignment again, a few times; a declining one does not.
+  R5  A crashed worker starts its assignment again, a few times, also if it takes the client with it; a declining one
+      does not.
 
 `Session.handle(event, now)` takes events and returns instructions for the daemon to carry out in their order.
 """
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edge_client.records import DeviceProfile, PartRef
+from edge_client.records import Count, DeviceProfile, Hash, PartRef
 from edge_client.wire.messages import (
     Accept,
     Assign,
@@ -54,6 +55,7 @@ __all__ = [
     "Start",
     "Stop",
     "Tick",
+    "UpdateLost",
     "WorkerDone",
     "WorkerFailed",
     "WorkerProgress",
@@ -62,7 +64,7 @@ __all__ = [
 _HELLO_AGAIN_S = 2.0
 _SLOWEST_HELLO_S = 30.0
 _OFFER_AGAIN_S = 3.0
-_GRANTED_AGAIN_S = 30.0  # after a grant the coordinator asks; if it falls silent, offer again
+_GRANTED_AGAIN_S = 10.0  # after a grant the coordinator asks; if it falls silent, offer again
 _MAX_ATTEMPTS = 4
 _RETRY_S = 1.0
 
@@ -71,8 +73,8 @@ _RETRY_S = 1.0
 class Finished:
     """A trained update that waits for its receipt."""
 
-    sha256: str
-    length: int
+    sha256: Hash
+    length: Count
     num_samples: int
 
 
@@ -130,7 +132,16 @@ class WorkerFailed:
     final: bool = False
 
 
-Event: TypeAlias = LinkUp | LinkDown | Tick | PartReady | WorkerProgress | WorkerDone | WorkerFailed | Message
+@dataclass(frozen=True, slots=True)
+class UpdateLost:
+    """The file of the finished update is not there, or not whole, although it was saved: a power cut."""
+
+    lease: str
+
+
+Event: TypeAlias = (
+    LinkUp | LinkDown | Tick | PartReady | WorkerProgress | WorkerDone | WorkerFailed | UpdateLost | Message
+)
 
 
 # instructions
@@ -152,10 +163,11 @@ class BeginSession:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write the lease and its state to disk, durably."""
+    """Write the lease and its state to disk, durably; `attempts` counts the worker that is about to start, too."""
 
     assign: Assign
     update: Finished | None
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +222,10 @@ class Session:
         client: str,
         assign: Assign | None = None,
         update: Finished | None = None,
+        attempts: int = 0,
         highest: tuple[int, int] = (0, 0),
     ) -> None:
-        """`assign`, `update` and `highest` are what was saved before a restart."""
+        """`assign`, `update`, `attempts` and `highest` are what was saved before a restart."""
         self._boot = boot
         self._profile = profile
         self._labels = labels
@@ -222,7 +235,7 @@ class Session:
         self._highest = highest
         self._missing = {part.sha256 for part in assign.parts} if assign else set()
         self._working = False
-        self._attempts = 0
+        self._attempts = attempts
         self._retry_at: float | None = None
         self._declined: Decline | None = None
         self._linked = False
@@ -312,6 +325,8 @@ class Session:
                 yield from self._worker_done(event, now)
             case WorkerFailed():
                 yield from self._worker_failed(event, now)
+            case UpdateLost():
+                yield from self._update_lost(event)
             case _:
                 pass  # a message that travels the other way: the link refuses it before it comes here
 
@@ -334,12 +349,19 @@ class Session:
         )
 
     def say_hello(self, now: float) -> list[Instruction]:
-        """The coordinator may have started anew: introduce ourselves."""
-        return list(self._hello(now)) if self._linked else []
+        """The coordinator may have started anew: introduce ourselves, unless we just did for the first time."""
+        just_said = not self._welcomed and self._hello_tries == 1 and self._hello_at - now <= _HELLO_AGAIN_S
+        if not self._linked or just_said:
+            return []
+        self._hello_tries = 0
+        return list(self._hello(now))
 
     def goodbye(self) -> list[Instruction]:
-        """Say that we leave on purpose."""
-        return [Send(Goodbye())] if self._welcomed else []
+        """Say that we leave on purpose; a worker that ends with us has not failed."""
+        leave: list[Instruction] = [Send(Goodbye())] if self._welcomed else []
+        if self.assign and self._working and self._attempts > 1:
+            leave.append(Save(self.assign, None, self._attempts - 1))
+        return leave
 
     def _welcome(self, welcome: Welcome, now: float) -> Iterator[Instruction]:
         if welcome.boot != self._boot or welcome.hello != self._num_hellos or not self._linked:
@@ -419,19 +441,35 @@ class Session:
         return Decline(lease=lease, code="forgotten", detail="this assignment is older than what the device has seen")
 
     def _work(self) -> Iterator[Instruction]:
-        if self.assign and self.update is None and not self._missing and not self._working and self._retry_at is None:
-            self._working = True
-            self._attempts += 1
-            yield Start(self.assign)
+        waiting = self._working or self._missing or self._retry_at is not None
+        if self.assign is None or self.update is not None or waiting:
+            return
+        if self._attempts >= _MAX_ATTEMPTS:
+            detail = f"{self._attempts} workers began, and this client ended before the last of them did"
+            yield from self._decline(WorkerFailed(lease=self.assign.lease, code="crashed", detail=detail))
+            return
+        self._working = True
+        self._attempts += 1
+        if self._attempts > 1:  # the first is saved with the assignment, to spare a sync
+            yield Save(self.assign, None, self._attempts)
+        yield Start(self.assign)
 
     def _worker_done(self, done: WorkerDone, now: float) -> Iterator[Instruction]:
         if self.assign is None or self.assign.lease != done.lease:
             return
         self._working = False
         self.update = done.update
-        yield Save(self.assign, done.update)
+        yield Save(self.assign, done.update, self._attempts)
         if self._welcomed:
             yield from self._offer(now)
+
+    def _update_lost(self, lost: UpdateLost) -> Iterator[Instruction]:
+        if self.assign is None or self.update is None or self.assign.lease != lost.lease:
+            return
+        self.update = None
+        self._missing = {part.sha256 for part in self.assign.parts}
+        yield Save(self.assign, None, self._attempts)
+        yield from self.begin()
 
     def _offer(self, now: float) -> Iterator[Instruction]:
         self._offer_at = now + _OFFER_AGAIN_S
@@ -452,11 +490,14 @@ class Session:
             return
         self._working = False
         if failed.final or self._attempts >= _MAX_ATTEMPTS:
-            self._declined = Decline(lease=failed.lease, code=failed.code, detail=failed.detail, log=failed.log)
-            yield Send(self._declined)
-            yield from self._drop(accepted=False)
+            yield from self._decline(failed)
         else:
             self._retry_at = now + _RETRY_S * 2 ** (self._attempts - 1)
+
+    def _decline(self, failed: WorkerFailed) -> Iterator[Instruction]:
+        self._declined = Decline(lease=failed.lease, code=failed.code, detail=failed.detail, log=failed.log)
+        yield Send(self._declined)
+        yield from self._drop(accepted=False)
 
     def _offers(self, lease: str, sha256: str) -> bool:
         return bool(self.assign and self.update and self.assign.lease == lease and self.update.sha256 == sha256)

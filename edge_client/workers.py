@@ -10,16 +10,17 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from edge_client import durable
 from edge_client.errors import PayloadError
-from edge_client.records import Hash, WorkOrder, check_value, to_map
+from edge_client.records import Count, Hash, Matches, WorkOrder, check_value, from_map, to_map
 from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.wire.messages import Assign
 
@@ -45,8 +46,8 @@ def start(
     command: Sequence[str] = COMMAND,
 ) -> Worker:
     """Start the worker of an assignment in its folder."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    method_state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    durable.make_dir(folder)
+    durable.make_dir(method_state)
     order = WorkOrder(
         lease=assign.lease,
         run=assign.run,
@@ -66,6 +67,16 @@ def start(
     )
     (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
     return Worker(assign.lease, folder, command)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """A line of progress."""
+
+    phase: Annotated[str, Matches(r"[a-z_]{0,16}")]
+    step: Count
+    total: Count
+    loss: float | None
 
 
 class Worker:
@@ -112,10 +123,9 @@ class Worker:
         *lines, self._rest = self._rest.split(b"\n")
         events: list[Event] = []
         for line in lines[-1:]:  # only the newest matters
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                told = json.loads(line)
-                loss = told.get("loss")
-                events.append(WorkerProgress(str(told["phase"])[:16], int(told["step"]), int(told["total"]), loss))
+            with contextlib.suppress(ValueError, RecursionError, PayloadError):
+                told = from_map(_Told, json.loads(line))
+                events.append(WorkerProgress(told.phase, told.step, told.total, told.loss))
         return events
 
     def _ended(self) -> Event:
@@ -138,7 +148,7 @@ class Worker:
         )
 
     def stop(self, now: float) -> None:
-        """Ask it to end; `overdue` tells when to insist."""
+        """Ask it to end; `overdue` tells when to insist. From any thread."""
         if self._kill_at is None:
             self._kill_at = now + _GRACE_S
             self._process.terminate()
@@ -156,10 +166,10 @@ class Worker:
         self._process.wait()
         os.close(self.progress_fd)
 
-    def wait(self) -> None:
-        """Wait until it has ended, at most the grace period."""
+    def wait(self, now: float) -> None:
+        """Wait until it has ended, at most what is left of the grace period since `stop`."""
         try:
-            self._process.wait(_GRACE_S)
+            self._process.wait(max(0.0, (self._kill_at or now) - now))
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
@@ -192,12 +202,10 @@ def settle_method_state(root: Path, *, accepted: bool) -> None:
     """Promote what the method wrote as `next`, or drop it: a round that did not count must not be applied twice."""
     for following in root.glob("*/next"):
         if accepted:
-            shutil.rmtree(following.with_name("current"), ignore_errors=True)
             os.replace(following, following.with_name("current"))
-        elif following.is_dir():
-            shutil.rmtree(following, ignore_errors=True)
         else:
-            following.unlink(missing_ok=True)
+            following.unlink()
+        durable.sync_dir(following.parent)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -258,15 +258,24 @@ class Eavesdropper:
             backoff=_FAST,
         )
         self._transport.subscribe((self._topics.everything,))
-        self._ready = threading.Event()
+        self._ready, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="eavesdropper", daemon=True)
 
     def __enter__(self) -> Eavesdropper:
-        self._transport.start()
+        self._thread.start()
         assert self._ready.wait(20)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._transport.wake()
+        self._thread.join()
         self._transport.close()
+
+    def _run(self) -> None:
+        self._transport.connect()
+        while not self._ended.is_set():
+            self._transport.poll(3600.0)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Connected):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,8 @@ from coordinator.store.base import (
     RunRow,
     UpdateRow,
 )
-from edge_client import durable
-from edge_client.errors import ConflictError, MachineError, NoSuchNameError
+from edge_client import durable, faults
+from edge_client.errors import ConflictError, DiskFullError, MachineError, NoSuchNameError
 from edge_client.records import Report, TrainingPlan, from_map, to_map
 
 __all__ = ["SqliteStore"]
@@ -72,16 +73,52 @@ _OPEN_UPDATES = """FROM round r JOIN update_ u ON r.run = u.run AND r.number = u
                    WHERE r.state IN ('RUNNING', 'FROZEN')"""
 
 
+@contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    """As `durable.disk_errors`, for what SQLite says of the disk too."""
+    try:
+        with durable.disk_errors(what):
+            yield
+    except sqlite3.OperationalError as error:
+        kind = DiskFullError if "full" in str(error) else MachineError
+        raise kind(f"{what}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        if type(error) is not sqlite3.DatabaseError:  # a broken constraint is a bug of ours
+            raise
+        raise MachineError(f"{what}: {error}; restore a backup of the state directory") from error
+
+
+def _open_database(path: Path) -> sqlite3.Connection:
+    """Open a SQLite file with the settings that survive a power cut, used by one thread."""
+    connection = sqlite3.connect(path, isolation_level="IMMEDIATE")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    os.chmod(path, 0o600)
+    return connection
+
+
+def _commit(connection: sqlite3.Connection, *, point: str) -> None:
+    """Commit, or roll back and raise. Points: `<point>.commit`, `<point>.committed`."""
+    try:
+        faults.point(f"{point}.commit")
+        connection.commit()
+    except (OSError, sqlite3.Error):
+        connection.rollback()
+        raise
+    faults.point(f"{point}.committed")
+
+
 class SqliteStore:
     """Implements `coordinator.store.base.Store`; used by one thread."""
 
     def __init__(self, path: Path | None) -> None:
         """`path` None: in memory, gone with the process."""
-        with durable.disk_errors(f"cannot open {path}"):
+        with _disk_errors(f"cannot open {path}"):
             if path is None:
                 self._db = sqlite3.connect(":memory:", isolation_level="IMMEDIATE")
             else:
-                self._db = durable.open_database(path)
+                self._db = _open_database(path)
             self._db.row_factory = sqlite3.Row
             self._prepare()
 
@@ -98,10 +135,10 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self, point: str) -> Iterator[sqlite3.Connection]:
-        with durable.disk_errors(f"cannot save ({point})"):
+        with _disk_errors(f"cannot save ({point})"):
             try:
                 yield self._db
-                durable.commit(self._db, point=f"store.{point}")
+                _commit(self._db, point=f"store.{point}")
             finally:
                 if self._db.in_transaction:
                     self._db.rollback()
@@ -111,15 +148,19 @@ class SqliteStore:
         marks = ", ".join(f":{name}" for name in values)
         self._db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", values)
 
+    def _read(self, query: str, *arguments: object) -> list[sqlite3.Row]:
+        with _disk_errors("cannot read state.db"):
+            return self._db.execute(query, arguments).fetchall()
+
     def _all(self, cls: type[T], query: str, *arguments: object) -> list[T]:
-        return [_from_row(cls, row) for row in self._db.execute(query, arguments)]
+        return [_from_row(cls, row) for row in self._read(query, *arguments)]
 
     def _one(self, cls: type[T], query: str, *arguments: object) -> T | None:
         return next(iter(self._all(cls, query, *arguments)), None)
 
     def _get_meta(self, key: str) -> str | None:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
+        rows = self._read("SELECT value FROM meta WHERE key = ?", key)
+        return rows[0][0] if rows else None
 
     # the federation and its devices
 
@@ -178,7 +219,7 @@ class SqliteStore:
 
     def next_run_number(self, name: str) -> int:
         """The number that makes NAME-n new."""
-        taken = [row[0] for row in self._db.execute("SELECT id FROM run WHERE id GLOB ? || '-*'", (name,))]
+        taken = [row[0] for row in self._read("SELECT id FROM run WHERE id GLOB ? || '-*'", name)]
         numbers = [int(tail) for tail in (run_id[len(name) + 1 :] for run_id in taken) if tail.isdigit()]
         return max(numbers, default=0) + 1
 
@@ -190,10 +231,28 @@ class SqliteStore:
         """One run."""
         return self._one(RunRow, "SELECT * FROM run WHERE id = ?", run_id)
 
+    def first_run(self, state: str) -> RunRow | None:
+        """The oldest run in a state."""
+        return self._one(RunRow, "SELECT * FROM run WHERE state = ? ORDER BY rowid LIMIT 1", state)
+
     def set_run_state(self, run_id: str, state: str, reason: str = "") -> None:
         """How a run stands."""
         with self._transaction("run-state") as db:
             db.execute("UPDATE run SET state = ?, reason = ? WHERE id = ?", (state, reason, run_id))
+
+    def fail_run(self, run_id: str, reason: str) -> None:
+        """The run has failed, and with it its open round and leases, together: nobody needs their blobs any more."""
+        with self._transaction("run-state") as db:
+            db.execute("UPDATE run SET state = 'failed', reason = ? WHERE id = ?", (reason, run_id))
+            db.execute(
+                "UPDATE round SET state = 'ABANDONED', reason = ? WHERE run = ? AND state IN ('RUNNING', 'FROZEN')",
+                (reason, run_id),
+            )
+            db.execute(
+                """UPDATE lease SET state = 'cancelled', code = 'abandoned', detail = 'the run failed'
+                   WHERE run = ? AND state IN ('offered', 'accepted')""",
+                (run_id,),
+            )
 
     def add_initial_model(self, model: ModelRow, settings_sha256: str, settings_length: int) -> None:
         """Version 0 and the run's settings: the run can begin."""
@@ -233,7 +292,7 @@ class SqliteStore:
 
     def next_issue(self) -> int:
         """The number of the next lease."""
-        (highest,) = self._db.execute("SELECT coalesce(max(issue), 0) FROM lease").fetchone()
+        ((highest,),) = self._read("SELECT coalesce(max(issue), 0) FROM lease")
         return int(highest) + 1
 
     def last_round(self, run_id: str) -> RoundRow | None:
@@ -285,6 +344,17 @@ class SqliteStore:
                 self._insert("evaluation", evaluation)
             db.execute("UPDATE lease SET state = 'stored', code = '', detail = '' WHERE id = ?", (lease_id,))
 
+    def drop_update(self, update: UpdateRow) -> None:
+        """Forget an update whose blob is lost; its lease is offered again, in a round that is running again."""
+        with self._transaction("update") as db:
+            db.execute("DELETE FROM update_ WHERE lease = ?", (update.lease,))
+            db.execute("UPDATE lease SET state = 'offered', code = '', detail = '' WHERE id = ?", (update.lease,))
+            db.execute(
+                """UPDATE round SET state = 'RUNNING', set_hash = ''
+                   WHERE run = ? AND number = ? AND attempt = ? AND state = 'FROZEN'""",
+                (update.run, update.round, update.attempt),
+            )
+
     def updates(self, run_id: str, number: int, attempt: int) -> list[UpdateRow]:
         """The stored updates of an attempt, sorted by device."""
         query = "SELECT * FROM update_ WHERE run = ? AND round = ? AND attempt = ? ORDER BY device"
@@ -305,8 +375,8 @@ class SqliteStore:
                    ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
                    WHERE u.run = ? AND u.device = ? AND r.state IN ('COMMITTED', 'ANNOUNCED')
                    ORDER BY u.round DESC LIMIT 1"""
-        row = self._db.execute(query, (run_id, device)).fetchone()
-        return row[0] if row else None
+        rows = self._read(query, run_id, device)
+        return rows[0][0] if rows else None
 
     def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None:
         """The set of updates is final; what comes later is late."""
@@ -348,6 +418,11 @@ class SqliteStore:
         query = "SELECT * FROM evaluation WHERE run = ? AND (?2 IS NULL OR version = ?2) ORDER BY version, device"
         return self._all(EvaluationRow, query.replace("run = ?", "run = ?1", 1), run_id, version)
 
+    def evaluated_versions(self, run_id: str) -> list[int]:
+        """The versions that somebody judged, oldest first."""
+        query = "SELECT DISTINCT version FROM evaluation WHERE run = ? ORDER BY version"
+        return [row[0] for row in self._read(query, run_id)]
+
     def last_plans(self, run_id: str) -> dict[str, TrainingPlan]:
         """The plan that each device last trained with in this run; the next assignment carries it."""
         last = self._one(ModelRow, "SELECT * FROM model WHERE run = ? ORDER BY version DESC LIMIT 1", run_id)
@@ -363,13 +438,13 @@ class SqliteStore:
                    WHERE u.run = ?1 AND r.state IN ('COMMITTED', 'ANNOUNCED')
                    AND u.round > (SELECT coalesce(max(version), 0) FROM model WHERE run = ?1) - ?2
                    ORDER BY u.round, u.device"""
-        return [row[0] for row in self._db.execute(query, (run_id, rounds))]
+        return [row[0] for row in self._read(query, run_id, rounds)]
 
     def drop_rate(self, run_id: str, leases: int) -> float:
         """Share of the newest finished leases that brought nothing."""
         query = """SELECT avg(state != 'stored') FROM (SELECT state FROM lease WHERE run = ? AND train = 1
                    AND state NOT IN ('offered', 'accepted', 'cancelled') ORDER BY issue DESC LIMIT ?)"""
-        (rate,) = self._db.execute(query, (run_id, leases)).fetchone()
+        ((rate,),) = self._read(query, run_id, leases)
         return float(rate or 0.0)
 
     def add_traffic(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
@@ -383,17 +458,17 @@ class SqliteStore:
 
     def traffic(self, run_id: str) -> dict[str, tuple[int, int]]:
         """Device -> (bytes up, bytes down)."""
-        rows = self._db.execute("SELECT device, up, down FROM traffic WHERE run = ? ORDER BY device", (run_id,))
+        rows = self._read("SELECT device, up, down FROM traffic WHERE run = ? ORDER BY device", run_id)
         return {row["device"]: (row["up"], row["down"]) for row in rows}
 
     def needed_blobs(self, keep_models: int) -> set[str]:
         """Every blob that a row needs: settings and newest models of all runs, updates of rounds not committed."""
         needed: set[str] = set()
-        for row in self._db.execute("SELECT settings_sha256 FROM run WHERE settings_sha256 != ''"):
+        for row in self._read("SELECT settings_sha256 FROM run WHERE settings_sha256 != ''"):
             needed.add(row[0])
-        for row in self._db.execute(f"SELECT sha256, sent_sha256 {_KEPT_MODELS}", (keep_models,)):
+        for row in self._read(f"SELECT sha256, sent_sha256 {_KEPT_MODELS}", keep_models):
             needed.update((row[0], row[1]))
-        needed.update(row[0] for row in self._db.execute(f"SELECT u.sha256 {_OPEN_UPDATES}"))
+        needed.update(row[0] for row in self._read(f"SELECT u.sha256 {_OPEN_UPDATES}"))
         return needed
 
     def is_needed(self, sha256: str, keep_models: int) -> bool:
@@ -403,7 +478,7 @@ class SqliteStore:
             (f"SELECT 1 {_OPEN_UPDATES} AND u.sha256 = ?", (sha256,)),
             ("SELECT 1 FROM run WHERE settings_sha256 = ?", (sha256,)),
         )
-        return any(self._db.execute(query, arguments).fetchone() for query, arguments in queries)
+        return any(self._read(query, *arguments) for query, arguments in queries)
 
     def close(self) -> None:
         """Close the database."""

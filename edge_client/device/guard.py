@@ -16,7 +16,7 @@ import sys
 
 from edge_client.device import meter
 
-__all__ = ["die_with_parent", "limit_growth", "pin_malloc", "raise_oom_score"]
+__all__ = ["die_with_parent", "lift_limit", "limit_growth", "pin_malloc", "raise_oom_score"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,13 @@ def limit_growth(extra_bytes: int) -> None:
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+
+
+def lift_limit() -> None:
+    """Undo `limit_growth`."""
+    if sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def raise_oom_score(score: int = 800) -> None:

@@ -1,18 +1,15 @@
 """How much memory this process uses, as the kernel counts it.
 
-Covers: RSS, its peak and the peak's reset, private writable memory. Linux reads `/proc/self`; elsewhere (macOS, for
+Covers: RSS, its peak, private writable memory. Linux reads `/proc/self`; elsewhere (macOS, for
 development) only the peak is known and stands for the others.
 """
 
 from __future__ import annotations
 
-import logging
 import resource
 import sys
 
-__all__ = ["data_bytes", "peak_rss_bytes", "reset_peak", "rss_bytes"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["data_bytes", "peak_rss_bytes", "rss_bytes"]
 
 
 def rss_bytes() -> int:
@@ -21,26 +18,13 @@ def rss_bytes() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Largest RSS since the process began, or since `reset_peak`."""
+    """Largest RSS since the process began."""
     return _status_bytes("VmHWM")
 
 
 def data_bytes() -> int:
     """Private writable memory, resident or not: what RLIMIT_DATA counts."""
     return _status_bytes("VmData")
-
-
-def reset_peak() -> bool:
-    """Start the peak again from the present RSS; whether the kernel allowed it."""
-    if sys.platform != "linux":
-        return False
-    try:
-        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-            file.write("5")
-    except OSError as error:
-        _log.info("the peak of memory counts from the start of the process: %s", error.strerror)
-        return False
-    return True
 
 
 def _status_bytes(field: str) -> int:

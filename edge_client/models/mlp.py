@@ -8,12 +8,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from edge_client.models.contract import Model, from_sequential
-
 __all__ = ["mlp"]
 
 
-def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int]) -> Model:
+def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int]) -> nn.Sequential:
     """Flatten, one unit per hidden layer, and a linear head."""
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Flatten())
     width = math.prod(input_shape)
@@ -21,4 +19,4 @@ def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int]
         units[f"block{number}"] = nn.Sequential(OrderedDict(linear=nn.Linear(width, next_width), relu=nn.ReLU()))
         width = next_width
     units["head"] = nn.Linear(width, num_classes)
-    return from_sequential(nn.Sequential(units), input_shape=input_shape)
+    return nn.Sequential(units)

@@ -13,9 +13,11 @@ from edge_client.files import parse_table
 from edge_client.records import Between
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from edge_client.models.contract import Model
 
-__all__ = ["MlpOptions", "SmallCnnOptions", "build", "names", "validate"]
+__all__ = ["MlpOptions", "SmallCnnOptions", "build", "names", "parameter_sizes", "validate"]
 
 _MAX_ELEMENTS = 2**28  # of one sample or one weight: 1 GiB of float32; beyond, a number is a typing error
 
@@ -38,13 +40,13 @@ class MlpOptions:
     )
 
 
-def _build_small_cnn(input_shape: tuple[int, ...], num_classes: int, options: SmallCnnOptions) -> Model:
+def _small_cnn(input_shape: tuple[int, ...], num_classes: int, options: SmallCnnOptions) -> nn.Sequential:
     from edge_client.models.small_cnn import small_cnn
 
     return small_cnn(input_shape, num_classes, width=options.width)
 
 
-def _build_mlp(input_shape: tuple[int, ...], num_classes: int, options: MlpOptions) -> Model:
+def _mlp(input_shape: tuple[int, ...], num_classes: int, options: MlpOptions) -> nn.Sequential:
     from edge_client.models.mlp import mlp
 
     return mlp(input_shape, num_classes, hidden=options.hidden)
@@ -68,12 +70,12 @@ def _check_mlp(shape: tuple[int, ...], options: MlpOptions) -> None:
 class _Entry:
     options: type
     check: Callable[[tuple[int, ...], Any], None]
-    build: Callable[[tuple[int, ...], int, Any], Model]  # imports torch, hence not at the top
+    layers: Callable[[tuple[int, ...], int, Any], nn.Sequential]  # imports torch, hence not at the top
 
 
 _MODELS = {
-    "mlp": _Entry(MlpOptions, _check_mlp, _build_mlp),
-    "small-cnn": _Entry(SmallCnnOptions, _check_small_cnn, _build_small_cnn),
+    "mlp": _Entry(MlpOptions, _check_mlp, _mlp),
+    "small-cnn": _Entry(SmallCnnOptions, _check_small_cnn, _small_cnn),
 }
 
 
@@ -89,10 +91,27 @@ def validate(name: str, input_shape: Sequence[int], options: Mapping[str, Any]) 
 
 def build(name: str, *, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any]) -> Model:
     """The model with random weights from torch's global generator; raises as `validate` does."""
+    from edge_client.models.contract import from_sequential
+
+    return from_sequential(_layers(name, input_shape, num_classes, options), input_shape=input_shape)
+
+
+def parameter_sizes(
+    name: str, *, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any]
+) -> list[int]:
+    """Elements of each parameter and buffer that `build` would make, without memory for them; raises as `build`."""
+    import torch
+
+    with torch.device("meta"):  # nothing is run on it: that would load 77 MB of torch's shape functions
+        layers = _layers(name, input_shape, num_classes, options)
+    return [tensor.numel() for tensor in (*layers.parameters(), *layers.buffers())]
+
+
+def _layers(name: str, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any]) -> nn.Sequential:
     parsed = _parse(name, input_shape, options)
     if num_classes < 1:
         raise InputError(f"model {name!r} needs at least one class, got {num_classes}; name them in classes")
-    return _MODELS[name].build(tuple(input_shape), num_classes, parsed)
+    return _MODELS[name].layers(tuple(input_shape), num_classes, parsed)
 
 
 def _parse(name: str, input_shape: Sequence[int], options: Mapping[str, Any]) -> Any:

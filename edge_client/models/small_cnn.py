@@ -9,14 +9,12 @@ from collections import OrderedDict
 
 from torch import nn
 
-from edge_client.models.contract import Model, from_sequential
-
 __all__ = ["small_cnn"]
 
 _POOLED = 4  # the second block's output is pooled to at most 4x4, so that the head does not grow with the image
 
 
-def small_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int) -> Model:
+def small_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int) -> nn.Sequential:
     """conv-ReLU-pool, conv-ReLU-pool, linear: a stem, a block and a head."""
     channels, height, breadth = input_shape
     # 28x28 -> 14x14 -> 4x4; the same floor division as MaxPool2d's own
@@ -27,7 +25,7 @@ def small_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int) -> 
         block1=_block(width, 2 * width, kernel),
         head=nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(2 * width * pooled, num_classes))),
     )
-    return from_sequential(nn.Sequential(layers), input_shape=input_shape)
+    return nn.Sequential(layers)
 
 
 def _block(in_channels: int, out_channels: int, kernel: tuple[int, int]) -> nn.Sequential:

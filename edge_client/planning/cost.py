@@ -8,11 +8,12 @@ Does not cover: groups of units, recomputation, slices; those candidates of the 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_client.models.contract import Model
 
-__all__ = ["WORKER_BASE_BYTES", "Workload", "predict"]
+__all__ = ["WORKER_BASE_BYTES", "Workload", "predict", "predict_fixed"]
 
 # RSS of a worker that trained small-cnn one sample at a time, less the model: 263 MB on x86_64 with torch 2.13 (CPU),
 # Python 3.11 and one thread (torch 228, our modules and numpy 4, warmed-up kernels 26, data and evaluation 5).
@@ -38,15 +39,18 @@ class Workload:
 
 def predict(model: Model, workload: Workload, *, microbatch: int) -> int:
     """Upper bound of the peak RSS, in bytes, of a worker that trains the full model."""
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    sizes += [buffer.numel() for buffer in model.buffers()]
+    sizes = [tensor.numel() for tensor in (*model.parameters(), *model.buffers())]
+    per_sample = math.prod(model.input_shape) + sum(unit.num_activations for unit in model.units)
+    return predict_fixed(sizes, workload) + _FLOAT * _ACTIVATION_COPIES * per_sample * microbatch
+
+
+def predict_fixed(sizes: Sequence[int], workload: Workload) -> int:
+    """The part of the prediction that no microbatch changes, from the sizes of parameters and buffers alone."""
     kind = "momentum" if workload.optimizer == "sgd" and workload.momentum else workload.optimizer
     copies = 1 + 1 + 1 + _OPTIMIZER_COPIES[kind]  # weights, gradients, received weights
-    per_sample = math.prod(model.input_shape) + sum(unit.num_activations for unit in model.units)
     return (
         WORKER_BASE_BYTES
         + _FLOAT * copies * sum(sizes)
-        + _FLOAT * _ACTIVATION_COPIES * per_sample * microbatch
         + _FLOAT * 2 * max(sizes, default=0)  # the optimizer's temporaries, a kernel's reordered weight
         + _SCRATCH_BYTES
         + workload.held_bytes

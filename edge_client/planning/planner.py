@@ -6,13 +6,15 @@ Does not cover: smaller models and training by groups of units; a device that ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge_client.errors import NothingFitsError
 from edge_client.files import format_bytes
 from edge_client.models.contract import Model
-from edge_client.planning.cost import Workload, predict
+from edge_client.planning.cost import Workload, predict, predict_fixed
 from edge_client.records import TrainingPlan
 
-__all__ = ["microbatches", "plan"]
+__all__ = ["check_fixed", "microbatches", "plan"]
 
 
 def microbatches(batch: int) -> list[int]:
@@ -26,13 +28,24 @@ def microbatches(batch: int) -> list[int]:
 
 
 def plan(model: Model, workload: Workload, *, budget_bytes: int) -> TrainingPlan:
-    """The plan for a budget (0: no limit); raises `NothingFitsError` with the smallest budget that would do."""
+    """The plan for a budget; raises `NothingFitsError` with the smallest budget that would do."""
     predicted = 0
     for microbatch in microbatches(workload.batch):
         predicted = predict(model, workload, microbatch=microbatch)
-        if budget_bytes == 0 or predicted <= budget_bytes:
+        if predicted <= budget_bytes:
             return TrainingPlan(microbatch=microbatch, budget_bytes=budget_bytes, predicted_bytes=predicted)
-    raise NothingFitsError(
-        f"one sample at a time needs {format_bytes(predicted)}, the budget is {format_bytes(budget_bytes)}; "
+    raise _nothing_fits("one sample at a time needs", predicted, budget_bytes)
+
+
+def check_fixed(sizes: Sequence[int], workload: Workload, *, budget_bytes: int) -> None:
+    """Raise `NothingFitsError` if a model with such parameters fits no budget of this size: before it is built."""
+    predicted = predict_fixed(sizes, workload)
+    if predicted > budget_bytes:
+        raise _nothing_fits("its parameters alone need", predicted, budget_bytes)
+
+
+def _nothing_fits(what: str, predicted: int, budget_bytes: int) -> NothingFitsError:
+    return NothingFitsError(
+        f"{what} {format_bytes(predicted)}, the budget is {format_bytes(budget_bytes)}; "
         f"set limits.memory to at least {predicted} bytes, or take a smaller model"
     )

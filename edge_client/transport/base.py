@@ -126,7 +126,10 @@ class BrokerUrl:
 
 def parse_broker_url(text: str) -> BrokerUrl:
     """`mqtt[s]://[user:password@]host[:port]`; without a port 1883, with TLS 8883."""
-    parts = urllib.parse.urlsplit(text)
+    try:
+        parts = urllib.parse.urlsplit(text)
+    except ValueError as error:
+        raise InputError(f"expected a broker such as mqtts://broker.example:8883, got a broken one ({error})") from None
     try:
         port = parts.port
     except ValueError:

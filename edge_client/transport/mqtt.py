@@ -1,8 +1,8 @@
 """The MQTT 3.1.1 transport: clean sessions, QoS 0, TLS with the federation's own CA; the only import of paho.
 
 One loop, `poll`, does everything that touches paho: connect when due, read, write, keep alive. A single-threaded caller
-puts its own file descriptors into it (the daemon); `start` runs it in a thread (the coordinator). Other threads only
-append to the queue and wake the loop, so no lock is ever held while paho runs.
+puts its own file descriptors into it. Other threads only append to the queue and wake the loop, so no lock is ever held
+while paho runs.
 
 Covers: connection, back-off, subscriptions, queue. Does not cover: what messages mean, pacing (`queued_bytes` tells).
 """
@@ -148,7 +148,6 @@ class MqttTransport:
         self._due_s = 0.0
         self._failures = 0
         self._attempted_at_s = self._connected_at_s = 0.0
-        self._thread: threading.Thread | None = None
         self._waker_in, self._waker_out = socket.socketpair()
         self._waker_in.setblocking(False)
         self._waker_out.setblocking(False)
@@ -218,27 +217,13 @@ class MqttTransport:
         with contextlib.suppress(OSError):  # full: it wakes anyway; closed: nobody waits
             self._waker_out.send(b"\0")
 
-    def start(self) -> None:
-        """Connect, and run the loop in a thread of its own until `close`."""
-        self._wanted = True
-        self._thread = threading.Thread(target=self._run, name="mqtt", daemon=True)
-        self._thread.start()
+    # the thread that polls
 
     def close(self) -> None:
         """Write what is queued (at most two seconds), say goodbye, end."""
         self._wanted = False
-        if self._thread is not None:
-            self.wake()
-            self._thread.join()
-        elif self._waker_in.fileno() >= 0:
+        if self._waker_in.fileno() >= 0:
             self._finish()
-
-    # the thread that polls
-
-    def _run(self) -> None:
-        while self._wanted:
-            self.poll(3600.0)
-        self._finish()
 
     def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
         """One turn of the loop; an attempt to connect may take five seconds. Returns the readable `extra_fds`."""

@@ -1,1 +1,1 @@
-"""Bytes on the wire: frames, messages, chunks, containers, topics. No sockets, no clock, no files."""
+"""Bytes on the wire: frames, messages, chunks, containers, topics. No sockets, no clock."""

@@ -24,6 +24,7 @@ _KEEPS_UP_S = 1.0  # a full window that arrives faster than this may double
 _STALL_S = 4.0
 _LONGEST_STALL_S = 60.0
 _MAX_RANGES = 64  # in one message, so that it stays far below 16 KiB
+_REPEATS = 64  # chunks that a broker may deliver twice, or that were asked for before a restart of ours
 
 
 def expand(ranges: tuple[Range, ...], total: int) -> Iterator[int]:
@@ -53,7 +54,7 @@ class Reassembly:
         self._since_window = 0
         self._progress_at = 0.0
         self._stall_s = _STALL_S
-        self.num_duplicates = 0
+        self._may_repeat = _REPEATS
 
     @property
     def complete(self) -> bool:
@@ -65,24 +66,25 @@ class Reassembly:
         """Asked for and not here yet: what the peer may still send."""
         return len(self._asked) * CHUNK_BYTES
 
-    @property
-    def received_bytes(self) -> int:
-        """For progress; exact but for the last chunk's length."""
-        return min(self.length, (self.num_chunks - self.num_missing) * CHUNK_BYTES)
-
     def bitmap(self) -> bytes:
         """One byte per chunk, to be kept over a restart."""
         return bytes(self._have)
 
     def accept(self, chunk: Chunk, now: float) -> int | None:
-        """The file offset at which this chunk's body belongs, or None if it is here already; raises `PayloadError`."""
+        """The file offset at which this chunk's body belongs, or None if it is here already; raises `PayloadError`.
+
+        A chunk that is missing is taken, whether it was asked for or not: it may be one that was given up too early.
+        Only those may come twice, and a few more; further ones are `unasked`.
+        """
         if chunk.transfer != self.transfer:
             raise PayloadError("transfer", "chunk of another transfer")
         if chunk.index >= self.num_chunks or len(chunk.body) != chunk_length(self.length, chunk.index):
             raise PayloadError("range", f"chunk {chunk.index} with {len(chunk.body)} bytes does not fit {self.length}")
         self._asked.discard(chunk.index)
         if self._have[chunk.index]:
-            self.num_duplicates += 1
+            if self._may_repeat == 0:
+                raise PayloadError("unasked", f"chunk {chunk.index} is here already")
+            self._may_repeat -= 1
             return None
         self._have[chunk.index] = 1
         self.num_missing -= 1
@@ -115,8 +117,7 @@ class Reassembly:
         """Whether nothing came for too long. Then ask again, for less, and wait longer if that does not come either."""
         if not self._asked or now - self._progress_at < self._stall_s:
             return False
-        self._asked.clear()
-        self._cursor = 0
+        self._give_up()
         self._window = max(1, self._window // 2)
         self._since_window = 0
         self._stall_s = min(2 * self._stall_s, _LONGEST_STALL_S)
@@ -130,9 +131,14 @@ class Reassembly:
 
     def lost_connection(self) -> None:
         """Nothing that was asked for will come: ask again at the next `request`."""
+        self._give_up()
+        self._stall_s = _STALL_S
+
+    def _give_up(self) -> None:
+        """What was asked for may still come, and will be asked for again: it may come twice."""
+        self._may_repeat += len(self._asked)
         self._asked.clear()
         self._cursor = 0
-        self._stall_s = _STALL_S
 
     def restart(self) -> None:
         """The whole did not have the right hash: nothing of it can be trusted."""

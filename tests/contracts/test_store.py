@@ -73,6 +73,8 @@ WRITES: dict[str, Step] = {
     "device": lambda s: s.add_device(device_row("x")),
     "run": lambda s: s.add_run(run_row("r-2")),
     "run-state": lambda s: s.set_run_state("r-1", "stopped", "why"),
+    "failed": lambda s: s.fail_run("r-1", "why"),
+    "lost": lambda s: s.drop_update(update_row()),
     "setting": lambda s: s.set_setting("k", "v"),
     "leases": lambda s: s.add_leases([lease_row(3, "c")]),
     "lease": lambda s: s.set_lease("lease-2", "declined", code="c", detail="d", log=["l"]),
@@ -94,7 +96,8 @@ def test_a_full_disk_at_the_commit_leaves_the_state_unchanged(
     """Every write; the next try works."""
     _with_update(store)
     before = _dump(store)
-    monkeypatch.setattr(faults, "_faults", [faults._parse(f"enospc:store.{point}.commit")])
+    place = {"failed": "run-state", "lost": "update"}.get(point, point)
+    monkeypatch.setattr(faults, "_faults", [faults._parse(f"enospc:store.{place}.commit")])
     with pytest.raises(DiskFullError, match="cannot save"):
         WRITES[point](store)
     assert _dump(store) == before
@@ -124,6 +127,23 @@ def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
     assert other.execute("SELECT state FROM round").fetchall() == [("RUNNING",)]
     other.close()
     store._db.rollback()
+    store.close()
+
+
+def test_a_database_that_breaks_while_it_is_used_is_said_to_be_broken(tmp_path: Path) -> None:
+    """Pages are overwritten under a store that is open: a read ends with one line, not with a traceback."""
+    store = SqliteStore(tmp_path / "state.db")
+    for number in range(200):
+        store.add_run(run_row(f"r-{number}"))
+    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store._db.execute("PRAGMA cache_size = 0")
+    size = (tmp_path / "state.db").stat().st_size
+    with open(tmp_path / "state.db", "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    store._db.execute("PRAGMA shrink_memory")
+    with pytest.raises(MachineError, match="cannot read"):
+        store.runs()
     store.close()
 
 
@@ -185,6 +205,46 @@ def test_runs_are_numbered_by_name(store: Store) -> None:
     assert store.next_run_number("r") == 11
     assert [run.id for run in store.runs()] == ["r-1", "r-10", "r-x-1", "rr-3"]
     assert store.run("nobody") is None
+
+
+def test_the_oldest_run_in_a_state_is_found(store: Store) -> None:
+    """Of two that are queued the first; of none, none."""
+    for run in ("r-1", "r-2", "r-3"):
+        store.add_run(run_row(run))
+    store.set_run_state("r-1", "finished")
+    found = store.first_run("queued")
+    assert found is not None
+    assert found.id == "r-2"
+    assert store.first_run("running") is None
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FROZEN"])
+def test_a_run_that_fails_takes_its_open_round_with_it(store: Store, state: str) -> None:
+    """Its update is not needed any more, open leases are closed, and rounds that counted still do."""
+    _with_update(store)
+    if state == "FROZEN":
+        store.freeze("r-1", 1, 1, "hash")
+    store.fail_run("r-1", "crashed: why")
+    run = store.run("r-1")
+    assert run is not None
+    assert (run.state, run.reason) == ("failed", "crashed: why")
+    assert [(r.state, r.reason) for r in store.rounds("r-1")] == [("ABANDONED", "crashed: why")]
+    assert [lease.state for lease in store.leases("r-1", 1, 1)] == ["stored", "cancelled"]
+    assert not store.is_needed(update_row().sha256, 2)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FROZEN"])
+def test_a_lost_update_is_dropped_and_its_lease_offered_again(store: Store, state: str) -> None:
+    """Together; a frozen round runs again, and the update may come again."""
+    _with_update(store)
+    if state == "FROZEN":
+        store.freeze("r-1", 1, 1, "hash")
+    store.drop_update(update_row())
+    assert store.updates("r-1", 1, 1) == []
+    assert store.leases("r-1", 1, 1)[0].state == "offered"
+    assert store.rounds("r-1")[0].state == "RUNNING"
+    store.save_update(update_row(), None, "lease-1")
+    assert store.updates("r-1", 1, 1) == [update_row()]
 
 
 def test_the_first_model_starts_the_run(store: Store) -> None:
@@ -270,6 +330,7 @@ def test_an_evaluation_that_is_repeated_replaces_the_first(store: Store) -> None
     store.save_update(None, evaluation_row(num_correct=9), "lease-2")
     assert [row.num_correct for row in store.evaluations("r-1", 0)] == [9]
     assert store.evaluations("r-1", 1) == []
+    assert store.evaluated_versions("r-1") == [0]
 
 
 def test_updates_are_sorted_by_device(store: Store) -> None:

@@ -27,9 +27,9 @@ COORDINATOR: Points = {
     4: ("store.traffic.commit",),  # alone: a restart forgets what is not counted yet
 }
 DAEMON: Points = {
-    1: ("daemon.assign.commit", "daemon.part.chunk"),
-    2: ("daemon.part.sync", "daemon.update.commit"),
-    3: ("daemon.part.rename", "daemon.forget.commit"),
+    1: ("daemon.assign.write", "daemon.part.chunk"),
+    2: ("daemon.assign.sync", "daemon.update.rename"),
+    3: ("daemon.part.rename", "daemon.forget.sync"),
 }
 WORKER: Points = {
     1: ("worker.update.write",),
@@ -40,7 +40,7 @@ WORKER: Points = {
 # every way in which a dying disk reaches the coordinator's loop: a row, the finishing thread, the aggregator, a blob
 SOME: tuple[Points, Points, Points] = (
     {1: ("store.lease.commit",), 2: ("upload.rename", "aggregator.fold.middle"), 3: ("model.sync",)},
-    {1: ("daemon.assign.commit",), 2: ("daemon.part.rename",), 3: ("daemon.forget.commit",)},
+    {1: ("daemon.assign.rename",), 2: ("daemon.part.rename",), 3: ("daemon.forget.sync",)},
     {1: ("worker.update.sync",), 2: ("worker.manifest.rename",)},
 )
 ROUNDS = 4

@@ -59,7 +59,10 @@ class Scene:
     def run(self, make: Make | None = None, *, rounds: int = 1, **changes: Any) -> Json:
         """A run in which the hostile device answers with `make`; what the coordinator knows afterwards."""
         self.evil.script = replace(self.evil.script, make=make or self.evil.script.make)
-        name = self.fleet.start_run(mlp_run(rounds=rounds, devices=2, **changes))
+        file = mlp_run(rounds=rounds, devices=2, **changes)
+        # a model of ones or threes is far from the first one, whose weights are small: 40 * (3 + 1) is enough for it
+        file = replace(file, rounds=replace(file.rounds, max_norm_ratio=40.0))
+        name = self.fleet.start_run(file)
         self.pump(lambda: self.fleet.show(name)["state"] not in ("queued", "running"), f"{name} ends")
         for _ in range(20):  # receipts of the last round may still be on their way
             for device in self.devices:
@@ -121,6 +124,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
         lambda base, out: Sent(data=container(base, out), num_samples=10, sha256=hashlib.sha256(b"x").hexdigest()),
         "hash",
     ),
+    "a model far from the first one": (honest(1e4), "norm"),
     "no container": (lambda base, out: Sent(data=b"x" * 5000, num_samples=10), "malformed"),
     "a gigabyte": (lambda base, out: Sent(data=b"x", num_samples=10, length=10**9), "too_large"),
 }
@@ -150,7 +154,7 @@ def test_people_see_who_was_refused_and_why(scene: Scene) -> None:
 
 
 def test_an_update_that_moves_the_model_too_far_is_refused_once_there_is_a_usual(scene: Scene) -> None:
-    """Round 1 sets the measure (values of 1, 2 and 3); in round 2 a million everywhere is more than 20 times that."""
+    """Round 1 sets the measure (values of 1, 2 and 3); in round 2 a million everywhere is more than 40 times that."""
     values = iter([2.0, 1e6])
     shown = scene.run(lambda base, out: honest(next(values))(base, out), rounds=2)
     assert (scene.lease(shown)["state"], scene.lease(shown)["code"]) == ("refused", "norm")
@@ -228,3 +232,27 @@ def test_a_device_with_another_key_is_never_let_in(scene: Scene) -> None:
     assert (scene.evil.num_sessions, impostor.assigns) == (before, scene.evil.assigns[-1:])
     assert scene.lease(shown)["state"] == "stored"
     assert scene.values(shown) == {2.0}
+
+
+@pytest.mark.parametrize("payload", [bytes(120_000), b"junk"], ids=["large", "small"])
+def test_a_device_that_floods_is_cut_and_the_others_train(tmp_path: Path, payload: bytes) -> None:
+    """It is suspended and shown as such, the log stays short, and the honest mean is (1 + 3) / 2."""
+    with Fleet(tmp_path) as fleet:
+        scene = Scene(fleet, tmp_path)
+        scene.evil.script = Script(accepts=False)
+
+        def suspended() -> bool:
+            if scene.evil.transport.queued_bytes < 8 << 20:
+                for _ in range(200):
+                    scene.evil.publish("data", payload)
+            rows = {row["id"]: row for row in fleet.ask("device-list")["devices"]}  # type: ignore[index]
+            return bool(rows["evil"]["state"] == "suspended: flooding")
+
+        scene.pump(suspended, "it is suspended")
+        scene.devices.remove(scene.evil)
+        shown = scene.run(honest(100.0))
+        scene.evil.close()
+        assert scene.values(shown) == {2.0}
+        assert len(fleet.log("coordinator").splitlines()) < 60
+        assert "not connected" not in fleet.log("coordinator")
+        scene.close()

@@ -97,7 +97,7 @@ def test_connections_cut_at_many_bytes_change_no_model(tmp_path: Path) -> None:
 
 
 def test_a_slow_and_late_network_changes_no_model(tmp_path: Path) -> None:
-    """200 ms each way, 400 kB/s, in pieces of 997 bytes, and a second in which nothing of the devices gets through."""
+    """200 ms each way, 400 kB/s, in pieces of 997 bytes, and a moment in which nothing of the devices gets through."""
     with _federation(tmp_path) as (fleet, proxy):
         proxy.link = Link(delay_s=0.2, bytes_per_s=400_000, slice_bytes=997)
         run = fleet.start_run(mlp_run(rounds=ROUNDS, model={"hidden": [HIDDEN]}))

@@ -48,21 +48,21 @@ COORDINATOR_POINTS = (
     "store.announce.committed",
 )
 DAEMON_POINTS = (
-    "daemon.assign.commit",
-    "daemon.assign.committed",
+    "daemon.assign.rename",
+    "daemon.assign.done",
     "daemon.sent.accept",
     "daemon.part.chunk",
-    "daemon.part.sync",
     "daemon.part.rename",
     "daemon.part.done",
     "daemon.worker.started",
     "daemon.worker.ended",
-    "daemon.update.commit",
-    "daemon.update.committed",
+    "daemon.update.write",
+    "daemon.update.rename",
+    "daemon.update.done",
     "daemon.sent.offer",
     "daemon.sent.chunk",
-    "daemon.forget.commit",
-    "daemon.forget.committed",
+    "daemon.forget.rename",
+    "daemon.forget.done",
 )
 WORKER_POINTS = (
     "worker.start",

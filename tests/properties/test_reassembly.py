@@ -185,3 +185,30 @@ def test_what_was_asked_for_is_given_back_after_a_stall_even_when_nothing_is_all
     assert receiver.outstanding_bytes == 4 * CHUNK_BYTES
     assert receiver.request(4.0, allowance_bytes=0) == ()
     assert receiver.outstanding_bytes == 0
+
+
+def _accept(receiver: Reassembly, index: int) -> int | None:
+    body = bytes(CHUNK_BYTES)
+    return receiver.accept(parse_chunk(make_chunk(receiver.transfer, index, body)), 0.0)
+
+
+def test_a_chunk_that_is_here_may_come_again_a_few_times_only() -> None:
+    """64 repeats are a broker's, or of the time before a restart; the next one is nobody's mistake."""
+    receiver = Reassembly(sha256="0" * 64, length=3 * CHUNK_BYTES, max_window_bytes=1 << 20)
+    assert _accept(receiver, 1) == CHUNK_BYTES
+    assert [_accept(receiver, 1) for _ in range(64)] == [None] * 64
+    with pytest.raises(PayloadError, match="unasked"):
+        _accept(receiver, 1)
+    assert _accept(receiver, 2) == 2 * CHUNK_BYTES  # one that is missing is welcome, asked for or not
+
+
+def test_what_was_given_up_may_come_twice() -> None:
+    """Thirty times four chunks are asked for and given up as lost, then all come: 4 new ones and 116 repeats."""
+    receiver = Reassembly(sha256="0" * 64, length=4 * CHUNK_BYTES, max_window_bytes=1 << 20)
+    for _ in range(30):
+        assert receiver.request(0.0) == ((0, 4),)
+        receiver.lost_connection()
+    for _ in range(30):
+        for index in range(4):
+            _accept(receiver, index)
+    assert receiver.complete

@@ -291,6 +291,11 @@ class RoundsMachine(RuleBasedStateMachine):
         held = data.draw(st.sampled_from([None, *(x.id for x in self._leases()[-8:])]))
         self.world.handle(rounds.Holding(device, held))
 
+    @rule(device=st.sampled_from(DEVICES), die_after=deaths)
+    def a_device_is_removed(self, device: str, die_after: int | None) -> None:
+        self.world.online -= {device}
+        self.world.handle(rounds.Removed(device), die_after)
+
     @rule(die_after=deaths)
     def the_fold_is_done(self, die_after: int | None) -> None:
         self.world.answer_fold(die_after)

@@ -28,6 +28,8 @@ class SessionMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.saved: tuple[Assign | None, s.Finished | None] = (None, None)
         self.highest = (0, 0)
+        self.attempts = 0
+        self.started: dict[str, int] = {}  # lease -> workers
         self.files: dict[str, s.Finished] = {}  # lease -> the update its worker wrote
         self.taken: list[tuple[int, int]] = []
         self.running: str | None = None
@@ -45,6 +47,7 @@ class SessionMachine(RuleBasedStateMachine):
             client="",
             assign=held,
             update=update,
+            attempts=self.attempts,
             highest=self.highest,
         )
         self.session.free_bytes = 10**9
@@ -66,10 +69,10 @@ class SessionMachine(RuleBasedStateMachine):
 
     def do(self, instruction: s.Instruction) -> None:
         match instruction:
-            case s.Save(work, update):
-                if update is None:
+            case s.Save(work, update, attempts):
+                if update is None and work != self.saved[0]:
                     assert (work.epoch, work.issue) > self.highest, "R1: only newer ones are taken"
-                self.saved, self.highest = (work, update), (work.epoch, work.issue)
+                self.saved, self.highest, self.attempts = (work, update), (work.epoch, work.issue), attempts
             case s.Send(Accept(lease=lease)):
                 assert self.saved[0] is not None
                 assert self.saved[0].lease == lease, "R2: saved before accepted"
@@ -81,6 +84,8 @@ class SessionMachine(RuleBasedStateMachine):
             case s.Start(work):
                 assert work.lease not in self.files, "R3: a finished update is never trained again"
                 assert self.saved == (work, None)
+                self.started[work.lease] = self.started.get(work.lease, 0) + 1
+                assert self.started[work.lease] <= min(self.attempts, 4), "R5: counted before it starts, whoever dies"
                 self.running = work.lease
             case s.Serve(update, _):
                 assert update == self.saved[1]

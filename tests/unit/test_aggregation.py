@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +27,8 @@ for line in sys.stdin:
         sys.stdout.write("x" * (3 << 20))
     if job["job"] == "stale":
         print(json.dumps({"id": job["id"] - 1, "ok": False}))
-    print(json.dumps({"id": job["id"], "ok": True, "pid": os.getpid(), "job": job["job"]}), flush=True)
+    length = len(job.get("more", ""))
+    print(json.dumps({"id": job["id"], "ok": True, "pid": os.getpid(), "job": job["job"], "more": length}), flush=True)
 """
 
 
@@ -112,3 +115,20 @@ def test_a_child_that_died_while_idle_is_replaced(child: Aggregation) -> None:
     child._process.wait()
     (answer,) = _answers(child, ["a"])
     assert answer["ok"]
+
+
+def test_a_long_job_for_a_child_that_does_not_read_yet_keeps_nobody_waiting(child: Aggregation) -> None:
+    """3 MB for a child that is stopped, as while it loads torch: more than its pipe takes; ticks bring the rest."""
+    child.warm_up()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    got: list[dict[str, Any]] = []
+    child.submit({"job": "long", "more": "x" * 3_000_000}, got.append)
+    assert child._unsent
+    os.kill(child.pid, signal.SIGCONT)
+    while not got:
+        child.tick(0.0)
+        assert child.fd is not None
+        select.select([child.fd], [], [], 0.01)
+        child.read(0.0)
+    assert (got[0]["ok"], got[0]["more"]) == (True, 3_000_000)

@@ -47,12 +47,13 @@ def _load(path: Path) -> dict[str, Tensor]:
         return {name.removeprefix("model/"): reader.tensor(name) for name in reader.names()}
 
 
-def _report(payload: str, num_samples: int = 10) -> dict[str, Any]:
-    return {"num_samples": num_samples, "payload": payload}
+def _report(payload: str, num_samples: int = 10, steps: int = 0) -> dict[str, Any]:
+    return {"num_samples": num_samples, "payload": payload, "steps": steps}
 
 
-def _check(base: Path, update: Path, max_norm: float | None = None) -> dict[str, Any]:
-    return aggregator.answer({"id": 1, "job": "check", "base": str(base), "update": str(update), "max_norm": max_norm})
+def _check(base: Path, update: Path, max_norm: float | None = None, **more: Any) -> dict[str, Any]:
+    job = {"id": 1, "job": "check", "base": str(base), "update": str(update), "max_norm": max_norm}
+    return aggregator.answer(job | more)
 
 
 def _fold_job(model: Path, updates: list[tuple[str, Path, int]], out: Path, base: Path | None = None) -> dict[str, Any]:
@@ -105,7 +106,8 @@ def test_encode_keeps_names_and_order_and_applies_the_rule(tmp_path: Path) -> No
 def test_check_measures_weights_against_the_base(tmp_path: Path) -> None:
     """(4, 5) - (1, 1) = (3, 4): norm 5; counters do not count."""
     base = _save(tmp_path / "base", {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(1)})
-    update = _save(tmp_path / "u", {"w": torch.tensor([4.0, 5.0]), "n": torch.tensor(9)}, meta=_report("params"))
+    meta = _report("params", steps=8)
+    update = _save(tmp_path / "u", {"w": torch.tensor([4.0, 5.0]), "n": torch.tensor(9)}, meta=meta)
     assert _check(base, update) == {"id": 1, "ok": True, "norm": 5.0}
     assert _check(base, update, 5.0)["ok"]
 
@@ -124,6 +126,42 @@ def test_check_refuses_an_update_that_moves_too_far(tmp_path: Path) -> None:
     reply = _check(base, update, 4.9)
     assert (reply["ok"], reply["code"]) == (False, "norm")
     assert "5" in reply["detail"]
+
+
+@pytest.mark.parametrize("payload", ["params", "delta"])
+def test_check_bounds_the_first_round_by_the_model_itself(tmp_path: Path, payload: str) -> None:
+    """Base (3, 4) has norm 5: with a ratio of 2 at most 2 * (5 + 1) = 12 is accepted; counters do not count."""
+    base = _save(tmp_path / "base", {"w": torch.tensor([3.0, 4.0]), "n": torch.tensor(1000)})
+    for moved, ok in ((12.0, True), (12.1, False)):
+        start = torch.tensor([3.0, 4.0]) if payload == "params" else torch.zeros(2)
+        counter = torch.tensor(1000 if payload == "params" else 0)
+        values = {"w": start + torch.tensor([moved, 0.0]), "n": counter}
+        reply = _check(base, _save(tmp_path / "u", values, meta=_report(payload)), max_ratio=2.0)
+        assert reply["ok"] == ok
+        assert ok or (reply["code"], "at most 12 is accepted" in reply["detail"]) == ("norm", True)
+
+
+def test_check_prefers_what_is_usual_to_the_size_of_the_model(tmp_path: Path) -> None:
+    """Norm 5 against a usual limit of 4, while the ratio alone would allow 20 * (0 + 1)."""
+    base = _save(tmp_path / "base", {"w": torch.zeros(2)})
+    update = _save(tmp_path / "u", {"w": torch.tensor([3.0, 4.0])}, meta=_report("params"))
+    assert _check(base, update, max_ratio=20.0)["ok"]
+    assert _check(base, update, 4.0, max_ratio=20.0)["code"] == "norm"
+
+
+@pytest.mark.parametrize(
+    ("payload", "counter", "ok"),
+    [("params", 112, True), ("params", 113, False), ("delta", 12, True), ("delta", 13, False), ("delta", -101, False)],
+)
+def test_check_refuses_a_counter_that_the_steps_cannot_explain(
+    tmp_path: Path, payload: str, counter: int, ok: bool
+) -> None:
+    """100 batches before, 4 steps of at most 3 passes: 112 at most. The largest one is kept, so one lie would stay."""
+    base = _save(tmp_path / "base", {"n": torch.tensor(100)})
+    update = _save(tmp_path / "u", {"n": torch.tensor(counter)}, meta=_report(payload, steps=4))
+    reply = _check(base, update, max_passes=3)
+    assert reply["ok"] == ok
+    assert ok or reply["code"] == "range"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -58,6 +58,33 @@ def test_a_restart_goes_on_from_what_is_here(tmp_path: Path) -> None:
     second.close()
 
 
+def test_what_can_be_fetched_again_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `sync` the part, its folder and the new folder's entry; without it nothing."""
+    calls: list[int] = []
+    monkeypatch.setattr("os.fsync", calls.append)
+    for number, sync in enumerate((False, True)):
+        incoming = _incoming(_store(tmp_path / str(number)), sync=sync)
+        for index in range(3):
+            incoming.add(_chunk(index), 0.0)
+        incoming.finish()
+        incoming.close()
+        assert len(calls) == (3 if sync else 0)
+
+
+@pytest.mark.parametrize("damaged", [DATA[:-1], b"", b"x" * len(DATA)])
+def test_a_blob_is_verified_once_per_process_and_a_wrong_one_is_removed(tmp_path: Path, damaged: bytes) -> None:
+    """A power cut may leave anything under the name of a blob that was not synced."""
+    path = _store(tmp_path).write(DATA, SHA, point="test")
+    store = _store(tmp_path)
+    assert store.verified(SHA)
+    path.write_bytes(damaged)
+    assert store.verified(SHA)  # not read again
+    store = _store(tmp_path)
+    assert not store.verified(SHA)
+    assert not store.has(SHA)
+    assert not store.verified(SHA)
+
+
 def test_a_map_that_lies_is_found_out_by_the_hash(tmp_path: Path) -> None:
     """As after a power cut: the map says that all is here, the part is empty; the transfer begins again."""
     store = _store(tmp_path)

@@ -157,6 +157,23 @@ def test_an_endless_line_ends_its_connection(server: ControlServer, tmp_path: Pa
     client.close()
 
 
+def test_an_answer_of_many_megabytes_is_read_whole(tmp_path: Path) -> None:
+    """12 MB: more than a request may have."""
+    server = ControlServer(tmp_path, lambda asked: {"long": "x" * 12_000_000})
+    answer = _serve_while(server, lambda: request(tmp_path, "run-show"))
+    server.close()
+    assert len(answer["long"]) == 12_000_000
+
+
+def test_an_answer_without_an_end_is_said_to_be_one(tmp_path: Path) -> None:
+    """More than 64 MiB."""
+    server = ControlServer(tmp_path, lambda asked: {"long": "x" * (64 << 20)})
+    error = _serve_while(server, lambda: request(tmp_path, "run-show"))
+    server.close()
+    assert isinstance(error, MachineError)
+    assert "longer than" in str(error)
+
+
 def test_a_bug_in_the_handler_is_not_called_bad_json(tmp_path: Path) -> None:
     """A `ValueError` of ours must not be hidden as the client's mistake."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -42,43 +41,12 @@ def test_a_whole_file_is_written_for_its_owner(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_failed_commit_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row is not there, and the connection goes on."""
-    db = durable.open_database(tmp_path / "x.db")
-    db.execute("CREATE TABLE t (v)")
-    db.commit()
-    db.execute("INSERT INTO t VALUES (1)")
-    _strike(monkeypatch, "enospc:p.commit")
-    with pytest.raises(OSError, match="injected"):
-        durable.commit(db, point="p")
-    assert not db.in_transaction
-    db.execute("INSERT INTO t VALUES (2)")
-    durable.commit(db, point="p")
-    assert db.execute("SELECT v FROM t").fetchall() == [(2,)]
-    db.close()
-
-
-def test_the_database_survives_power_cuts_and_is_private(tmp_path: Path) -> None:
-    """WAL with every commit synced; mode 0600, its companions too."""
-    db = durable.open_database(tmp_path / "x.db")
-    db.execute("CREATE TABLE t (v)")
-    db.commit()
-    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert db.execute("PRAGMA synchronous").fetchone() == (2,)
-    assert db.execute("PRAGMA foreign_keys").fetchone() == (1,)
-    assert {entry.stat().st_mode & 0o777 for entry in tmp_path.iterdir()} == {0o600}
-    db.close()
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
         (OSError(errno.ENOSPC, "full"), DiskFullError),
         (OSError(errno.EDQUOT, "quota"), DiskFullError),
         (OSError(errno.EIO, "broken"), MachineError),
-        (sqlite3.OperationalError("database or disk is full"), DiskFullError),
-        (sqlite3.OperationalError("disk I/O error"), MachineError),
-        (sqlite3.DatabaseError("file is not a database"), MachineError),
     ],
 )
 def test_errors_of_the_disk_become_ours(error: Exception, kind: type[MachineError]) -> None:
@@ -86,12 +54,6 @@ def test_errors_of_the_disk_become_ours(error: Exception, kind: type[MachineErro
     with pytest.raises(MachineError, match="cannot do it") as caught, durable.disk_errors("cannot do it"):
         raise error
     assert type(caught.value) is kind
-
-
-def test_a_broken_constraint_stays_what_it_is() -> None:
-    """It is a bug of ours, not of the machine."""
-    with pytest.raises(sqlite3.IntegrityError), durable.disk_errors("x"):
-        raise sqlite3.IntegrityError("UNIQUE")
 
 
 def test_a_state_directory_is_held_by_one_process(tmp_path: Path) -> None:
@@ -131,6 +93,26 @@ def test_somebody_elses_folder_is_not_taken(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="was not made by fedfit"):
         durable.claim_state_dir(tmp_path, kind="device", version=1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["photo.jpg"]
+
+
+def test_the_owners_file_may_be_there_first(tmp_path: Path) -> None:
+    """A device.toml alone is no foreign folder if the caller says so; with something else beside it, it is."""
+    (tmp_path / "device.toml").touch()
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(MachineError, match="was not made by fedfit"):
+        durable.claim_state_dir(tmp_path, kind="device", version=1, may_hold=("device.toml",))
+    (tmp_path / "photo.jpg").unlink()
+    os.close(durable.claim_state_dir(tmp_path, kind="device", version=1, may_hold=("device.toml",)))
+
+
+def test_folders_are_made_with_those_above_them_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent of each new one is synced; a folder that is there costs nothing."""
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync_dir", synced.append)
+    for _ in range(2):
+        durable.make_dir(tmp_path / "work" / "lease")
+    assert synced == [tmp_path, tmp_path / "work"]
+    assert (tmp_path / "work" / "lease").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_claim_that_died_before_its_marker_is_repeated(tmp_path: Path) -> None:

@@ -39,8 +39,12 @@ def test_a_bundle_is_read_as_it_was_written(tmp_path: Path) -> None:
         json.dumps({"federation": "a/b", "device": "a", "brokers": [], "password": "p" * 20, "key": "0" * 64}),
         json.dumps({"federation": "f", "device": "a", "brokers": [], "password": "short", "key": "0" * 64}),
         json.dumps({"federation": "f", "device": "a", "brokers": [], "password": "p" * 20, "key": "0" * 63}),
+        *(
+            json.dumps({"federation": "f", "device": "a", "brokers": brokers, "password": "p" * 20, "key": "0" * 64})
+            for brokers in ([], ["mqtts://h:8883", "broker.example"], ["mqtt://h:port"], ["mqtts://[::1"])
+        ),
     ],
-    ids=range(9),
+    ids=range(13),
 )
 def test_what_is_no_bundle_is_refused_with_how_to_make_one(text: str) -> None:
     """Whatever the file holds, also JSON that Python itself gives up on."""
@@ -54,6 +58,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name in ("missing", "binary"):
         with pytest.raises(InputError, match=name):
             read_bundle(tmp_path / name)
+
+
+def test_a_device_file_may_wait_in_the_state_directory(tmp_path: Path) -> None:
+    """Written before the device has joined; it stays as it is."""
+    (tmp_path / "device.toml").write_text("labels = {}")
+    join(tmp_path, _bundle())
+    assert load_identity(tmp_path) == _bundle()
+    assert (tmp_path / "device.toml").read_text() == "labels = {}"
 
 
 def test_a_device_joins_once(tmp_path: Path) -> None:

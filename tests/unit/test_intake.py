@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.intake import CONFUSION, Expected, check_header
+from coordinator.intake import CONFUSION, Expected, check_header, read_confusion
 from edge_client.errors import PayloadError
+from edge_client.records import Evaluation, Report
 from edge_client.wire.container import TableRow, build_header, parse_header, tensor_bytes
 
 MODEL: list[TableRow] = [
@@ -46,6 +48,7 @@ def _expected(**changes: Any) -> Expected:
         "num_samples": 100,
         "max_samples": 1000,
         "num_classes": 3,
+        "epochs": 2,
     }
     return Expected(**(fields | changes))
 
@@ -185,7 +188,9 @@ def test_a_model_without_training_is_refused(tmp_path: Path) -> None:
         ({"evaluation": EVALUATION}, [(CONFUSION, "fp32", (3, 3))], "dtype"),
         ({"evaluation": EVALUATION}, [(CONFUSION, "i64", (3, 4))], "shape"),
         ({"evaluation": EVALUATION}, [(CONFUSION, "i64", (9,))], "shape"),
-        ({"evaluation": EVALUATION | {"num_correct": 11}}, [MATRIX], "sample_count"),
+        ({"evaluation": EVALUATION | {"num_correct": 11}}, [MATRIX], "evaluation"),
+        ({"evaluation": EVALUATION | {"num_samples": 1001}}, [MATRIX], "evaluation"),
+        ({"evaluation": EVALUATION | {"loss_sum": -0.1}}, [MATRIX], "evaluation"),
     ],
 )
 def test_an_evaluation_and_its_matrix_come_together(
@@ -193,6 +198,42 @@ def test_an_evaluation_and_its_matrix_come_together(
 ) -> None:
     """One i64 [C, C] if and only if the report has an evaluation; nothing else beside the model."""
     assert _refusal(tmp_path, PARAMS | meta, MODEL + others, _expected()).code == code
+
+
+def _with_matrix(tmp_path: Path, counts: list[int]) -> tuple[Path, Report]:
+    path = tmp_path / "update.bin"
+    path.write_bytes(build_header({}, [MATRIX]) + array.array("q", counts).tobytes())
+    evaluation = Evaluation(num_samples=10, num_correct=7, loss_sum=3.5)
+    return path, Report(num_samples=0, evaluation=evaluation)
+
+
+def test_a_matrix_with_the_counts_of_the_report_is_read(tmp_path: Path) -> None:
+    """3 + 2 + 2 = 7 on the diagonal, 10 in all; without an evaluation there is none."""
+    counts = [3, 1, 0, 0, 2, 1, 1, 0, 2]
+    path, report = _with_matrix(tmp_path, counts)
+    assert read_confusion(path, report) == tuple(counts)
+    assert read_confusion(path, dataclasses.replace(report, evaluation=None)) == ()
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [[3, 1, 0, 0, 2, 1, 1, 0, 3], [3, 1, 1, 0, 1, 1, 1, 0, 2], [3, 2, -1, 0, 2, 1, 1, 0, 2], [0] * 9],
+    ids=["one too many", "another trace", "a negative count", "nothing"],
+)
+def test_a_matrix_with_other_counts_than_the_report_is_refused(tmp_path: Path, counts: list[int]) -> None:
+    """The report says 7 of 10; the result of the fleet is the sum of both."""
+    with pytest.raises(PayloadError, match="the report 7 of 10") as caught:
+        read_confusion(*_with_matrix(tmp_path, counts))
+    assert caught.value.code == "evaluation"
+
+
+def test_more_steps_than_the_samples_allow_are_refused(tmp_path: Path) -> None:
+    """100 samples, 2 epochs, at most 64 phases: 12,800 steps of one sample each."""
+    path = tmp_path / "update.bin"
+    path.write_bytes(_container(PARAMS | {"steps": 12_800}, MODEL))
+    assert check_header(path, _expected()).steps == 12_800
+    error = _refusal(tmp_path, PARAMS | {"steps": 12_801}, MODEL, _expected())
+    assert (error.code, "at most 12800" in error.detail) == ("range", True)
 
 
 def test_an_evaluation_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:

@@ -116,3 +116,15 @@ def test_names_are_checked_without_torch_and_numpy() -> None:
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_the_sizes_of_parameters_are_known_without_the_model(name: str) -> None:
+    """As those of the model itself, and torch's shape functions (77 MB) stay out."""
+    model = registry.build(name, input_shape=(1, 8, 8), num_classes=10, options={})
+    sizes = registry.parameter_sizes(name, input_shape=(1, 8, 8), num_classes=10, options={})
+    assert sizes == [tensor.numel() for tensor in model.parameters()]
+    code = "import sys\nfrom edge_client.models import registry as r\nimport torch\nbefore = len(sys.modules)\n"
+    code += f"r.parameter_sizes({name!r}, input_shape=(1, 8, 8), num_classes=10, options={{}})\n"
+    code += "assert len(sys.modules) < before + 10"
+    subprocess.run([sys.executable, "-c", code], check=True)

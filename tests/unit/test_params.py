@@ -1,4 +1,4 @@
-"""The coverage mean on the worked examples, its invariants, deltas and norms."""
+"""The coverage mean on the worked examples, its invariants, buffers and sums of squares."""
 
 from __future__ import annotations
 
@@ -167,37 +167,10 @@ def test_a_part_that_does_not_fit_its_place_is_misuse() -> None:
         coverage_mean(torch.zeros(3, 3), [(torch.zeros(2), _index([0, 1]), 1.0)])
 
 
-def test_delta_is_new_minus_old_and_comes_back() -> None:
-    """(3, 5) - (1, 7) = (2, -2); counters 9 - 4 = 5."""
-    old = {"w": torch.tensor([1.0, 7.0]), "n": torch.tensor(4)}
-    new = {"w": torch.tensor([3.0, 5.0]), "n": torch.tensor(9)}
-    change = params.delta(new, old)
-    assert change["w"].tolist() == [2.0, -2.0]
-    assert int(change["n"]) == 5
-    back = params.add_delta(old, change)
-    assert back["w"].tolist() == [3.0, 5.0]
-    assert int(back["n"]) == 9
-
-
-def test_delta_of_different_models_is_misuse() -> None:
-    """Both ways: too many and too few names."""
-    with pytest.raises(ValueError, match="head"):
-        params.delta({"w": torch.zeros(1), "head": torch.zeros(1)}, {"w": torch.zeros(1)})
-
-
 def test_a_variance_never_falls_below_zero() -> None:
-    """0.1 - 0.3 becomes 0; the mean beside it may be negative."""
-    old = {"bn.running_var": torch.tensor([0.1, 1.0]), "bn.running_mean": torch.tensor([0.1, 1.0])}
-    change = {name: torch.tensor([-0.3, 0.5]) for name in old}
-    new = params.add_delta(old, change)
-    assert new["bn.running_var"].tolist() == [0.0, 1.5]
-    assert new["bn.running_mean"].tolist() == pytest.approx([-0.2, 1.5])
-
-
-def test_norm_is_over_all_tensors_without_counters() -> None:
-    """sqrt(1 + 4 + 4) = 3; the counter of 100 is not a weight."""
-    norm = params.l2_norm({"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor(2.0), "n": torch.tensor(100)})
-    assert norm == pytest.approx(3.0, rel=1e-12)
+    """0.1 - 0.3 becomes 0 after a delta; a mean may be negative."""
+    assert params.settle_buffer("bn.running_var", torch.tensor([-0.2, 1.5])).tolist() == [0.0, 1.5]
+    assert params.settle_buffer("bn.running_mean", torch.tensor([-0.5, 1.5])).tolist() == [-0.5, 1.5]
 
 
 def test_square_sum_agrees_with_numpy_over_many_pieces() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from edge_client.errors import NothingFitsError
 from edge_client.models.contract import Model, from_sequential
 from edge_client.planning.cost import WORKER_BASE_BYTES, Workload, predict
-from edge_client.planning.planner import microbatches, plan
+from edge_client.planning.planner import check_fixed, microbatches, plan
 
 
 def _model() -> Model:
@@ -54,6 +54,15 @@ def test_the_largest_microbatch_that_fits_wins_to_the_byte(microbatch: int) -> N
             plan(_model(), workload, budget_bytes=budget - 1)
 
 
-def test_no_budget_means_no_limit() -> None:
-    """The whole batch at once."""
-    assert plan(_model(), Workload(batch=4096), budget_bytes=0).microbatch == 4096
+def test_a_budget_of_nothing_fits_nothing() -> None:
+    """A device without free memory measures 0: that is no permission to take all."""
+    with pytest.raises(NothingFitsError, match="the budget is 0"):
+        plan(_model(), Workload(batch=1), budget_bytes=0)
+
+
+def test_parameters_alone_decide_before_a_model_is_built() -> None:
+    """SGD: 3 copies of 500,500 and 2 of 500,000 elements of 4 bytes, 4 MiB, to the byte."""
+    needed = WORKER_BASE_BYTES + 4 * (3 * 500_500 + 2 * 500_000) + 4 * 2**20
+    check_fixed([500_000, 500], Workload(batch=64), budget_bytes=needed)
+    with pytest.raises(NothingFitsError, match=f"parameters alone .* at least {needed} bytes"):
+        check_fixed([500_000, 500], Workload(batch=64), budget_bytes=needed - 1)

@@ -96,6 +96,11 @@ def test_what_is_no_id(text: str) -> None:
     _refused(PartRef, {"key": "k", "sha256": text, "length": 1})
 
 
+def test_a_part_has_bytes() -> None:
+    """One without could have any hash, and would never arrive."""
+    assert _refused(PartRef, {"key": "k", "sha256": "0" * 64, "length": 0}).code == "range"
+
+
 def test_what_is_an_id() -> None:
     """Letters, digits, dash and underscore, up to 64."""
     assert is_id("Jetson_3-b")

@@ -163,6 +163,45 @@ def test_the_hash_of_the_set_is_that_of_its_lines() -> None:
     assert fold.set_hash == digest(f"a {digest('update a x')} 3\n")
 
 
+def test_a_removed_device_ends_its_lease_and_the_round_goes_on() -> None:
+    """b is removed: cancelled, which is no failure of a device, and a's update is the quorum."""
+    machine = _machine(file={"devices": {"min": 1}})
+    _tick(machine, "ab", 0)
+    _store(machine, "a")
+    done = machine.handle(rounds.Removed("b"), 2.0)
+    assert [(close.state, close.code) for close in _of(done, rounds.CloseLease)] == [("cancelled", "removed")]
+    assert _kinds(done) == ["CloseLease", "SendCancel", "Freeze", "Fold"]
+    assert machine.handle(rounds.Removed("b"), 3.0) == []
+
+
+def test_a_removed_device_is_not_asked_as_a_substitute() -> None:
+    """Three of four are asked; one leaves for good, the others decline: the fourth one was removed meanwhile."""
+    machine = _machine(file={"devices": {"min": 1, "fraction": 0.25}})
+    _tick(machine, "abcd", 0)
+    (spare,) = {*"abcd"} - {lease.device for lease in machine.leases.values()}
+    machine.handle(rounds.Removed(spare), 1.0)
+    instructions: list[Instruction] = []
+    for lease in list(machine.leases):
+        instructions = machine.handle(rounds.Declined(lease=lease, code="no"), 2.0)
+    assert _kinds(instructions) == ["CloseLease", "Abandon"]
+
+
+@pytest.mark.parametrize(
+    ("claimed", "counted"),
+    [
+        ([5, 20, 40], [5, 20, 40]),  # lower median 20, at most 200
+        ([5, 20, 10**7], [5, 20, 200]),
+        ([1, 10**7], [1, 10]),  # of two the smaller one is the median
+        ([7], [7]),
+        ([3, 3, 29, 31], [3, 3, 29, 30]),
+    ],
+)
+def test_a_device_counts_for_ten_medians_at_most(claimed: list[int], counted: list[int]) -> None:
+    """Below that, FedAvg is exactly the mean over samples; a lie of ten million is not the whole model."""
+    updates = [update_row(f"d{i}", f"l{i}", num_samples=samples) for i, samples in enumerate(claimed)]
+    assert rounds.counted_samples(updates, 10) == counted
+
+
 def test_the_time_that_is_left_is_saved_every_five_seconds() -> None:
     """At 5 s 55 are left; at 9 s nothing is written."""
     machine = _machine()

@@ -23,6 +23,7 @@ from edge_client.session import (
     Start,
     Stop,
     Tick,
+    UpdateLost,
     WorkerDone,
     WorkerFailed,
     WorkerProgress,
@@ -31,6 +32,7 @@ from edge_client.wire.messages import (
     Accept,
     Cancel,
     Decline,
+    Goodbye,
     Grant,
     Heartbeat,
     Hello,
@@ -187,13 +189,13 @@ def test_r4_a_new_connection_says_hello_at_the_first_pace() -> None:
 
 
 def test_r4_an_offer_is_repeated_until_it_is_granted_and_again_if_the_grants_end() -> None:
-    """Every 3 s; 30 s after a grant."""
+    """Every 3 s; 10 s after a grant."""
     session = _online(assign=assign(), update=UPDATE, highest=(1, 1))
     assert not [m for m in _sent(session.handle(Tick(), 2.9)) if isinstance(m, Offer)]
     assert [m for m in _sent(session.handle(Tick(), 3.0)) if isinstance(m, Offer)]
     session.handle(Grant(lease="lease-1", sha256=UPDATE.sha256, ranges=((0, 1),)), 4.0)
-    assert not [m for m in _sent(session.handle(Tick(), 33.9)) if isinstance(m, Offer)]
-    assert [m for m in _sent(session.handle(Tick(), 34.0)) if isinstance(m, Offer)]
+    assert not [m for m in _sent(session.handle(Tick(), 13.9)) if isinstance(m, Offer)]
+    assert [m for m in _sent(session.handle(Tick(), 14.0)) if isinstance(m, Offer)]
 
 
 def test_r4_a_decline_that_was_lost_is_said_again() -> None:
@@ -233,8 +235,45 @@ def test_r5_a_worker_is_started_again_while_the_link_is_down() -> None:
     assert session.next_due() == float("inf")
     session.handle(_failed(), 10.0)
     assert session.next_due() == 11.0
-    assert session.handle(Tick(), 11.0) == [Start(assign())]
-    assert session.handle(WorkerDone("lease-1", UPDATE), 12.0) == [Save(assign(), UPDATE)]  # offered at the welcome
+    assert session.handle(Tick(), 11.0) == [Save(assign(), None, 2), Start(assign())]
+    assert session.handle(WorkerDone("lease-1", UPDATE), 12.0) == [Save(assign(), UPDATE, 2)]  # offered at the welcome
+
+
+def test_r5_a_worker_that_takes_the_client_with_it_is_not_started_for_ever() -> None:
+    """Saved as 1 with the assignment; each restart saves the next number before it starts, the fifth declines."""
+    work = assign(parts=())
+    for attempts in (1, 2, 3):
+        begun = _session(assign=work, attempts=attempts, highest=(1, 1)).begin()
+        assert begun == [Save(work, None, attempts + 1), Start(work)]
+    session = _session(assign=work, attempts=4, highest=(1, 1))
+    declined, *rest = session.begin()
+    assert rest == [Stop("lease-1"), Forget("lease-1", False)]
+    session.handle(LinkUp(), 0.0)
+    session.handle(_welcome(), 0.0)
+    (again,) = _sent(session.handle(work, 1.0))  # the first was said before anybody listened
+    assert declined == Send(again)
+    assert isinstance(again, Decline)
+    assert again.code == "crashed"
+
+
+def test_r5_a_worker_that_was_stopped_on_purpose_did_not_crash() -> None:
+    """Whoever is switched off every evening may go on every morning."""
+    work = assign(parts=())
+    session = _session(assign=work, attempts=3, highest=(1, 1))
+    session.begin()
+    assert session.goodbye() == [Save(work, None, 3)]
+    assert _online().goodbye() == [Send(Goodbye())]
+
+
+def test_r3_an_update_that_the_disk_lost_is_trained_again() -> None:
+    """From its parts on; words about another lease change nothing."""
+    work = assign()
+    session = _online(assign=work, update=UPDATE, attempts=1, highest=(1, 1))
+    assert session.handle(UpdateLost("lease-2"), 1.0) == []
+    assert session.handle(UpdateLost("lease-1"), 1.0) == [Save(work, None), *(Fetch(part) for part in work.parts)]
+    assert session.state == "fetching"
+    assert _fetch_all(session) == [Save(work, None, 2), Start(work)]
+    assert session.handle(UpdateLost("lease-1"), 2.0) == []
 
 
 def test_r5_a_cancel_ends_the_wait_for_the_next_try() -> None:
@@ -341,9 +380,19 @@ def test_hello_tells_what_is_in_hand() -> None:
     (hello,) = _sent(session.handle(LinkUp(), 0.0))
     assert isinstance(hello, Hello)
     assert (hello.held, hello.finished) == ("lease-1", True)
-    assert session.say_hello(1.0) != []
-    session.handle(LinkDown(), 2.0)
-    assert session.say_hello(3.0) == []
+    assert session.say_hello(1.0) == []  # said a moment ago, and again at 2 s
+    session.handle(Tick(), 2.0)
+    assert session.say_hello(3.0) != []
+    session.handle(LinkDown(), 4.0)
+    assert session.say_hello(5.0) == []
+
+
+def test_a_refused_device_says_hello_when_the_coordinator_starts_anew() -> None:
+    """It need not wait for the hour that the one before asked for."""
+    session = _session()
+    session.handle(LinkUp(), 0.0)
+    session.handle(Refuse(boot="boot", code="upgrade_required", retry_s=3600.0), 0.5)
+    assert len(_sent(session.say_hello(10.0))) == 1
 
 
 @pytest.mark.parametrize(("counted", "accepted"), [("lease-1", True), (None, False)])

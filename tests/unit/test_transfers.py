@@ -222,17 +222,65 @@ def test_a_full_disk_is_raised_in_the_loop(site: Site, monkeypatch: pytest.Monke
         site.uploads.settle(arrived)
 
 
-def test_chunks_that_nobody_asked_for_are_ignored(site: Site) -> None:
-    """Of a device without an upload; damaged ones are refused."""
+def test_chunks_that_nobody_asked_for_are_refused(site: Site) -> None:
+    """Of a device without an upload, damaged ones, and those of another transfer."""
     data = _data(13)
     chunk = _chunk(data, 0, hashlib.sha256(data).hexdigest())
-    site.uploads.chunk("nobody", chunk, 0.0)
+    with pytest.raises(PayloadError, match="unasked"):
+        site.uploads.chunk("nobody", chunk, 0.0)
     with pytest.raises(PayloadError, match="damaged"):
         site.uploads.chunk("nobody", chunk[:-1] + bytes([chunk[-1] ^ 1]), 0.0)
     site.uploads.expect("a", _offer(data))
     list(site.uploads.grants(0.0))
     with pytest.raises(PayloadError, match="transfer"):
         site.uploads.chunk("a", make_chunk(bytes(16), 0, b"x"), 0.0)
+
+
+def test_an_upload_that_brings_nothing_gives_its_place_to_those_who_wait(site: Site, tmp_path: Path) -> None:
+    """256 silent devices hold all places; 61 s after they were asked the one that waits is served, and they wait.
+
+    What came of one of them stays, so that it goes on from there when it speaks again.
+    """
+    data = _data(14)
+    for number in range(256):
+        site.uploads.expect(f"d{number}", _offer(data, f"lease-{number}"))
+    now, began = 0.0, {}
+    while len(began) < 256:  # the shared limit lets only some be asked at a time
+        for device, _ in site.uploads.grants(now):
+            began.setdefault(device, now)
+        now += 4.1
+    site.uploads.chunk("d0", _chunk(data, 1, hashlib.sha256(data).hexdigest()), now)
+    site.uploads.expect("late", _offer(data, "lease-late"))
+    asked: list[str] = []
+    until = now + 61.0
+    while now < until and "late" not in asked:
+        asked += [device for device, _ in site.uploads.grants(now)]
+        now += 4.1
+    assert "late" in asked
+    assert (tmp_path / "tmp" / "lease-0.map").read_bytes() == b"\0\1\0\0"
+    assert _open_fds() < 2 * 256 + 64
+
+
+def test_uploads_that_wait_for_their_turn_are_not_parked(site: Site) -> None:
+    """300 devices; only those that were asked and stay silent lose their place: nobody is, while nothing is granted."""
+    data = _data(15)
+    for number in range(300):
+        site.uploads.expect(f"d{number}", _offer(data, f"lease-{number}"))
+    first = [device for device, _ in site.uploads.grants(0.0)]
+    for device in first:
+        site.uploads.drop(device)
+    second = [device for device, _ in site.uploads.grants(100.0)]
+    assert second == [f"d{number}" for number in range(len(first), 2 * len(first))]
+
+
+def test_what_is_under_way_is_known(site: Site) -> None:
+    """Four chunks are asked for first; one comes."""
+    data = _data(16, 10 * CHUNK_BYTES)
+    site.uploads.expect("a", _offer(data))
+    (grant,) = [grant for _, grant in site.uploads.grants(0.0)]
+    assert site.uploads.outstanding_bytes == 4 * CHUNK_BYTES
+    site.uploads.chunk("a", _chunk(data, 0, grant.sha256), 0.0)
+    assert site.uploads.outstanding_bytes == 3 * CHUNK_BYTES
 
 
 # downloads
@@ -308,3 +356,25 @@ def test_a_blob_that_is_gone_ends_its_requests(downloads: tuple[Downloads, str, 
     sender.send(lambda: 0, lambda device, _: sent.append(device))
     assert sent == ["b"]
     assert not sender.busy
+
+
+def test_files_that_are_gone_are_not_held_open(tmp_path: Path) -> None:
+    """Of ten models that were sent four stay open; one that is removed is closed at once and not sent any more."""
+    blobs = BlobStore(tmp_path / "blobs", tmp_path / "tmp")
+    sender = Downloads(blobs)
+    before = _open_fds()
+    names = []
+    for seed in range(10):
+        data = _data(100 + seed, 10)
+        names.append(hashlib.sha256(data).hexdigest())
+        blobs.write(data, names[-1], point="test")
+        sender.ask("a", names[-1], 10, ((0, 1),))
+        sender.send(lambda: 0, lambda *_: None)
+    assert _open_fds() == before + 4
+    for name in names:
+        blobs.remove(name)
+        sender.blob_removed(name)
+    assert _open_fds() == before
+    sender.ask("a", names[-1], 10, ((0, 1),))
+    sender.send(lambda: 0, lambda *_: pytest.fail("sent"))
+    sender.close()

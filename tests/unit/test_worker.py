@@ -21,7 +21,7 @@ from edge_client import assignment, worker
 from edge_client.data.sources import open_data
 from edge_client.files import DataSection, RunFile, parse_table
 from edge_client.models import registry
-from edge_client.records import Report, from_map, to_map
+from edge_client.records import Report, TrainingPlan, from_map, to_map
 from edge_client.wire.tensors import ContainerReader, write_container
 
 CLASSES = [str(digit) for digit in range(10)]
@@ -54,7 +54,7 @@ def make_work(folder: Path, *, run: dict[str, Any] | None = None, **order: Any) 
         "evaluate": True,
         "seed": 5,
         "learning_rate": 0.1,
-        "budget_bytes": 0,
+        "budget_bytes": 10**10,
         "device": "d1",
         "parts": {"run": str(folder / "run.json"), "model": str(folder / "model.bin")},
         "device_file": {"data": DIGITS},
@@ -187,6 +187,7 @@ def test_evaluation_alone_sends_no_weights_and_tells_its_progress(tmp_path: Path
         ({}, {"device_file": {}}, "no_data"),
         ({}, {"device_file": {"data": {"source": "npz", "train": "/nowhere.npz"}}}, "bad_data"),
         ({}, {"budget_bytes": 100_000_000}, "nothing_fits"),
+        ({}, {"budget_bytes": 0}, "nothing_fits"),
     ],
 )
 def test_what_a_device_cannot_do_it_declines_with_a_reason(
@@ -235,6 +236,64 @@ def test_a_plan_beyond_the_budget_fails_cleanly_with_75(tmp_path: Path) -> None:
     )
     assert run_worker(work) == 75
     assert not (work / "update.bin").exists()
+
+
+def test_a_plan_that_no_longer_fits_is_made_anew(tmp_path: Path) -> None:
+    """Made for 2 GB, given to a device that has 400 MB now; a plan that still fits is kept as it is."""
+    device = _images(tmp_path)
+    given = {"microbatch": 512, "budget_bytes": 2 * 10**9, "predicted_bytes": 1_900_000_000}
+    options: dict[str, Any] = {"device_file": device, "budget_bytes": 400_000_000, "evaluate": False}
+    work = make_work(tmp_path / "w", run=_large_run(512), plan=given, **options)
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    made = read_update(work)[0].plan
+    assert made is not None
+    assert made.predicted_bytes <= made.budget_bytes == 400_000_000
+    assert made.microbatch < 512
+    kept = {"microbatch": 3, "budget_bytes": 2 * 10**9, "predicted_bytes": 400_000_000}
+    work = make_work(tmp_path / "kept", run=_large_run(512), plan=kept, **options)
+    assert run_worker(work) == 0
+    assert read_update(work)[0].plan == from_map(TrainingPlan, kept)
+
+
+_MEASURED = """
+import sys
+from edge_client import worker
+from edge_client.device import meter
+code = worker.main(sys.argv[1:])
+print(meter.peak_rss_bytes())
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
+def test_a_model_far_beyond_the_budget_is_declined_before_it_is_built(tmp_path: Path) -> None:
+    """Three layers of 16384 are 538 million parameters, 2.2 GB; the process stays below 300 MB, as any worker."""
+    work = make_work(tmp_path / "w", budget_bytes=300_000_000)
+    table = {"name": "t", "classes": CLASSES}
+    table["model"] = {"name": "mlp", "input": [1, 8, 8], "hidden": [16384] * 3}
+    (work / "run.json").write_text(json.dumps(to_map(parse_table(RunFile, table, source="test"))))
+    assert _measured(work) == (76, True)
+    assert read_error(work)["code"] == "nothing_fits"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
+def test_a_sample_far_beyond_the_budget_ends_the_worker_before_the_devices_memory_ends(tmp_path: Path) -> None:
+    """The first convolution of one sample puts out 32 x 4096 x 4096 floats, 2.1 GB; building the model runs it."""
+    np.savez(tmp_path / "c.npz", x=np.zeros((5, 1, 4096, 4096), dtype=np.uint8), y=np.arange(5))
+    work = make_work(tmp_path / "w", budget_bytes=300_000_000)
+    work_run = {"name": "t", "classes": CLASSES, "model": {"name": "small-cnn", "input": [1, 4096, 4096]}}
+    (work / "run.json").write_text(json.dumps(to_map(parse_table(RunFile, work_run, source="test"))))
+    order = json.loads((work / "order.json").read_text())
+    order["device_file"] = {"data": {"source": "npz", "train": str(tmp_path / "c.npz")}}
+    (work / "order.json").write_text(json.dumps(order))
+    assert _measured(work)[0] == 75
+
+
+def _measured(work: Path) -> tuple[int, bool]:
+    """The exit code, and whether the worker's memory stayed below 300 MB."""
+    command = [sys.executable, "-c", _MEASURED, str(work)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, int(done.stdout) < 300_000_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rows import digest
 
-from edge_client import workers
+from edge_client import durable, workers
 from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.wire.messages import Decline, context_up, open_message, seal_message
 
@@ -98,15 +98,31 @@ def test_the_newest_progress_is_told_and_nonsense_is_not(tmp_path: Path) -> None
     assert WorkerProgress("train", 2, 4, None) in _run(tmp_path, code)
 
 
-def test_the_methods_state_is_promoted_only_for_what_counted(tmp_path: Path) -> None:
-    """`next` becomes `current`, or is dropped; without `next` nothing changes."""
+@pytest.mark.parametrize(
+    "line",
+    ["[1]", "null", "7", '{"phase": "Train!", "step": 1, "total": 1, "loss": 1}', "[" * 60_000]
+    + [f'{{"phase": "train", "step": {step}, "total": 1, "loss": {loss}}}' for step, loss in ((-1, 1), (1, "NaN"))],
+    ids=range(7),
+)
+def test_progress_that_could_not_be_sent_is_skipped(tmp_path: Path, line: str) -> None:
+    """Any JSON that is not exactly a line of progress with sendable values."""
+    (tmp_path / "line").write_text(line + "\n")
+    events = _run(tmp_path, "say((here / 'line').read_bytes())\nsys.exit(1)")
+    assert [type(event) for event in events] == [WorkerFailed]
+
+
+def test_the_methods_state_is_promoted_only_for_what_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`next` becomes `current` for good, or is dropped; without `next` nothing changes."""
     run = tmp_path / "r-1"
+    run.mkdir()
     for name, text in (("current", "old"), ("next", "new")):
-        (run / name).mkdir(parents=True)
-        (run / name / "c.bin").write_text(text)
+        (run / name).write_text(text)
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync_dir", synced.append)
     workers.settle_method_state(tmp_path, accepted=True)
     workers.settle_method_state(tmp_path, accepted=True)
-    assert (run / "current" / "c.bin").read_text() == "new"
-    (run / "next").mkdir()
+    assert (run / "current").read_text() == "new"
+    assert synced == [run]
+    (run / "next").touch()
     workers.settle_method_state(tmp_path, accepted=False)
     assert [entry.name for entry in run.iterdir()] == ["current"]

@@ -1,0 +1,338 @@
+"""The daemon step by step, over the hub in memory, with what a power cut or a lie may leave on its disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rows import assign, digest
+
+from coordinator.pki import ensure_pki
+from edge_client import identity
+from edge_client.daemon import Daemon
+from edge_client.files import DeviceFile, parse_table
+from edge_client.records import PartRef, from_map
+from edge_client.session import Finished
+from edge_client.spool import Saved, Spool
+from edge_client.transport.base import Event, Received
+from edge_client.transport.inproc import Hub
+from edge_client.wire.messages import (
+    Assign,
+    Cancel,
+    Grant,
+    Hello,
+    Message,
+    Offer,
+    Pull,
+    Welcome,
+    context_down,
+    context_up,
+    open_message,
+    seal_message,
+)
+from edge_client.wire.topics import Topics
+
+KEY = digest("key")
+BUNDLE = identity.Bundle(federation="fed", device="d", brokers=("mqtt://h",), password="p" * 20, key=KEY)
+CONTENT = b"a part of some work"
+PART = PartRef(key="run", sha256=hashlib.sha256(CONTENT).hexdigest(), length=len(CONTENT))
+WORK = assign(parts=(PART,))
+UPDATE = Finished(sha256=digest("u"), length=3, num_samples=1)
+SLEEPS = "import time; time.sleep(60)"
+
+
+class World:
+    """A daemon, and a coordinator that welcomes it and says what the test wants."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.heard: list[Message] = []
+        self._hub = Hub()
+        self._topics = Topics("fed")
+        self._seq = 0
+        self._coordinator = self._hub.transport("coordinator", self._on_event)
+        self._coordinator.subscribe((self._topics.device("d", "up"),))
+        self._coordinator.connect()
+        self._hub.poll()
+        self.daemon: Daemon | None = None
+
+    def start(self) -> Daemon:
+        """Start on what is in the folder; its workers sleep."""
+        daemon = Daemon(
+            bundle=BUNDLE,
+            device_file=parse_table(DeviceFile, {"limits": {"memory": "1GB"}}, source="test"),
+            state_dir=self.folder,
+            connect=lambda on_event, boot: self._hub.transport("d", on_event),
+            worker_command=(sys.executable, "-c", SLEEPS),
+        )
+        self.daemon = daemon
+        daemon._carry_out(daemon._resume())
+        daemon._transport.connect()
+        self.turn()
+        return daemon
+
+    def turn(self) -> None:
+        """A few turns of the loop: every message has its answer then."""
+        assert self.daemon is not None
+        for _ in range(5):
+            self.daemon._turn()
+            self._hub.poll()
+
+    def say(self, message: Message, session: str = "s") -> None:
+        """To the device, and let it react."""
+        context = context_down("fed", "d")
+        data = seal_message(message, session=session, seq=self._seq, key=bytes.fromhex(KEY), context=context)
+        self._seq += 1
+        self._coordinator.publish(self._topics.device("d", "cmd"), data)
+        self._hub.poll()
+        self.turn()
+
+    def announce(self) -> None:
+        """The coordinator's hint that it is there."""
+        self._coordinator.publish(self._topics.coordinator_state, b"online 7", retain=True)
+        self._hub.poll()
+        self.turn()
+
+    def welcome(self) -> None:
+        """Answer the newest hello."""
+        hello = self.told(Hello)[-1]
+        assert isinstance(hello, Hello)
+        self.say(Welcome(boot=hello.boot, hello=hello.hello, session="s", epoch=1, heartbeat_s=60.0), session="")
+
+    def told(self, kind: type[Message]) -> list[Message]:
+        """What the device said, of one kind."""
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def saved(self) -> Saved:
+        """What a restart would find."""
+        return Spool(self.folder / "state.json").load()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Received):
+            sealed = open_message(event.payload, key=bytes.fromhex(KEY), context=context_up("fed", "d"))
+            self.heard.append(sealed.message)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A device's state directory and its coordinator; no turn waits."""
+    monkeypatch.setattr("edge_client.daemon._IDLE_S", 0.0)
+    made = World(tmp_path)
+    yield made
+    if made.daemon is not None:
+        made.daemon._shut_down()
+
+
+def _leave(folder: Path, work: Assign, update: Finished | None = None) -> None:
+    """What the process before saved."""
+    Spool(folder / "state.json").save(work, update, 1)
+
+
+def test_a_part_that_lies_on_disk_is_fetched_again(world: World) -> None:
+    """The map says that all of it arrived before the restart; its bytes are others."""
+    _leave(world.folder, WORK)
+    (world.folder / "tmp").mkdir()
+    (world.folder / "tmp" / f"{PART.sha256}.part").write_bytes(b"x" * PART.length)
+    (world.folder / "tmp" / f"{PART.sha256}.map").write_bytes(b"\1")
+    world.start()
+    world.welcome()
+    assert world.told(Pull) == [Pull(sha256=PART.sha256, ranges=((0, 1),))]
+
+
+@pytest.mark.parametrize(("content", "pulls"), [(CONTENT, 0), (CONTENT[:-1], 1), (b"", 1)])
+def test_a_blob_is_used_after_a_restart_only_if_its_hash_is_right(world: World, content: bytes, pulls: int) -> None:
+    """Blobs are not synced: a power cut may cut them short under their final name."""
+    _leave(world.folder, WORK)
+    path = world.folder / "blobs" / PART.sha256[:2] / PART.sha256
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    daemon = world.start()
+    world.welcome()
+    assert len(world.told(Pull)) == pulls
+    assert (daemon._worker is None) == bool(pulls)
+
+
+def test_two_parts_with_the_same_bytes_are_fetched_once(world: World) -> None:
+    """One transfer serves both."""
+    world.start()
+    world.welcome()
+    world.say(assign(parts=(PART, PartRef(key="model", sha256=PART.sha256, length=PART.length))))
+    assert len(world.told(Pull)) == 1
+
+
+def test_an_idle_device_asks_for_nothing(world: World) -> None:
+    """Cancelled while it fetched: it does not go on, not even after a new connection."""
+    daemon = world.start()
+    world.welcome()
+    world.say(WORK)
+    assert len(world.told(Pull)) == 1
+    world.say(Cancel(lease=WORK.lease))
+    daemon._transport.drop()
+    world.turn()
+    world.welcome()
+    assert len(world.told(Pull)) == 1
+
+
+def _finished(folder: Path) -> None:
+    work = folder / "work" / WORK.lease
+    work.mkdir(parents=True)
+    (work / "update.bin").write_bytes(b"abc")
+    (work / "update.json").write_text(json.dumps({"sha256": UPDATE.sha256, "length": 3, "num_samples": 1}))
+
+
+def test_an_update_that_is_gone_after_a_restart_is_trained_again(world: World) -> None:
+    """The state says finished, the folder is not there: as after a power cut."""
+    _leave(world.folder, WORK, UPDATE)
+    world.start()
+    world.welcome()
+    assert world.saved() == Saved(assign=WORK, attempts=1, highest=(1, 1))
+    assert world.told(Offer) == []
+    assert len(world.told(Pull)) == 1
+
+
+def test_an_update_that_is_gone_when_it_is_asked_for_is_trained_again(world: World) -> None:
+    """A grant must not end the daemon again and again."""
+    _leave(world.folder, WORK, UPDATE)
+    _finished(world.folder)
+    world.start()
+    world.welcome()
+    assert len(world.told(Offer)) == 1
+    (world.folder / "work" / WORK.lease / "update.bin").unlink()
+    world.say(Grant(lease=WORK.lease, sha256=UPDATE.sha256, ranges=((0, 1),)))
+    assert world.saved().finished is None
+    assert len(world.told(Pull)) == 1
+
+
+def test_the_state_of_methods_goes_when_another_run_begins(world: World) -> None:
+    """It stays between the rounds of its own run, and while the device is idle."""
+    for run in ("r-0", "r-1"):
+        (world.folder / "method-state" / run).mkdir(parents=True)
+        (world.folder / "method-state" / run / "current").touch()
+    world.start()
+    world.welcome()
+    assert len(list((world.folder / "method-state").iterdir())) == 2
+    world.say(WORK)
+    assert [entry.name for entry in (world.folder / "method-state").iterdir()] == ["r-1"]
+
+
+def test_a_lease_that_was_lost_with_the_state_is_taken_again(world: World) -> None:
+    """The coordinator offers it again; to decline it as an old one would lose the round."""
+    _leave(world.folder, WORK)
+    (world.folder / "state.json").write_bytes(b"\0" * 100)
+    world.start()
+    world.welcome()
+    world.say(WORK)
+    assert world.saved().assign == WORK
+
+
+def test_a_device_that_waits_for_its_welcome_says_hello_when_the_coordinator_comes(world: World) -> None:
+    """Also the first time that it hears of it; but not twice in a row, and not when it is in."""
+    daemon = world.start()
+    world.announce()
+    assert len(world.told(Hello)) == 1  # said a moment ago
+    daemon._session._hello_tries = 9  # it has tried for minutes
+    world.announce()
+    assert len(world.told(Hello)) == 2
+    world.welcome()
+    world.announce()
+    assert len(world.told(Hello)) == 2
+
+
+def _joined(folder: Path, broker: str, ca: str | None) -> list[str]:
+    """The arguments of a script that runs a client: its bundle and its state directory, with work in hand."""
+    fields = {"federation": "fed", "device": "d", "brokers": [broker], "password": "p" * 20, "key": KEY, "ca": ca}
+    bundle = from_map(identity.Bundle, fields)
+    identity.write_bundle(folder / "d.join", bundle)
+    identity.join(folder / "state", bundle)
+    _leave(folder / "state", assign(parts=()))
+    return [str(folder / "d.join"), str(folder / "state")]
+
+
+def _ends(process: subprocess.Popen[bytes], ready: Callable[[], object]) -> int:
+    try:
+        ready()
+        process.terminate()
+        return process.wait(10)
+    finally:
+        process.kill()
+        process.wait()
+
+
+_STUBBORN = """
+import sys
+from pathlib import Path
+from edge_client import cli, daemon, identity
+from edge_client.files import DeviceFile, LimitsSection
+
+bundle = identity.read_bundle(Path(sys.argv[1]))
+daemon.run_daemon(
+    bundle=bundle,
+    device_file=DeviceFile(limits=LimitsSection(memory=10**9)),
+    state_dir=Path(sys.argv[2]),
+    connect=lambda on_event, boot: cli._connect(bundle, on_event, boot),
+    worker_command=(sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"),
+)
+"""
+
+
+def test_sigterm_ends_a_client_whose_broker_does_not_answer_tls_and_whose_worker_does_not_end(tmp_path: Path) -> None:
+    """The silent listener takes five seconds and the worker five, at the same time; a supervisor gives ten in all."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        ca = ensure_pki(tmp_path / "pki", ["127.0.0.1"]).ca_pem
+        arguments = _joined(tmp_path, f"mqtts://127.0.0.1:{listener.getsockname()[1]}", ca)
+        accepted: list[socket.socket] = []
+        process = subprocess.Popen([sys.executable, "-c", _STUBBORN, *arguments])
+        assert _ends(process, lambda: accepted.append(listener.accept()[0])) == 0
+        accepted[0].close()
+
+
+_STUCK = """
+import signal, sys, time
+from pathlib import Path
+from edge_client import daemon, identity
+from edge_client.files import DeviceFile, LimitsSection
+
+class Stuck:
+    queued_bytes = 0
+    def connect(self): pass
+    def subscribe(self, topics): pass
+    def wake(self): pass
+    def poll(self, timeout_s, extra_fds=()):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the signal ends no call of this thread
+        print("stuck", flush=True)
+        time.sleep(60)
+
+daemon._LAST_RESORT_S = 0.5
+bundle = identity.read_bundle(Path(sys.argv[1]))
+file = DeviceFile(limits=LimitsSection(memory=10**9))
+daemon.run_daemon(bundle=bundle, device_file=file, state_dir=Path(sys.argv[2]), connect=lambda *_: Stuck())
+"""
+
+
+def test_sigterm_ends_a_client_that_is_stuck_in_a_call(tmp_path: Path) -> None:
+    """As in a name server's silence, which no signal ends; the exit code is that of an orderly end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _STUCK, *_joined(tmp_path, "mqtt://h", None)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    with process.stdout as out:
+        assert _ends(process, out.readline) == 0
+
+
+def test_a_worker_is_told_to_end_before_the_loop_is(world: World) -> None:
+    """The loop may wait for the network; the worker's grace period begins at the signal."""
+    _leave(world.folder, assign(parts=()))
+    daemon = world.start()
+    worker = daemon._worker
+    assert worker is not None
+    daemon.request_stop()
+    assert worker._process.wait(10) == -15
+    daemon._turn()  # its end is not taken for a crash
+    assert daemon._session.state == "working"

@@ -1,0 +1,413 @@
+"""The coordinator's loop by hand: what it drops, whom it suspends, what it finds damaged at its start."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rows import PROFILE, device_row, evaluation_row, lease_row, model_row, round_row, run_file, run_row, update_row
+
+from coordinator import aggregation
+from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
+from coordinator.commands import Commands
+from coordinator.service import Service, ServiceOptions
+from coordinator.store.sqlite import SqliteStore
+from edge_client.blobs import BlobStore
+from edge_client.errors import InputError, NoSuchNameError
+from edge_client.transport.inproc import Hub
+from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, transfer_id
+from edge_client.wire.messages import (
+    Decline,
+    Hello,
+    Message,
+    Offer,
+    Receipt,
+    Welcome,
+    context_down,
+    context_up,
+    open_message,
+    seal_message,
+)
+
+_CHILD = """
+import json, sys
+for line in sys.stdin:
+    print(json.dumps({"id": json.loads(line)["id"], "ok": False, "code": "not_finite", "detail": "no"}), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that refuses every job, without torch."""
+    real = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return real([sys.executable, "-c", _CHILD], **options)
+
+    monkeypatch.setattr(aggregation.subprocess, "Popen", start)
+
+
+class Site:
+    """A service on a hub in memory, and the devices a and b, which speak the real wire."""
+
+    def __init__(self, folder: Path, reserve: int = 0) -> None:
+        self.folder, self.reserve = folder, reserve
+        self.hub = Hub()
+        self.store = SqliteStore(folder / "state.db")
+        if not self.store.devices():
+            passwords = {"a": new_password(), "b": new_password()}
+            self.store.add_device(*(device_row(name, password=passwords[name]) for name in passwords))
+        everything = ("fl/#",)
+        access = DeviceAccess(name="coordinator", password=new_password(), publish=everything, subscribe=everything)
+        self.broker = EmbeddedBroker(folder / "broker", coordinator=access)  # never started: it only knows its users
+        self.blobs = BlobStore(folder / "blobs", folder / "tmp")
+        self.sessions: dict[str, str] = {}
+        self.seq = 0
+        self.said: list[tuple[str, bytes]] = []
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[Service]:
+        service = Service(
+            state_dir=self.folder,
+            store=self.store,
+            broker=self.broker,
+            brokers=("mqtt://hub",),
+            ca=None,
+            connect=lambda on_event: self.hub.transport("coordinator", on_event),
+            options=ServiceOptions(disk_reserve_bytes=self.reserve),
+        )
+        with contextlib.ExitStack() as opened:
+            opened.callback(service._aggregation.close)
+            service._begin(opened)
+            self.service = service
+            yield service
+
+    def receive(self, device: str, channel: str, payload: bytes, now: float = 0.0) -> None:
+        self.service._received(self.service.topics.device(device, channel), payload, now)
+
+    def say(self, device: str, message: Message, now: float = 0.0) -> None:
+        self.seq += 1
+        key, context = bytes.fromhex(device_row(device).key), context_up(self.service.federation, device)
+        session = self.sessions.get(device, "")
+        self.receive(device, "up", seal_message(message, session=session, seq=self.seq, key=key, context=context), now)
+
+    def try_hello(self, device: str, now: float) -> None:
+        self.say(device, Hello(boot="boot", hello=1, profile=PROFILE, labels={}, free_bytes=5, client="c\x1b[2J"), now)
+
+    def hello(self, device: str, now: float = 0.0) -> None:
+        self.try_hello(device, now)
+        present = self.service.roster.presence(device)
+        assert present is not None
+        self.sessions[device] = present.session
+
+    def users(self) -> set[str]:
+        return {user.name for user in self.broker.users}
+
+    def leases(self) -> dict[str, tuple[str, str]]:
+        return {lease.device: (lease.state, lease.code) for lease in self.store.leases("r-1", 1, 1)}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.store.close()
+
+
+JUNK = {
+    "large messages": ("up", b"FF" + bytes(119_998), 290),
+    "large chunks": ("data", make_chunk(bytes(16), 0, bytes(CHUNK_BYTES)), 290),
+    "small messages": ("up", b"junk", 2001),
+    "small chunks": ("data", b"junk", 2001),
+    "chunks without a session": ("data", make_chunk(bytes(16), 0, b"x"), 2001),
+}
+
+
+@pytest.mark.parametrize("kind", list(JUNK))
+def test_a_device_that_floods_is_suspended_told_and_let_in_again(
+    site: Site, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """a sends junk: one line of log, the broker cuts a alone, nothing of a is heard, and 61 s later it is."""
+    caplog.set_level(logging.INFO)
+    channel, payload, count = JUNK[kind]
+    with site.serving() as service:
+        site.hello("b")
+        if kind != "chunks without a session":
+            site.hello("a")
+        for _ in range(count):
+            site.receive("a", channel, payload, 1.0)
+        service._suspend(1.0)
+        assert site.users() == {"coordinator", "b"}
+        assert service.roster.online(1.0) == {"b"}
+        assert len([record for record in caplog.records if "dropped" in record.message]) == 1
+        before = service.roster.presence("a")
+        site.try_hello("a", 2.0)
+        assert service.roster.presence("a") is before
+        service._suspend(61.1)
+        assert site.users() == {"coordinator", "a", "b"}
+        site.hello("a", 62.0)
+        assert "a" in service.roster.online(62.0)
+
+
+def test_a_suspended_device_is_shown_as_one(site: Site) -> None:
+    """`device list`: the state, and nothing of what it said before."""
+    with site.serving() as service:
+        now = time.monotonic()
+        site.hello("a", now)
+        for _ in range(2001):
+            site.receive("a", "up", b"junk", now)
+        rows = {row["id"]: row for row in Commands(service).handle({"request": "device-list"})["devices"]}
+        assert (rows["a"]["state"], rows["a"]["online"]) == ("suspended: flooding", False)
+        assert rows["b"]["state"] is None
+
+
+def test_what_a_client_calls_itself_cannot_move_the_cursor(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """An escape sequence is logged as text."""
+    caplog.set_level(logging.INFO)
+    with site.serving():
+        site.hello("a")
+    (line,) = [record.getMessage() for record in caplog.records if "is here" in record.message]
+    assert "\x1b" not in line
+    assert "\\x1b" in line
+
+
+def _with_run(site: Site, *, state: str = "RUNNING", sha256: str | None = None) -> None:
+    """A run in round 1: a's update is stored, b's lease is accepted; all blobs are there."""
+    model, settings, update = b"model", b"settings", b"update of a"
+    names = [hashlib.sha256(data).hexdigest() for data in (model, settings, update)]
+    for data, name in zip((model, settings, update), names, strict=True):
+        site.blobs.write(data, name, point="test")
+    file = run_file(devices={"min": 1}, rounds={"deadline": "60s"}, evaluate={"every": 0})
+    site.store.add_run(run_row("r-1", file))
+    site.store.add_initial_model(model_row(0, sha256=names[0], sent_sha256=names[0]), names[1], len(settings))
+    leases = [lease_row(1, "a", state="accepted"), lease_row(2, "b", state="accepted")]
+    site.store.open_round(round_row(goal=2, quorum=1), leases)
+    site.store.save_update(update_row("a", "lease-1", sha256=sha256 or names[2]), None, "lease-1")
+    if state == "FROZEN":
+        site.store.set_lease("lease-2", "expired", code="late")
+        site.store.freeze("r-1", 1, 1, "hash")
+
+
+def test_traffic_is_counted_for_devices_with_a_session_only(site: Site) -> None:
+    """Junk under a's name before it was let in counts nowhere; its hello does, both ways."""
+    _with_run(site)
+    with site.serving() as service:
+        site.receive("a", "up", b"junk")
+        site.receive("stranger", "up", b"junk")
+        site.receive("a", "data", b"junk")
+        assert service.conductor.traffic == {}
+        site.hello("a")
+        assert list(service.conductor.traffic) == ["a"]
+        up, down = service.conductor.traffic["a"]
+        assert up > 100
+        assert down > 100
+
+
+def _damage(site: Site, data: bytes, how: str) -> None:
+    path = site.blobs.path(hashlib.sha256(data).hexdigest())
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] + b"x")
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+@pytest.mark.parametrize("state", ["RUNNING", "FROZEN"])
+def test_a_lost_update_is_asked_for_again_at_the_start(site: Site, state: str, how: str) -> None:
+    """Its row is gone, its lease is offered, the round runs; a frozen set was never used."""
+    _with_run(site, state=state)
+    _damage(site, b"update of a", how)
+    with site.serving() as service:
+        assert service.conductor.machine is not None
+        assert service.conductor.machine.phase == "RUNNING"
+        assert site.store.updates("r-1", 1, 1) == []
+        assert site.leases()["a"] == ("offered", "")
+        assert not list(site.blobs.path("ab").parent.parent.glob("*/" + hashlib.sha256(b"update of a").hexdigest()))
+
+
+def test_a_round_whose_lost_update_is_forgotten_by_its_device_still_ends(site: Site) -> None:
+    """b's update counts; a deleted its own after the receipt and declines as `forgotten`: one of one is the quorum."""
+    _with_run(site)
+    site.blobs.write(b"update of b", hashlib.sha256(b"update of b").hexdigest(), point="test")
+    update = update_row("b", "lease-2", sha256=hashlib.sha256(b"update of b").hexdigest())
+    site.store.save_update(update, None, "lease-2")
+    _damage(site, b"update of a", "missing")
+    with site.serving() as service:
+        site.hello("a")
+        site.say("a", Decline(lease="lease-1", code="forgotten"))
+        assert service.conductor.machine is not None
+        assert service.conductor.machine.phase == "FROZEN"
+
+
+def test_an_update_that_is_whole_is_kept_at_the_start(site: Site) -> None:
+    """Nothing changes."""
+    _with_run(site)
+    with site.serving():
+        assert [update.device for update in site.store.updates("r-1", 1, 1)] == ["a"]
+        assert site.leases() == {"a": ("stored", ""), "b": ("accepted", "")}
+
+
+@pytest.mark.parametrize("what", [b"model", b"settings"])
+def test_a_damaged_model_ends_the_run_with_the_reason(site: Site, what: bytes) -> None:
+    """Failed: its round is abandoned, its leases are closed, its update's blob is gone; the next start is as any."""
+    _with_run(site)
+    _damage(site, what, "damaged")
+    for _ in range(2):
+        with site.serving() as service:
+            assert service.conductor.machine is None
+    run = site.store.run("r-1")
+    assert run is not None
+    assert run.state == "failed"
+    assert "version 0 is missing or damaged" in run.reason
+    assert [round_.state for round_ in site.store.rounds("r-1")] == ["ABANDONED"]
+    assert site.leases()["b"] == ("cancelled", "abandoned")
+    assert not site.blobs.has(hashlib.sha256(b"update of a").hexdigest())
+
+
+def test_a_run_that_fails_in_its_fold_gives_up_its_round(site: Site) -> None:
+    """The aggregator refuses the fold: the round is abandoned and nobody needs the update any more."""
+    _with_run(site, state="FROZEN")
+    update = hashlib.sha256(b"update of a").hexdigest()
+    with site.serving() as service:
+        while service.conductor.machine is not None:
+            fd = service._aggregation.fd
+            assert fd is not None
+            select.select([fd], [], [], 20)
+            service._aggregation.read(0.0)
+    run = site.store.run("r-1")
+    assert run is not None
+    assert (run.state, run.reason) == ("failed", "not_finite: no")
+    assert [round_.state for round_ in site.store.rounds("r-1")] == ["ABANDONED"]
+    assert not site.store.is_needed(update, 10)
+    assert not site.blobs.has(update)
+
+
+def test_a_removed_device_ends_its_leases_at_once(site: Site) -> None:
+    """a's update is the quorum: with b's lease gone the round is frozen."""
+    _with_run(site)
+    with site.serving() as service:
+        commands = Commands(service)
+        assert commands.handle({"request": "device-remove", "name": "b"}) == {"removed": "b"}
+        assert site.leases()["b"] == ("cancelled", "removed")
+        assert service.conductor.machine is not None
+        assert service.conductor.machine.phase == "FROZEN"
+        assert site.users() == {"coordinator", "a"}
+        with pytest.raises(NoSuchNameError, match="known: a"):
+            commands.handle({"request": "device-remove", "name": "\ud800"})
+
+
+def _answers(site: Site, device: str, hear: list[bytes]) -> list[Message]:
+    key, context = bytes.fromhex(device_row(device).key), context_down(site.service.federation, device)
+    return [open_message(payload, key=key, context=context).message for payload in hear]
+
+
+@pytest.mark.parametrize(("run", "number"), [("r-2", 1), ("r-1", 2)])
+def test_an_offer_for_another_run_or_round_than_its_lease_is_refused(site: Site, run: str, number: int) -> None:
+    """b's lease is of r-1, round 1."""
+    _with_run(site)
+    with site.serving() as service:
+        heard: list[bytes] = []
+        device = site.hub.transport("b", lambda event: heard.append(getattr(event, "payload", b"")))
+        device.subscribe((service.topics.device("b", "cmd"),))
+        device.connect()
+        assert service._transport is not None
+        service._transport.connect()
+        site.hub.poll()
+        heard.clear()
+        site.hello("b")
+        offer = Offer(lease="lease-2", run=run, round=number, sha256="0" * 64, length=50, num_samples=3)
+        site.say("b", offer)
+        site.hub.poll()
+        assert site.leases()["b"] == ("refused", "malformed")
+        welcome, receipt = _answers(site, "b", heard)
+        assert isinstance(welcome, Welcome)
+        assert isinstance(receipt, Receipt)
+        assert (receipt.status, receipt.code) == ("refused", "malformed")
+        device.close()
+
+
+def test_no_update_is_asked_for_when_the_granted_bytes_would_eat_the_reserve(tmp_path: Path) -> None:
+    """4 chunks of 122,880 bytes are granted; with a reserve of all that is free but for 2 of them, nothing is left."""
+    site = Site(tmp_path)
+    _with_run(site)
+    with site.serving() as service:
+        offer = Offer(lease="lease-2", run="r-1", round=1, sha256="1" * 64, length=40 * CHUNK_BYTES, num_samples=3)
+        service.uploads.expect("b", offer)
+        service._grant(0.0)
+        granted = service.uploads.outstanding_bytes
+        assert granted == 4 * CHUNK_BYTES
+        assert service.paused == ""
+        free = shutil.disk_usage(tmp_path).free
+        service._options = ServiceOptions(disk_reserve_bytes=free - granted // 2)
+        service._grant(0.1)
+        assert service.paused.startswith("disk: ")
+    site.store.close()
+
+
+WRONG: list[dict[str, Any]] = [
+    {"request": "device-add", "names": "abc"},
+    {"request": "device-add", "names": [1]},
+    {"request": "device-add", "names": None},
+    {"request": "device-add", "names": ["x"], "labels": {}},
+    {"request": "device-remove", "name": ["a"]},
+    {"request": "run-show", "run": 7},
+    {"request": "run-show", "run": "latest", "newest": "all"},
+    {"request": "run-stop", "run": "latest", "now": "yes"},
+    {"request": "run-stop", "run": {"id": 1}},
+    {"request": "run-start", "file": [1]},
+    {"request": "run-start", "file": {"name": 1}},
+    {"request": "status", "verbose": True},
+    {"request": None},
+]
+
+
+@pytest.mark.parametrize("asked", WRONG, ids=range(len(WRONG)))
+def test_a_request_with_wrong_or_unknown_arguments_is_refused(site: Site, asked: dict[str, Any]) -> None:
+    """Of a newer command, or of somebody who writes his own; the coordinator goes on."""
+    with site.serving() as service, pytest.raises(InputError, match=r"request|run"):
+        Commands(service).handle(dict(asked))
+
+
+def test_a_long_run_is_shown_with_its_newest_rounds_and_counts(site: Site) -> None:
+    """1,300 versions, 250 of them judged, 30 leases with logs: 1,001 models, 200 evaluations, 20 logs, 50 rounds."""
+    store = site.store
+    store._db.execute("PRAGMA synchronous=OFF")
+    store.add_run(run_row("r-1"))
+    store.add_initial_model(model_row(0), "0" * 64, 8)
+    for version in range(1, 1301):
+        store.open_round(round_row(version), [])
+        store.commit_round(version, 1, model_row(version))
+        store.announce("r-1", version, 1)
+    store.open_round(round_row(1301), [lease_row(i, f"d{i}", round=1301, log=("x",)) for i in range(1, 31)])
+    for version in range(250):
+        store.save_update(None, evaluation_row("a", version), "none")
+    store.set_run_state("r-1", "stopped")
+    with site.serving() as service:
+        shown = Commands(service).handle({"request": "run-show", "run": "r-1"})
+        wider = Commands(service).handle({"request": "run-show", "run": "r-1", "newest": 1000})
+    assert (shown["num_models"], shown["num_evaluations"]) == (1301, 250)
+    assert [model["version"] for model in shown["models"]] == list(range(300, 1301))
+    assert [found["version"] for found in shown["evaluations"]] == list(range(50, 250))
+    assert len(wider["evaluations"]) == 250
+    assert len(shown["round_rows"]) == 50
+    assert [bool(lease["log"]) for lease in shown["leases"]] == [True] * 20 + [False] * 10
+
+
+def test_chunks_of_an_upload_that_is_over_count_against_their_device(site: Site) -> None:
+    """290 well-formed chunks of an update that nobody waits for are a flood, too."""
+    with site.serving() as service:
+        site.hello("a")
+        payload = make_chunk(transfer_id("1" * 64), 0, bytes(CHUNK_BYTES))
+        for _ in range(290):
+            site.receive("a", "data", payload, 1.0)
+        assert service.roster.suspended(1.0) == {"a"}
