@@ -397,8 +397,8 @@ class MqttTransport:
 
     def _lost(self, reason: str, code: LossCode) -> None:
         now = time.monotonic()
-        if self._connected and now - self._connected_at_s > 10 * self._backoff.min_s:
-            self._failures = 0  # not after a moment's connection: two devices with one identity would race
+        if self._connected and now - self._connected_at_s > 2 * self._backoff.min_s:
+            self._failures = 0  # not after a moment's connection: a broker that lets us in only to cut us is in trouble
         slow = code in ("credentials", "subscription")
         wait_s = self._backoff.slow_delay_s(self._rng) if slow else self._backoff.delay_s(self._failures, self._rng)
         self._failures += 1
