@@ -218,7 +218,7 @@ def _progress(data: Json, devices: list[Json]) -> Table:
         share = row["step"] / row["total"] if row["total"] else 0.0
         bar = "█" * round(20 * share)
         budget = f"{row['budget_bytes'] / 1e6:.0f} MB" if row["budget_bytes"] else ""
-        loss = f"{row['loss']:.3f}" if row["loss"] is not None else ""
+        loss = f"{row['loss']:.3f}" if row["phase"] == "train" and row["loss"] is not None else ""
         table.add_row(row["id"], budget, row["phase"] or row["state"] or "joins", f"{bar:<20}", loss)
     return table
 

@@ -320,6 +320,8 @@ class Session:
                 self._missing.discard(event.sha256)
                 yield from self._work()
             case WorkerProgress():
+                if event.phase != self._progress.phase:
+                    self._heartbeat_at = now  # people who watch see each phase, not only every tenth second
                 self._progress = event
             case WorkerDone():
                 yield from self._worker_done(event, now)
@@ -452,6 +454,7 @@ class Session:
         self._attempts += 1
         if self._attempts > 1:  # the first is saved with the assignment, to spare a sync
             yield Save(self.assign, None, self._attempts)
+        self._progress = WorkerProgress("load", 0, 0, None)
         yield Start(self.assign)
 
     def _worker_done(self, done: WorkerDone, now: float) -> Iterator[Instruction]:

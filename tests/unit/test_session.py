@@ -353,19 +353,21 @@ def test_a_coordinator_that_does_not_know_the_session_gets_a_hello_at_once() -> 
 
 
 def test_the_heartbeat_tells_what_the_worker_does() -> None:
-    """Every 5 s as the welcome said, with the newest progress."""
+    """At once when it begins to train, then every 5 s as the welcome said, with the newest progress."""
     session = _session()
     session.handle(LinkUp(), 0.0)
     session.handle(_welcome(heartbeat_s=5.0), 0.0)
     session.handle(assign(), 1.0)
     _fetch_all(session)
-    session.handle(WorkerProgress("train", 3, 8, 0.5), 2.0)
-    assert session.handle(Tick(), 4.9) == []
-    (beat,) = _sent(session.handle(Tick(), 5.0))
+    session.handle(WorkerProgress("train", 1, 8, 0.7), 2.0)
+    assert len(_sent(session.handle(Tick(), 2.0))) == 1
+    session.handle(WorkerProgress("train", 3, 8, 0.5), 3.0)
+    assert session.handle(Tick(), 6.9) == []
+    (beat,) = _sent(session.handle(Tick(), 7.0))
     assert beat == Heartbeat(
         state="working", lease="lease-1", phase="train", step=3, total=8, loss=0.5, free_bytes=10**9
     )
-    assert session.next_due() == 10.0
+    assert session.next_due() == 12.0
 
 
 def test_a_goodbye_is_said_only_to_who_knows_us() -> None:
