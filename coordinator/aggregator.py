@@ -42,7 +42,7 @@ from edge_client.errors import (
 )
 from edge_client.files import RunFile
 from edge_client.records import Between, Count, Matches, Positive, Report
-from edge_client.wire.container import TableRow, codec_rule
+from edge_client.wire.container import MODEL_PREFIX, TableRow, codec_rule
 
 # torch is imported inside the jobs: malloc must be pinned before it is loaded
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ __all__ = ["answer", "main"]
 
 _log = logging.getLogger(__name__)
 
-_MODEL_PREFIX = "model/"
 _MAX_COUNTER = 2**53
 _CODES: Sequence[tuple[type[FedfitError], str]] = (
     (DiskFullError, "disk_full"),
@@ -148,7 +147,7 @@ def _init(job: InitJob) -> Reply:
         section.name, input_shape=section.input, num_classes=len(job.run.classes), options=section.options
     )
     state: dict[str, Tensor] = model.state_dict()
-    table = [(_MODEL_PREFIX + name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
+    table = [(MODEL_PREFIX + name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
     return _write(job.out, table, iter(state.values()))
 
 
@@ -183,7 +182,7 @@ def _check(job: CheckJob) -> Reply:
     with ContainerReader(Path(job.base)) as base, ContainerReader(Path(job.update)) as update:
         report = records.from_map(Report, update.header.meta)
         grown = report.steps * job.max_passes
-        squares = sum(_check_model_tensor(name, update, base, report, grown) for name in update.names(_MODEL_PREFIX))
+        squares = sum(_check_model_tensor(name, update, base, report, grown) for name in update.names(MODEL_PREFIX))
         for name in update.names("evaluation/"):
             _check_counts(name, update.tensor(name), low=0)
         most = _max_norm(job, base)
@@ -246,7 +245,7 @@ def _fold(job: FoldJob) -> Reply:
     updates = [FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples) for u in job.updates]
     model = Path(job.model)
     with ContainerReader(model) as reader:
-        table = [(e.name, e.codec, e.shape) for e in reader.header.entries if e.name.startswith(_MODEL_PREFIX)]
+        table = [(e.name, e.codec, e.shape) for e in reader.header.entries if e.name.startswith(MODEL_PREFIX)]
         folded = method.server.fold(ModelState(reader), FrozenSet(model, updates), round=job.round)
         reply = _write(job.out, table, _in_order(folded, table))
     faults.point("aggregator.fold.written")
@@ -258,7 +257,7 @@ def _in_order(folded: Iterator[tuple[str, Tensor]], table: Sequence[TableRow]) -
     from edge_client.params import square_sum
 
     for index, ((listed, _, _), (name, tensor)) in enumerate(zip(table, folded, strict=True)):
-        if _MODEL_PREFIX + name != listed:
+        if MODEL_PREFIX + name != listed:
             raise ValueError(f"the method folded {name!r} where {listed!r} was due; keep the order of state.names()")
         if index == len(table) // 2:
             faults.point("aggregator.fold.middle")

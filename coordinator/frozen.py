@@ -23,12 +23,10 @@ from edge_client.errors import PayloadError
 from edge_client.methods.base import Header
 from edge_client.params import IndexMap, settle_buffer
 from edge_client.records import Report
-from edge_client.wire.container import Entry, read_header
+from edge_client.wire.container import MODEL_PREFIX, Entry, read_header
 from edge_client.wire.tensors import ContainerReader, read_entry
 
-__all__ = ["MODEL_PREFIX", "FrozenSet", "FrozenUpdate", "ModelState"]
-
-MODEL_PREFIX = "model/"
+__all__ = ["FrozenSet", "FrozenUpdate", "ModelState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,11 @@ from edge_client import records
 from edge_client.errors import PayloadError
 from edge_client.records import Report
 from edge_client.wire import frames
-from edge_client.wire.container import Entry, Header, codec_rule, payload_kind, read_header
+from edge_client.wire.container import MODEL_PREFIX, Entry, Header, codec_rule, payload_kind, read_header
 
 __all__ = ["CONFUSION", "Expected", "check_header", "read_confusion"]
 
 CONFUSION = "evaluation/confusion"
-_MODEL_PREFIX = "model/"
 _MAX_LISTED = 3
 _MAX_PLAN_BYTES = 12_288
 _MAX_PHASES = 64  # passes of a method over the data, in each epoch
@@ -55,8 +54,8 @@ def check_header(path: Path, expected: Expected) -> Report:
     """The report of the update at `path`, if it is what was asked for; raises `PayloadError` if not."""
     header = read_header(path)
     report = records.from_map(Report, header.meta, where=f"{expected.source}: report")
-    model = [entry for entry in header.entries if entry.name.startswith(_MODEL_PREFIX)]
-    others = [entry for entry in header.entries if not entry.name.startswith(_MODEL_PREFIX)]
+    model = [entry for entry in header.entries if entry.name.startswith(MODEL_PREFIX)]
+    others = [entry for entry in header.entries if not entry.name.startswith(MODEL_PREFIX)]
     _check_model(model, expected)
     _check_payload(report, expected)
     _check_plan(report, expected)
@@ -66,7 +65,7 @@ def check_header(path: Path, expected: Expected) -> Report:
 
 
 def _check_model(model: Sequence[Entry], expected: Expected) -> None:
-    listed = [e for e in expected.base.entries if e.name.startswith(_MODEL_PREFIX)] if expected.train else []
+    listed = [e for e in expected.base.entries if e.name.startswith(MODEL_PREFIX)] if expected.train else []
     if [entry.name for entry in model] != [entry.name for entry in listed]:
         raise PayloadError("names", _name_difference(model, listed, expected))
     for entry, sent in zip(model, listed, strict=True):
@@ -94,7 +93,7 @@ def _name_difference(model: Sequence[Entry], listed: Sequence[Entry], expected: 
 
 
 def _short(entry: Entry) -> str:
-    return repr(entry.name.removeprefix(_MODEL_PREFIX)[:80])
+    return repr(entry.name.removeprefix(MODEL_PREFIX)[:80])
 
 
 def _some(names: Sequence[str]) -> str:

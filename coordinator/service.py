@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import resource
 import secrets
 import select
@@ -53,12 +52,8 @@ _LONGEST_DISK_RETRY_S = 60.0
 
 
 def default_state_dir() -> Path:
-    """`$FEDFIT_STATE_DIR`; as root `/var/lib/fedfit/coordinator`; else below the home directory."""
-    if named := os.environ.get("FEDFIT_STATE_DIR"):
-        return Path(named)
-    if os.geteuid() == 0:
-        return Path("/var/lib/fedfit/coordinator")
-    return Path.home() / ".local/state/fedfit/coordinator"
+    """`$FEDFIT_STATE_DIR`, or the usual place of a coordinator's state."""
+    return durable.default_state_dir(STATE_KIND, variable="FEDFIT_STATE_DIR")
 
 
 def access_of(device: DeviceRow, topics: Topics) -> DeviceAccess:

@@ -37,7 +37,7 @@ from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
 from edge_client.training.objectives import cross_entropy
 from edge_client.training.seeds import derive
-from edge_client.wire.container import payload_kind
+from edge_client.wire.container import MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
 __all__ = ["DeclinedError", "carry_out", "read_state", "write_state"]
@@ -258,7 +258,7 @@ class _Work:
     def _write_update(self, report: Report, result: Result | None) -> tuple[str, int]:
         entries: list[tuple[str, Tensor]] = []
         if report.payload != "none":
-            entries = [(f"model/{name}", tensor) for name, tensor in self.model.state_dict().items()]
+            entries = [(MODEL_PREFIX + name, tensor) for name, tensor in self.model.state_dict().items()]
         table = [(name, codec_for(t, self.run.rounds.codec), tuple(t.shape)) for name, t in entries]
         if result is not None:
             entries.append(("evaluation/confusion", result.confusion))
@@ -267,7 +267,7 @@ class _Work:
         faults.point("worker.update.write")
         with ContainerReader(self.model_path) as received:
             tensors = (
-                t - received.tensor(name) if report.payload == "delta" and name.startswith("model/") else t
+                t - received.tensor(name) if report.payload == "delta" and name.startswith(MODEL_PREFIX) else t
                 for name, t in entries
             )
             written = write_container(temporary, to_map(report), table, tensors)
@@ -288,12 +288,12 @@ def _load_weights(model: Model, path: Path) -> None:
     """Copy the received tensors into the model; both must have exactly the same names and shapes."""
     with ContainerReader(path) as reader:
         state = model.state_dict()
-        sent = {name.removeprefix("model/") for name in reader.names("model/")}
+        sent = {name.removeprefix(MODEL_PREFIX) for name in reader.names(MODEL_PREFIX)}
         if sent != state.keys():
             odd = sorted(sent ^ state.keys())
             raise PayloadError("names", f"received model and this device's differ in {len(odd)} tensors ({odd[0]!r})")
         for name, tensor in state.items():
-            value = reader.tensor(f"model/{name}")
+            value = reader.tensor(MODEL_PREFIX + name)
             if value.shape != tensor.shape:
                 raise PayloadError("shape", f"tensor {name!r} is {tuple(value.shape)}, expected {tuple(tensor.shape)}")
             tensor.copy_(value)

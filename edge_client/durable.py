@@ -19,6 +19,7 @@ from edge_client.errors import ConflictError, DiskFullError, MachineError
 
 __all__ = [
     "claim_state_dir",
+    "default_state_dir",
     "disk_errors",
     "free_bytes",
     "make_dir",
@@ -106,6 +107,13 @@ def sha256_file(path: Path) -> str:
         while count := file.readinto(piece):
             digest.update(piece[:count])
     return digest.hexdigest()
+
+
+def default_state_dir(kind: str, *, variable: str) -> Path:
+    """What the environment names; as root `/var/lib/fedfit/KIND`; else below the home directory."""
+    if named := os.environ.get(variable):
+        return Path(named)
+    return (Path("/var/lib") if os.geteuid() == 0 else Path.home() / ".local/state") / "fedfit" / kind
 
 
 def claim_state_dir(path: Path, *, kind: str, version: int, may_hold: Collection[str] = ()) -> int:

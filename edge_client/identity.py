@@ -50,12 +50,8 @@ class Bundle:
 
 
 def default_state_dir() -> Path:
-    """`$FEDFIT_DEVICE_DIR`; as root `/var/lib/fedfit/device`; else below the home directory."""
-    if named := os.environ.get("FEDFIT_DEVICE_DIR"):
-        return Path(named)
-    if os.geteuid() == 0:
-        return Path("/var/lib/fedfit/device")
-    return Path.home() / ".local/state/fedfit/device"
+    """`$FEDFIT_DEVICE_DIR`, or the usual place of a device's state."""
+    return durable.default_state_dir(STATE_KIND, variable="FEDFIT_DEVICE_DIR")
 
 
 def parse_bundle(text: str, source: str) -> Bundle:

@@ -45,6 +45,7 @@ __all__ = [
     "CODECS",
     "FLOAT_CODECS",
     "MAX_HEADER_BYTES",
+    "MODEL_PREFIX",
     "Entry",
     "Header",
     "TableRow",
@@ -58,6 +59,7 @@ __all__ = [
 
 TableRow = tuple[str, str, Sequence[int]]  # name, codec, shape
 
+MODEL_PREFIX = "model/"  # of the tensors of a state dict; others are `evaluation/` and, later, a method's own
 FLOAT_CODECS = ("fp32", "fp16", "bf16", "int8")
 CODECS = (*FLOAT_CODECS, "i64")
 
