@@ -31,7 +31,7 @@ Json = dict[str, Any]
 _MLP = {"name": "mlp", "input": [1, 8, 8], "hidden": [16]}
 
 
-def mlp_run(*, rounds: int, devices: int = 2, deadline: str = "5min", **changes: Any) -> RunFile:
+def mlp_run(*, rounds: int, devices: int = 2, deadline: str = "5min", codec: str = "fp32", **changes: Any) -> RunFile:
     """A run whose rounds are as short as they can be: one step of a small MLP on the digits."""
     table: dict[str, Any] = {
         "name": "test",
@@ -40,7 +40,7 @@ def mlp_run(*, rounds: int, devices: int = 2, deadline: str = "5min", **changes:
         "train": {"batch": 16, "max-steps": 1, "lr": 0.1},
         "stop": {"rounds": rounds},
         "devices": {"min": devices},
-        "rounds": {"deadline": deadline},
+        "rounds": {"deadline": deadline, "codec": codec},
         "evaluate": {"every": 0},
     }
     for key, value in changes.items():
@@ -262,13 +262,14 @@ def hashes(shown: Json) -> list[str]:
 
 
 @functools.cache
-def undisturbed_hashes(rounds: int, hidden: int) -> list[str]:
+def undisturbed_hashes(rounds: int, hidden: int, codec: str = "fp32") -> list[str]:
     """The hashes of a run of the devices a and b that nobody disturbs; made once for all tests of a session."""
     with tempfile.TemporaryDirectory(prefix="fedfit-undisturbed-") as folder, Fleet(Path(folder)) as fleet:
         fleet.start_coordinator()
         fleet.add_devices("a", "b")
         fleet.start_device("a")
         fleet.start_device("b")
-        shown = fleet.wait_finished(fleet.start_run(mlp_run(rounds=rounds, model={"hidden": [hidden]})), 30 * rounds)
+        file = mlp_run(rounds=rounds, codec=codec, model={"hidden": [hidden]})
+        shown = fleet.wait_finished(fleet.start_run(file), 30 * rounds)
         assert shown["state"] == "finished", shown["reason"]
         return hashes(shown)
