@@ -18,12 +18,15 @@ from typing import Any
 
 from coordinator import intake, rounds
 from coordinator.aggregation import Aggregation, Answer
+from coordinator.eligibility import Obstacle, obstacle
+from coordinator.roster import Roster
 from coordinator.rounds import RunMachine
-from coordinator.store.base import LeaseRow, ModelRow, RunRow, Store
+from coordinator.stopping import learning_rate
+from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, ModelRow, RunRow, Store
 from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
-from edge_client.errors import DiskFullError, MachineError, PayloadError
+from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
 from edge_client.files import RunFile
 from edge_client.records import PartRef, Report, from_map, to_map
 from edge_client.wire.container import read_header
@@ -57,9 +60,11 @@ class Conductor:
         aggregation: Aggregation,
         send: Send,
         announce: Callable[[dict[str, Any]], None],
+        roster: Roster,
         epoch: int,
     ) -> None:
         self._store = store
+        self._roster = roster
         self._blobs = blobs
         self._uploads = uploads
         self._downloads = downloads
@@ -75,6 +80,8 @@ class Conductor:
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
         self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
         self._issue = store.next_issue()
+        self._boots: dict[str, str] = {}
+        self._remembered: set[str] = set()  # devices of the active run whose profile is stored
         self.traffic: dict[str, tuple[int, int]] = {}
 
     # runs
@@ -92,7 +99,7 @@ class Conductor:
         """Look at every blob of the open round: a lost update is asked for again, a lost model ends the run."""
         model = self._store.last_model(run.id)
         assert model is not None
-        for sha256 in (run.settings_sha256, model.sha256, model.sent_sha256):
+        for sha256 in filter(None, (run.settings_sha256, run.task_sha256, model.sha256, model.sent_sha256)):
             if not self._blobs.verified(sha256):
                 what = f"blob {sha256[:12]} of version {model.version} is missing or damaged"
                 self._fail(run.id, f"damaged: {what}; restore a backup of the state directory")
@@ -116,11 +123,18 @@ class Conductor:
             at_once, self._stop_asked = self._stop_asked, None
             self._handle(rounds.StopAsked(at_once), now)
         if self.machine is not None:
-            self._handle(rounds.Tick(online, num_enrolled), now)
+            barred = {name for name in online if self.obstacle(self.machine.file, name) is not None}
+            self._handle(rounds.Tick(online - barred, num_enrolled - len(barred)), now)
         elif not self._preparing:
             waiting = self._store.first_run("queued")
             if waiting is not None:
                 self._prepare(waiting)
+
+    def obstacle(self, file: RunFile, device: str) -> Obstacle | None:
+        """Why a run does not ask a device that is there; None if it may."""
+        present = self._roster.presence(device)
+        tasks = present.tasks if present is not None else {}
+        return obstacle(file, labels=self._roster.labels_of(device), tasks=tasks)
 
     @property
     def selecting(self) -> bool:
@@ -131,8 +145,36 @@ class Conductor:
         """Make the first model of a run, in the aggregator."""
         self._preparing = True
         out = self._blobs.temporary_path(f"init-{run.id}")
-        job = {"job": "init", "run": run.file, "out": str(out)}
+        try:
+            start = self._start_of(run)
+        except InputError as error:
+            self._fail(run.id, f"input: {error}")
+            return
+        job = {"job": "init", "run": run.file, "task": self._task_path(run), "start": start, "out": str(out)}
         self._aggregation.submit(job, lambda answer: self._made(run, 0, out, "", answer, self._begin))
+
+    def _task_path(self, run: RunRow) -> str | None:
+        return str(self._blobs.path(run.task_sha256)) if run.task_sha256 else None
+
+    def _start_of(self, run: RunRow) -> str | None:
+        """The model that a run goes on from, or None; raises `InputError` if it is not there any more."""
+        init = from_map(RunFile, run.file).init
+        return None if init == "random" else str(self._blobs.path(self.model_named(init.removeprefix("run:")).sha256))
+
+    def model_named(self, name: str) -> ModelRow:
+        """A kept model by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError`."""
+        run_id, _, which = name.partition("@")
+        run = self._store.run(run_id)
+        if run is None:
+            raise InputError(f"init: expected a run of this coordinator, got {run_id!r}; see: coordinator run list")
+        version = run.best_version if which == "best" else int(which) if which.isdigit() else None
+        if which == "best" and version is None:
+            raise InputError(f"init: run {run_id!r} has no best version, nothing of it was judged; use run:{run_id}")
+        model = self._store.last_model(run_id) if version is None else self._store.model(run_id, version)
+        if model is None or not self._store.is_needed(model.sha256, KEPT_MODELS):
+            what = "no model" if version is None else f"no version {version} any more"
+            raise InputError(f"init: run {run_id!r} has {what}; the last {KEPT_MODELS} and the best are kept")
+        return model
 
     def _begin(self, run: RunRow, model: ModelRow) -> None:
         self._preparing = False
@@ -216,6 +258,9 @@ class Conductor:
             updates=self._store.updates(run.id, last.number, last.attempt) if last else (),
             plans=self._store.last_plans(run.id),
             drop_rate=self._store.drop_rate(run.id, _DROP_LEASES),
+            scores=self._store.scores(run.id),
+            evaluations=self._store.evaluations(run.id, model.version),
+            dry=run.dry,
         )
         self.run, self.model = run, model
         self.machine = RunMachine(snapshot, new_id=lambda: secrets.token_hex(16), new_issue=self._next_issue, now=now)
@@ -254,6 +299,12 @@ class Conductor:
         self._handle(rounds.Holding(device, lease), now)
         if lease is not None and not finished and self.open_lease(device, lease) is None:
             self._send(device, Cancel(lease=lease, code="over"))
+
+    def greeted(self, device: str, boot: str, now: float) -> None:
+        """A device said hello; with another boot id it has started anew."""
+        if self._boots.get(device) != boot:
+            self._boots[device] = boot
+            self._handle(rounds.Returned(device), now)
 
     def removed(self, device: str, now: float) -> None:
         """A device is not enrolled any more: nobody waits for it."""
@@ -445,6 +496,11 @@ class Conductor:
                     self._send(device, Cancel(lease=lease_id))
                 case rounds.SaveUpdate(lease_id, update, evaluation):
                     store.save_update(update, evaluation, lease_id)
+                    self._remember(lease_id)
+                case rounds.SaveScore(version, score, best_version):
+                    store.save_score(self._run_id(), version, score, best_version)
+                case rounds.Judge(version):
+                    self._judge(version)
                 case rounds.SendReceipt():
                     self._send(instruction.device, _receipt(instruction))
                 case rounds.Freeze(round_, set_hash):
@@ -465,9 +521,55 @@ class Conductor:
                     self._observe_drops()
                     log.warning("run %s round %d: abandoned, %s", round_.run, round_.number, reason)
                 case rounds.SaveDeadline(round_):
-                    store.save_deadline(round_.run, round_.number, round_.attempt, round_.remaining_s, round_.extended)
+                    store.save_deadline(
+                        round_.run,
+                        round_.number,
+                        round_.attempt,
+                        remaining_s=round_.remaining_s,
+                        extended=round_.extended,
+                        elapsed_s=round_.elapsed_s,
+                    )
                 case rounds.Finish(state, reason):
                     self._finish(state, reason)
+
+    def _run_id(self) -> str:
+        assert self.run is not None
+        return self.run.id
+
+    def _remember(self, lease_id: str) -> None:
+        """Keep what the device was in this run, once."""
+        lease = self.machine.leases.get(lease_id) if self.machine else None
+        present = self._roster.presence(lease.device) if lease else None
+        if lease is None or present is None or lease.device in self._remembered:
+            return
+        self._remembered.add(lease.device)
+        info = {"client": present.client, "profile": to_map(present.profile)}
+        self._store.remember_device(lease.run, lease.device, {**info, "labels": self._roster.labels_of(lease.device)})
+
+    def _judge(self, version: int) -> None:
+        """Use the server's own test data on a version."""
+        run, model = self.run, self.model
+        assert run is not None
+        assert model is not None
+        path = self._file().evaluate.on.removeprefix("npz:")
+        job = {"job": "evaluate", "run": run.file, "task": self._task_path(run), "data": path}
+
+        def judged(answer: Answer) -> None:
+            if self.run is None or self.run.id != run.id or not self._succeeded(run, answer):
+                return  # the run was stopped, or it cannot be judged
+            row = EvaluationRow(
+                run=run.id,
+                version=version,
+                device=SERVER,
+                num_samples=answer["num_samples"],
+                num_correct=answer["num_correct"],
+                loss_sum=answer["loss_sum"],
+                confusion=tuple(answer["confusion"]),
+            )
+            self._store.save_evaluation(row)
+            self._handle(rounds.Judged(row), time.monotonic())
+
+        self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, judged)
 
     def _observe_drops(self) -> None:
         if self.machine is not None:
@@ -486,7 +588,7 @@ class Conductor:
         file = self.machine.file
         return Assign(
             lease=lease.id,
-            epoch=lease.epoch,
+            epoch=self._epoch,  # not the lease's: devices may have seen newer leases than a restored coordinator knows
             issue=lease.issue,
             run=lease.run,
             round=lease.round,
@@ -495,16 +597,19 @@ class Conductor:
             train=lease.train,
             evaluate=lease.evaluate,
             seed=rounds.seed_of(file.seed, lease.round, lease.device),
-            learning_rate=file.train.lr,
+            learning_rate=learning_rate(file.train, lease.round, file.stop.rounds),
             threads=file.train.threads,
             plan=lease.plan,
             counted=self._store.last_counted_lease(lease.run, lease.device),
             deadline_s=deadline_s,
-            parts=(
-                PartRef(key="run", sha256=self.run.settings_sha256, length=self.run.settings_length),
-                PartRef(key="model", sha256=self.model.sent_sha256, length=self.model.sent_length),
-            ),
+            parts=self._parts(self.run, self.model),
         )
+
+    def _parts(self, run: RunRow, model: ModelRow) -> tuple[PartRef, ...]:
+        settings = PartRef(key="run", sha256=run.settings_sha256, length=run.settings_length)
+        if run.dry:
+            return (settings,)
+        return (settings, PartRef(key="model", sha256=model.sent_sha256, length=model.sent_length))
 
     def _fold(self, fold: rounds.Fold) -> None:
         run, model = self.run, self.model
@@ -533,7 +638,9 @@ class Conductor:
 
     def _tell_everybody(self, run_id: str, number: int, attempt: int, version: int) -> None:
         assert self.model is not None
-        self._announce({"run": run_id, "round": number, "version": version, "sha256": self.model.sha256})
+        assert self.run is not None
+        if not self.run.dry:
+            self._announce({"run": run_id, "round": number, "version": version, "sha256": self.model.sha256})
         faults.point("coordinator.announced")
         for update in self._store.updates(run_id, number, attempt):
             self._remove_blob(update.sha256)
@@ -567,6 +674,7 @@ class Conductor:
         self.machine = self.run = self.model = None
         self._preparing = False
         self._stop_asked = None
+        self._remembered.clear()
         self._checking.clear()
 
 

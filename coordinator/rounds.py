@@ -3,7 +3,7 @@
     SELECTING ──enough devices──> RUNNING ──set complete, or deadline with quorum──> FROZEN ──folded──> COMMITTED
         ^                            └──too few──> ABANDONED ──after a pause──┐                            │
         └─────────────────────────────────────────────────────────────────────┴──── ANNOUNCED <────────────┘
-    after the last round: EVALUATING, then the run is finished
+    after the last round: EVALUATING, then the run is finished. A dry run has one EVALUATING round that asks for plans.
 
 Rules
   R1  An update counts once: one row per (run, round, attempt, device), written before its receipt is sent.
@@ -11,9 +11,13 @@ Rules
   R3  A round ends with all it asked for, or at its deadline with a quorum; it is prolonged once, then abandoned.
   R4  A round that is tried again uses the same seeds: with the same devices it gives the same model.
   R5  The service carries instructions out in their order; each is durable before the next begins.
+  R6  A device that cannot take part (nothing fits, no data, ...) is not asked again until it has started anew.
+  R7  The run ends by the first of its stop rules; the last model is judged before, unless somebody stopped the run.
 
 Training and judging share one assignment: in round r a device first evaluates the model it receives (version r - 1) on
-its own test data, then trains it; devices that do not train in this round only evaluate.
+its own test data, then trains it; devices that do not train in this round only evaluate. A round whose updates are
+complete waits for those, but not longer than half the time it has taken. With test data on the server, each version is
+judged there between two rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from coordinator import selection
+from coordinator import evaluation, selection
+from coordinator.stopping import Scoreboard, score_of
 from coordinator.store.base import OPEN_LEASE, EvaluationRow, LeaseRow, ModelRow, RoundRow, UpdateRow
 from edge_client.files import RunFile
 from edge_client.records import Report, TrainingPlan
@@ -44,11 +49,15 @@ __all__ = [
     "Freeze",
     "Holding",
     "Instruction",
+    "Judge",
+    "Judged",
     "OpenRound",
     "Refused",
     "Removed",
+    "Returned",
     "RunMachine",
     "SaveDeadline",
+    "SaveScore",
     "SaveUpdate",
     "SendAssign",
     "SendCancel",
@@ -69,6 +78,24 @@ _SAVE_DEADLINE_S = 5.0
 _EXTENSION = 0.5
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 60.0
+_EVALUATORS_SHARE = 0.5  # of the time a round took: so long it waits for devices that only evaluate
+_DRY_S = 300.0  # a plan needs a worker's start and a look at the data
+# reasons that stay until the device's owner changes something
+_LASTING = frozenset(
+    {
+        "nothing_fits",
+        "no_data",
+        "bad_data",
+        "unknown_class",
+        "bad_model",
+        "unknown_model",
+        "bad_method",
+        "unknown_method",
+        "bad_task",
+        "task_missing",
+        "task_differs",
+    }
+)
 
 
 def seed_of(seed: int, round_: int, device: str) -> int:
@@ -90,7 +117,7 @@ def counted_samples(updates: Sequence[UpdateRow], max_weight_ratio: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; these devices are there and let in, of so many enrolled."""
+    """Time has passed; these devices are there and may be asked, of so many that could be."""
 
     online: frozenset[str]
     num_enrolled: int
@@ -151,6 +178,20 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """A device has started anew: what it could not do before, it may do now."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The server's own test data were used on a version."""
+
+    evaluation: EvaluationRow
+
+
+@dataclass(frozen=True, slots=True)
 class Folded:
     """The next version is on disk."""
 
@@ -164,7 +205,9 @@ class StopAsked:
     now: bool
 
 
-Event: TypeAlias = Tick | Accepted | Declined | Holding | Stored | Refused | Removed | Folded | StopAsked
+Event: TypeAlias = (
+    Tick | Accepted | Declined | Holding | Stored | Refused | Removed | Returned | Folded | Judged | StopAsked
+)
 
 
 # instructions
@@ -275,6 +318,22 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveScore:
+    """Write what the run's metric says of a version, and which one is best."""
+
+    version: int
+    score: float
+    best_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Use the server's own test data on a version; answer with `Judged`."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class SaveDeadline:
     """Write how much time the round has left."""
 
@@ -303,6 +362,8 @@ Instruction: TypeAlias = (
     | Announce
     | Abandon
     | SaveDeadline
+    | SaveScore
+    | Judge
     | Finish
 )
 
@@ -320,6 +381,9 @@ class Snapshot:
     updates: Sequence[UpdateRow] = ()
     plans: Mapping[str, TrainingPlan] = field(default_factory=dict)
     drop_rate: float = 0.0
+    scores: Mapping[int, float] = field(default_factory=dict)
+    evaluations: Sequence[EvaluationRow] = ()  # of the version that is sent in the open round
+    dry: bool = False
 
 
 class RunMachine:
@@ -350,16 +414,27 @@ class RunMachine:
         self._attempt = 1
         self._stopping = False
         self.finished = False
+        self.dry = snapshot.dry
+        self.excluded: dict[str, str] = {}  # device -> why it is not asked any more
+        self._unjudged: set[str] = set()  # devices that train but do not tell their results
+        self._scores = Scoreboard(snapshot.file, snapshot.scores)
+        self._evaluations = {row.device: row for row in snapshot.evaluations}
+        self._judging = False
+        self._ending = ""  # why the run ends, once a rule has said so
+        self._ending_at = now
+        self._began = now - (snapshot.round.elapsed_s if snapshot.round else 0.0)
+        self._opened_at = now
+        self._complete_at: float | None = None
         self._resume: list[Instruction] = list(self._restore(snapshot, now))
 
     def _restore(self, snapshot: Snapshot, now: float) -> Iterator[Instruction]:
         round_ = snapshot.round
         if round_ is None:
-            return
-        if round_.state in ("COMMITTED", "ANNOUNCED"):
+            yield from self._judge_here()
+        elif round_.state in ("COMMITTED", "ANNOUNCED"):
             if round_.state == "COMMITTED":
                 yield Announce(round_, snapshot.version)
-            yield from self._after_commit(evaluated=round_.goal == 0)
+            yield from self._after_commit(now, evaluated=round_.goal == 0)
         elif round_.state == "ABANDONED":
             self._attempt = round_.attempt + 1
         else:
@@ -379,7 +454,7 @@ class RunMachine:
         if self.finished:
             return "FINISHED"
         if self.round is None:
-            return "SELECTING"
+            return "EVALUATING" if self._judging else "SELECTING"
         return "EVALUATING" if self.round.goal == 0 else self.round.state
 
     @property
@@ -399,7 +474,7 @@ class RunMachine:
             case Accepted():
                 yield from self._accepted(event.lease)
             case Declined():
-                yield from self._close(event.lease, "declined", event.code, event.detail, event.log)
+                yield from self._declined(event)
                 yield from self._advance(now)
             case Holding():
                 self._holding(event, now)
@@ -412,6 +487,11 @@ class RunMachine:
             case Removed():
                 yield from self._removed(event.device)
                 yield from self._advance(now)
+            case Returned():
+                self.excluded.pop(event.device, None)
+                self._unjudged.discard(event.device)
+            case Judged():
+                yield from self._judged(event.evaluation, now)
             case Folded():
                 yield from self._folded(event, now)
             case StopAsked():
@@ -428,8 +508,10 @@ class RunMachine:
             yield from self._keep_deadline(now)
 
     def _select(self, tick: Tick, now: float) -> Iterator[Instruction]:
-        minimum = self.file.devices.min
-        if len(tick.online) < minimum or now < self._not_before:
+        if not self.dry:
+            yield from self._end_or_go_on(now)
+        available = sorted(tick.online - self.excluded.keys())
+        if self.finished or self._judging or len(available) < self._num_needed(now) or now < self._not_before:
             self._enough_since = None
             return
         if self._enough_since is None:
@@ -437,30 +519,42 @@ class RunMachine:
         if len(tick.online) < tick.num_enrolled and now - self._enough_since < _SETTLE_S:
             return
         number = self.version + 1
-        available = sorted(tick.online)
-        if self.version >= self.file.stop.rounds:  # only the last model is still to be judged
+        if self._ending or self.dry:  # only the last model is still to be judged, or only plans are wanted
             yield from self._open_round(number, 0, 0, (), available, now)
+            yield from self._advance(now)
             return
-        goal, quorum = selection.goal_and_quorum(len(available), fraction=self.file.devices.fraction, minimum=minimum)
+        section = self.file.devices
+        goal, quorum = selection.goal_and_quorum(len(available), fraction=section.fraction, minimum=section.min)
         num = selection.num_to_ask(goal, quorum, drop_rate=self.drop_rate, available=len(available))
         cohort = selection.choose(available, num, seed=seed_of(self.file.seed, number, "cohort"))
         yield from self._open_round(number, goal, quorum, cohort, available, now)
 
+    def _num_needed(self, now: float) -> int:
+        """Devices that must be there; the last evaluation does not wait for ever, and a dry run takes who is there."""
+        waited_enough = bool(self._ending) and now - self._ending_at > _AWAY_S
+        return 0 if self.dry or waited_enough else self.file.devices.min
+
     def _open_round(
         self, number: int, goal: int, quorum: int, cohort: Sequence[str], available: Sequence[str], now: float
     ) -> Iterator[Instruction]:
-        evaluate = self._evaluates(self.version)
+        evaluate = self._devices_judge(self.version)
+        deadline = self.file.rounds.deadline
         round_ = RoundRow(
             run=self.run,
             number=number,
             attempt=self._attempt,
             goal=goal,
             quorum=quorum,
-            remaining_s=self.file.rounds.deadline,
+            remaining_s=min(deadline, _DRY_S) if self.dry else deadline,
+            elapsed_s=now - self._began,
         )
-        only = [name for name in available if name not in cohort] if evaluate else []
-        leases = [self._lease(round_, name, train=True, evaluate=evaluate) for name in cohort]
-        leases += [self._lease(round_, name, train=False, evaluate=True) for name in only]
+        others = [name for name in available if name not in cohort and name not in self._unjudged]
+        leases = [
+            self._lease(round_, name, train=True, evaluate=evaluate and name not in self._unjudged) for name in cohort
+        ]
+        if evaluate or self.dry:
+            leases += [self._lease(round_, name, train=False, evaluate=evaluate) for name in others]
+        self._evaluations = {}
         self._open(round_, leases, now)
         yield OpenRound(round_, tuple(leases))
         yield from self._remind(now)
@@ -474,6 +568,8 @@ class RunMachine:
         self._away_since = {}
         self._enough_since = None
         self._deadline = now + round_.remaining_s
+        self._opened_at = now
+        self._complete_at = None
 
     def _lease(self, round_: RoundRow, device: str, *, train: bool, evaluate: bool) -> LeaseRow:
         return LeaseRow(
@@ -490,9 +586,37 @@ class RunMachine:
             plan=self._plans.get(device),
         )
 
-    def _evaluates(self, version: int) -> bool:
-        every = self.file.evaluate.every
-        return every > 0 and (version % every == 0 or version == self.file.stop.rounds)
+    def _wants_score(self, version: int) -> bool:
+        """Whether this version is to be judged; the last one always is, unless nothing is judged at all."""
+        if self.dry or self.file.evaluate.every == 0:
+            return False
+        return self._scores.is_due(version) or bool(self._ending)
+
+    def _devices_judge(self, version: int) -> bool:
+        return self.file.evaluate.on == "devices" and self._wants_score(version)
+
+    def _judge_here(self) -> Iterator[Instruction]:
+        """Let the server judge the newest version, if it should and has not."""
+        due = self.file.evaluate.on != "devices" and self._wants_score(self.version)
+        if due and not self._scores.is_scored(self.version) and not self._judging:
+            self._judging = True
+            yield Judge(self.version)
+
+    def _judged(self, row: EvaluationRow, now: float) -> Iterator[Instruction]:
+        if not self._judging or row.version != self.version:
+            return
+        self._judging = False
+        yield from self._score(self.version, [row])
+        yield from self._end_or_go_on(now)
+
+    def _score(self, version: int, rows: Sequence[EvaluationRow]) -> Iterator[Instruction]:
+        result = evaluation.summarize(version, rows, len(self.file.classes))
+        if result is None or self._scores.is_scored(version):
+            return
+        score = score_of(result, self.file.stop.metric)
+        self._scores.add(version, score)
+        assert self._scores.best_version is not None
+        yield SaveScore(version, score, self._scores.best_version)
 
     # running
 
@@ -521,6 +645,19 @@ class RunMachine:
             self.leases[lease_id] = replace(lease, state="accepted")
             yield CloseLease(lease_id, "accepted")
 
+    def _declined(self, event: Declined) -> Iterator[Instruction]:
+        lease = self.leases.get(event.lease)
+        if lease is None or lease.state not in OPEN_LEASE:
+            return
+        yield from self._close(lease.id, "declined", event.code, event.detail, event.log)
+        if event.code in _LASTING:
+            self.excluded[lease.device] = event.code
+        elif event.code == "not_shared":
+            self._unjudged.add(lease.device)
+        if event.code == "nothing_fits" and self.file.devices.misfit == "fail" and not self.dry:
+            yield from self._drop_round(f"{lease.device}: nothing fits")
+            yield from self._finish("failed", f"nothing_fits: {lease.device}: {event.detail}"[:500])
+
     def _holding(self, event: Holding, now: float) -> None:
         """A device that lost its lease (a new disk, an old backup) gets it again."""
         for lease in self.leases.values():
@@ -543,14 +680,16 @@ class RunMachine:
             if lease is not None:
                 yield self._again(lease, stored.sha256)
             return
-        update = self._update_row(lease, stored) if lease.train else None
-        evaluation = self._evaluation_row(lease, stored)
+        update = self._update_row(lease, stored) if lease.train or self.dry else None
+        judged = self._evaluation_row(lease, stored)
         self.leases[lease.id] = replace(lease, state="stored")
+        if judged is not None:
+            self._evaluations[lease.device] = judged
         if update is not None:
             self.updates[lease.device] = update
             if stored.report.plan is not None:
                 self._plans[lease.device] = stored.report.plan
-        yield SaveUpdate(lease.id, update, evaluation)
+        yield SaveUpdate(lease.id, update, judged)
         yield _receipt(lease, stored.sha256, "accepted")
 
     def _again(self, lease: LeaseRow, sha256: str) -> SendReceipt:
@@ -612,11 +751,12 @@ class RunMachine:
         overdue = now >= self._deadline
         if self.round.goal == 0:
             if overdue or not still_open:
-                yield from self._finish_evaluation()
+                yield from self._finish_evaluation(now)
         elif len(self.updates) >= self.round.goal or (
             len(self.updates) >= self.round.quorum and (overdue or not still_open)
         ):
-            yield from self._freeze(overdue=overdue)
+            if overdue or not self._waits_for_evaluators(now):
+                yield from self._freeze(overdue=overdue)
         elif overdue and not self.round.extended:
             self._deadline = now + _EXTENSION * self.file.rounds.deadline
             self.round = replace(self.round, extended=True)
@@ -629,11 +769,19 @@ class RunMachine:
             elif overdue or not self._evaluators_may_help():
                 yield from self._abandon(now)
 
+    def _waits_for_evaluators(self, now: float) -> bool:
+        """Whether devices that only evaluate get some more time; their counts make the fleet's result exact."""
+        if not any(lease.state in OPEN_LEASE and not lease.train for lease in self.leases.values()):
+            return False
+        if self._complete_at is None:
+            self._complete_at = now
+        return now - self._complete_at < _EVALUATORS_SHARE * (self._complete_at - self._opened_at)
+
     def _substitutes(self) -> tuple[LeaseRow, ...]:
         """Leases for devices that were not asked in this attempt."""
         assert self.round is not None
         asked = {lease.device for lease in self.leases.values() if lease.train or lease.state in OPEN_LEASE}
-        spare = sorted(self._online - asked)[: self.round.goal - len(self.updates)]
+        spare = sorted(self._online - asked - self.excluded.keys())[: self.round.goal - len(self.updates)]
         if len(self.updates) + len(spare) < self.round.quorum:
             return ()
         leases = tuple(self._lease(self.round, name, train=True, evaluate=False) for name in spare)
@@ -645,7 +793,7 @@ class RunMachine:
         assert self.round is not None
         trained = {lease.device for lease in self.leases.values() if lease.train}
         busy = {lease.device for lease in self.leases.values() if lease.state in OPEN_LEASE}
-        candidates = self._online - trained
+        candidates = self._online - trained - self.excluded.keys()
         return bool(candidates & busy) and len(self.updates) + len(candidates) >= self.round.quorum
 
     def _keep_deadline(self, now: float, *, always: bool = False) -> Iterator[Instruction]:
@@ -655,7 +803,8 @@ class RunMachine:
             and (always or now - self._saved_at >= _SAVE_DEADLINE_S)
         ):
             self._saved_at = now
-            self.round = replace(self.round, remaining_s=max(0.0, self._deadline - now))
+            remaining_s = max(0.0, self._deadline - now)
+            self.round = replace(self.round, remaining_s=remaining_s, elapsed_s=now - self._began)
             yield SaveDeadline(self.round)
 
     # ending
@@ -667,6 +816,7 @@ class RunMachine:
             if lease.state in OPEN_LEASE:
                 yield from self._close(lease.id, state, "late", "the round ended without it")
                 yield SendCancel(lease.device, lease.id)
+        yield from self._score(self.version, list(self._evaluations.values()))
         self.round = replace(self.round, state="FROZEN")
         fold = self._fold()
         yield Freeze(self.round, fold.set_hash)
@@ -684,16 +834,26 @@ class RunMachine:
         yield Commit(self.round, folded.model)
         self.version = folded.model.version
         yield Announce(self.round, self.version)
-        yield from self._after_commit(evaluated=False)
+        yield from self._after_commit(now, evaluated=False)
 
-    def _after_commit(self, *, evaluated: bool) -> Iterator[Instruction]:
+    def _after_commit(self, now: float, *, evaluated: bool) -> Iterator[Instruction]:
         self.round = None
         self.leases = {}
         self._attempt = 1
         if self._stopping:
             yield from self._finish("stopped", "stopped on request")
-        elif self.version >= self.file.stop.rounds and (evaluated or not self._evaluates(self.version)):
-            yield from self._finish("finished", f"{self.version} rounds")
+        elif self.dry:
+            yield from self._finish("finished", "dry run")
+        else:
+            yield from self._end_or_go_on(now, evaluated=evaluated)
+
+    def _end_or_go_on(self, now: float, *, evaluated: bool = False) -> Iterator[Instruction]:
+        """End the run if a rule says so and nothing is left to judge; else the next tick goes on."""
+        if not self._ending:
+            self._ending, self._ending_at = self._scores.end(self.version, now - self._began), now
+        yield from self._judge_here()
+        if self._ending and (evaluated or self._scores.is_scored(self.version) or not self._wants_score(self.version)):
+            yield from self._finish("finished", self._ending)
 
     def _abandon(self, now: float) -> Iterator[Instruction]:
         assert self.round is not None
@@ -724,14 +884,15 @@ class RunMachine:
             yield from self._drop_round("stopped on request")
         yield from self._finish("stopped", "stopped on request")
 
-    def _finish_evaluation(self) -> Iterator[Instruction]:
+    def _finish_evaluation(self, now: float) -> Iterator[Instruction]:
         assert self.round is not None
         for lease in list(self.leases.values()):
             if lease.state in OPEN_LEASE:
                 yield from self._close(lease.id, "expired", "late", "the evaluation ended without it")
                 yield SendCancel(lease.device, lease.id)
+        yield from self._score(self.version, list(self._evaluations.values()))
         yield Announce(self.round, self.version)
-        yield from self._after_commit(evaluated=True)
+        yield from self._after_commit(now, evaluated=True)
 
     def _finish(self, state: str, reason: str) -> Iterator[Instruction]:
         self.finished = True

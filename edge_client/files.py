@@ -12,14 +12,14 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from edge_client import records
 from edge_client.errors import InputError, PayloadError
-from edge_client.records import Between, Count, Id, Matches, Positive, Text
+from edge_client.records import Between, Count, Id, Matches, Positive, Text, is_id
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,6 +31,7 @@ __all__ = [
     "DescribedKey",
     "DeviceFile",
     "RunFile",
+    "check_run_file",
     "describe",
     "format_bytes",
     "load_device_file",
@@ -45,6 +46,7 @@ T = TypeVar("T")
 _SIZE = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _MAX_LABELS = 64
 _MAX_LABEL_BYTES = 8192
+_MAX_TASKS = 32
 _DURATION = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -84,6 +86,11 @@ class _Unit:
 
 
 @dataclass(frozen=True, slots=True)
+class _Auto:
+    """The text `auto` stands for None: fedfit chooses."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Rest:
     """Collects the keys of a table that the dataclass does not name: a method's parameters, a model's options."""
 
@@ -92,6 +99,18 @@ Bytes = Annotated[int, _Unit("bytes"), Between(0, 2**53)]
 Seconds = Annotated[float, _Unit("seconds"), Between(0.001, 366 * 86400)]
 Fraction = Annotated[float, Between(0, 1)]
 Options = Annotated[Mapping[str, Any], _Rest()]
+
+
+Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?")]
+_INIT_HELP = "starting weights: random, or run:ID for the last model of a run, run:ID@best, run:ID@VERSION"
+
+# keys of the files that this version does not serve: refused by name, so that nobody believes they have an effect
+_NOT_YET: Mapping[str, Sequence[str]] = {
+    "": ("simulate",),
+    "train": ("augment",),
+    "limits": ("accelerator",),
+    "share": ("class_statistics", "min_count", "features"),
+}
 
 
 def _key(help_text: str, default: Any = dataclasses.MISSING) -> Any:
@@ -112,8 +131,18 @@ class MethodSection:
 class ModelSection:
     name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = _key("a built-in model: small-cnn, mlp")
     input: tuple[Annotated[int, Between(1, 65536)], ...] = _key("shape of one sample: channels, height, width")
-    init: Annotated[str, Matches(r"random")] = _key("starting weights: random", "random")
+    init: Init = _key(_INIT_HELP, "random")
     options: Options = _key("the model's own options", dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSection:
+    name: Id = _key("a task that the devices' owners allow in their device.toml")
+    file: Text = _key("the task on this server, FILE.py:OBJECT beside the run file; without it NAME.py:task", "")
+    init: Init = _key(_INIT_HELP, "random")
+    sha256: Annotated[str, Matches(r"([0-9a-f]{64})?")] = _key(
+        "of the task's file; filled in when the run starts, checked if it stands there", ""
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,18 +154,36 @@ class TrainSection:
     lr: Annotated[float, Between(0, 1000)] = _key("learning rate", 0.05)
     momentum: Annotated[float, Between(0, 1)] = _key("momentum of sgd", 0.0)
     weight_decay: Annotated[float, Between(0, 10)] = _key("L2 penalty", 0.0)
+    schedule: Annotated[str, Matches(r"constant|cosine|exponential:0*\.\d{1,9}|exponential:1(\.0*)?")] = _key(
+        "learning rate over the rounds: constant, cosine (to 0 at stop.rounds), exponential:FACTOR (per round)",
+        "constant",
+    )
     threads: Annotated[int, Between(1, 1024)] = _key("CPU threads of a worker; part of the result's bits", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopSection:
-    rounds: Annotated[int, Between(1, 1_000_000)] = _key("rounds to train", 10)
+    """The first rule that is reached ends the run."""
+
+    rounds: Annotated[int, Between(1, 1_000_000)] = _key("rounds to train at most", 10)
+    metric: Annotated[str, Matches(r"accuracy|balanced-accuracy|macro-f1|loss")] = _key(
+        "what target, patience and the best version go by", "accuracy"
+    )
+    target: float | None = _key("end when the metric reaches this value", None)
+    patience: Positive | None = _key("end when so many evaluations in a row brought no better value", None)
+    hours: Annotated[float, Between(0.0001, 24 * 366)] | None = _key("end after so many hours of running", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesSection:
     min: Annotated[int, Between(1, 1_000_000)] = _key("a round starts and counts with at least so many devices", 1)
     fraction: Annotated[float, Between(0.0001, 1)] = _key("share of the devices that are there, chosen per round", 1.0)
+    where: tuple[Annotated[str, Matches(r"(?s)[A-Za-z0-9_.-]{1,64}=.{0,128}")], ...] = _key(
+        "only devices that have all these labels, such as [\"line=a\"]", ()
+    )
+    misfit: Annotated[str, Matches(r"skip|fail")] = _key(
+        "a device on which nothing fits: skip leaves it out, fail ends the run", "skip"
+    )
     max_samples: Positive = _key("largest number of samples a device may claim", 10_000_000)
     max_weight_ratio: Annotated[int, Between(1, 1_000_000_000)] = _key(
         "a device counts for at most this times the (lower) median number of samples in its round", 10
@@ -156,7 +203,9 @@ class RoundsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateSection:
-    on: Annotated[str, Matches(r"devices")] = _key("where the test data is: devices", "devices")
+    on: Annotated[str, Matches(r"(?s)devices|npz:/.{1,1024}")] = _key(
+        "where the test data is: devices, or npz:PATH of a file on the server", "devices"
+    )
     every: Count = _key("rounds between two evaluations; 0: never", 1)
 
 
@@ -167,7 +216,8 @@ class RunFile:
     name: Id = _key("runs become NAME-1, NAME-2, ...")
     seed: Annotated[int, Between(0, 2**31)] = _key("everything random follows from it", 1)
     method: MethodSection = _key("how the devices learn together", MethodSection)
-    model: ModelSection = _key("what they train")
+    model: ModelSection | None = _key("what they train: a built-in model, or", None)
+    task: TaskSection | None = _key("a task: model and data as Python functions of one's own", None)
     classes: tuple[Annotated[str, Matches(r"(?s).{1,128}")], ...] = _key("the label order; devices map by name")
     train: TrainSection = _key("training on a device", TrainSection)
     stop: StopSection = _key("when the run ends", StopSection)
@@ -175,10 +225,23 @@ class RunFile:
     rounds: RoundsSection = _key("how a round goes", RoundsSection)
     evaluate: EvaluateSection = _key("how the model is judged", EvaluateSection)
 
+    @property
+    def init(self) -> str:
+        """Where the first weights come from."""
+        section = self.model or self.task
+        return section.init if section is not None else "random"
+
+    @property
+    def what(self) -> str:
+        """The model's or the task's name, for people."""
+        return self.model.name if self.model is not None else f"task {self.task.name}" if self.task is not None else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSection:
-    source: Annotated[str, Matches(r"[a-z0-9-]{1,32}")] = _key("digits, idx or npz")
+    source: Annotated[str, Matches(r"[a-z0-9-]{0,32}")] = _key(
+        "digits, idx, npz, csv or image-folder; without it only tasks find the data", ""
+    )
     train: Text = _key("path of the training data", "")
     test: Text = _key("path of the test data", "")
     test_fraction: Annotated[float, Between(0, 0.9)] = _key("part of the training data kept for tests, if no test", 0.2)
@@ -189,12 +252,15 @@ class DataSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSection:
-    memory: Bytes | None = _key("what a worker process may use; without it: from this device's free memory", None)
+    memory: Annotated[int, _Auto(), _Unit("bytes"), Between(0, 2**53)] | None = _key(
+        "what a worker process may use; auto: from this device's free memory", None
+    )
     disk: Bytes = _key("what fedfit may keep on disk", 4 * 10**9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSection:
+    metrics: bool = _key("whether results on this device's test data go to the coordinator", True)
     logs: Annotated[str, Matches(r"none|errors")] = _key(
         "whether a failure's last log lines go to the coordinator", "errors"
     )
@@ -205,19 +271,47 @@ class DeviceFile:
     """A device: its data and its limits; no run can widen it."""
 
     data: DataSection | None = _key("where the data is", None)
-    labels: Mapping[str, Text] = _key("labels that the coordinator is told; no run chooses by them yet", dict)
+    rename: Mapping[str, Text] = _key("this device's class name -> the run's", dict)
+    labels: Mapping[str, Text] = _key("labels by which a run may choose devices (devices.where)", dict)
     limits: LimitsSection = _key("memory and disk", LimitsSection)
     share: ShareSection = _key("what may leave the device beside updates", ShareSection)
+    tasks: Mapping[Id, Text] = _key(
+        "the only code of yours that a run may name: NAME -> /path/FILE.py:OBJECT; empty: built-in models only", dict
+    )
 
 
 def load_run_file(path: Path) -> RunFile:
     """Read and check a run file; raises `InputError`."""
-    return parse_table(RunFile, _read_toml(path), source=str(path))
+    file = parse_table(RunFile, _read_toml(path), source=str(path))
+    try:
+        check_run_file(file)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return file
+
+
+def check_run_file(file: RunFile) -> None:
+    """What no single key can tell; raises `InputError`."""
+    if (file.model is None) == (file.task is None):
+        came = "neither" if file.model is None else "both"
+        raise InputError(f"expected either model or task, got {came}")
+    if len(set(file.classes)) != len(file.classes) or len(file.classes) < 2:
+        raise InputError(f"classes: expected two or more different names, got {list(file.classes)!r}")
+    for rule in ("target", "patience"):
+        if getattr(file.stop, rule) is not None and file.evaluate.every == 0:
+            raise InputError(f"stop.{rule} needs evaluations; set evaluate.every to 1 or more")
 
 
 def load_device_file(path: Path) -> DeviceFile:
     """Read and check a device file; raises `InputError`."""
     device = parse_table(DeviceFile, _read_toml(path), source=str(path))
+    for name, place in device.tasks.items():
+        if not is_id(name) or not re.fullmatch(r"/.+\.py:[A-Za-z_]\w*", place):
+            raise InputError(
+                f'{path}: tasks.{name}: expected NAME = "/path/FILE.py:OBJECT" with an absolute path, got {place!r}'
+            )
+    if len(device.tasks) > _MAX_TASKS:
+        raise InputError(f"{path}: tasks: expected at most {_MAX_TASKS}, got {len(device.tasks)}")
     label_bytes = len(json.dumps(dict(device.labels), ensure_ascii=False).encode())
     if len(device.labels) > _MAX_LABELS or label_bytes > _MAX_LABEL_BYTES:
         raise InputError(
@@ -251,6 +345,8 @@ def parse_table(cls: type[T], table: Mapping[str, Any], *, source: str, section:
             values[name] = _value(hints[name], value, source, place)
         elif rest:
             values[rest][name] = value
+        elif name in _NOT_YET.get(section, ()):
+            raise InputError(f"{source}: {place!r} is not served by this version of fedfit yet; remove it")
         else:
             raise InputError(f"{source}: unknown key {place!r}{_nearest(name, hints)}")
     for f in dataclasses.fields(typing.cast(Any, cls)):
@@ -281,6 +377,8 @@ def _value(hint: Any, value: Any, source: str, place: str) -> Any:
         return parse_table(typing.cast(type, hint), value, source=source, section=place)
     try:
         for extra in getattr(hint, "__metadata__", ()):
+            if isinstance(extra, _Auto) and value == "auto":
+                return None
             if isinstance(extra, _Unit) and isinstance(value, str):
                 value = parse_bytes(value) if extra.kind == "bytes" else parse_duration(value)
         return records.check_value(hint, value, place)

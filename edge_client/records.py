@@ -20,6 +20,7 @@ from typing import Annotated, Any, TypeVar, Union
 from edge_client.errors import PayloadError
 
 __all__ = [
+    "MATRIX_CLASSES",
     "Between",
     "Count",
     "DeviceProfile",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+
+MATRIX_CLASSES = 64  # above so many classes a confusion matrix would be larger than many a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,11 @@ class PartRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A model's result on a device's own test data; its confusion matrix is the tensor `evaluation/confusion`."""
+    """A model's result on a device's own test data; its counts per class are the tensor `evaluation/confusion`.
+
+    That is the matrix [C, C], rows the truth; above `MATRIX_CLASSES` classes [3, C]: true positives, false positives,
+    false negatives.
+    """
 
     num_samples: Count
     num_correct: Count
@@ -119,6 +126,8 @@ class Report:
     """What a worker says beside its tensors: the `meta` of an update's container."""
 
     num_samples: Count  # trained on; 0 when nothing was trained
+    num_held: Count = 0  # training samples that the device has
+    num_test: Count = 0  # test samples that it has
     steps: Count = 0
     payload: Annotated[str, Matches(r"params|delta|none")] = "none"  # what the `model/` tensors are
     plan: TrainingPlan | None = None
@@ -126,12 +135,16 @@ class Report:
     base_bytes: Count = 0  # its RSS before it trained, warmed up
     seconds: float = 0.0
     scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    versions: Mapping[str, Annotated[str, Matches(r"(?s).{0,64}")]] = dataclasses.field(default_factory=dict)
     evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkOrder:
-    """`work/<lease>/order.json`: all that a worker is told; paths are absolute and on this device."""
+    """`work/<lease>/order.json`: all that a worker is told; paths are absolute and on this device.
+
+    An order neither to train nor to evaluate asks for the plan alone: `parts` then has no `model`.
+    """
 
     lease: Id
     run: Id

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,15 @@ Json = dict[str, Any]
 _MLP = {"name": "mlp", "input": [1, 8, 8], "hidden": [16]}
 
 
-def mlp_run(*, rounds: int, devices: int = 2, deadline: str = "5min", codec: str = "fp32", **changes: Any) -> RunFile:
+def mlp_run(
+    *,
+    rounds: int,
+    devices: int = 2,
+    where: Sequence[str] = (),
+    deadline: str = "5min",
+    codec: str = "fp32",
+    **changes: Any,
+) -> RunFile:
     """A run whose rounds are as short as they can be: one step of a small MLP on the digits."""
     table: dict[str, Any] = {
         "name": "test",
@@ -39,7 +47,7 @@ def mlp_run(*, rounds: int, devices: int = 2, deadline: str = "5min", codec: str
         "classes": [str(digit) for digit in range(10)],
         "train": {"batch": 16, "max-steps": 1, "lr": 0.1},
         "stop": {"rounds": rounds},
-        "devices": {"min": devices},
+        "devices": {"min": devices, "where": list(where)},
         "rounds": {"deadline": deadline, "codec": codec},
         "evaluate": {"every": 0},
     }

@@ -22,7 +22,8 @@ def digest(text: str) -> str:
 def run_file(**tables: Any) -> RunFile:
     """A run of two classes; `devices={"min": 2}` and the like change it."""
     base: dict[str, Any] = {"name": "r", "model": {"name": "mlp", "input": [1, 2, 2]}, "classes": ["no", "yes"]}
-    return parse_table(RunFile, base | tables, source="run.toml")
+    merged = {key: value for key, value in (base | tables).items() if value is not None}
+    return parse_table(RunFile, merged, source="run.toml")
 
 
 def run_row(run: str = "r-1", file: RunFile | None = None, **changes: Any) -> RunRow:

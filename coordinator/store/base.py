@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from edge_client.records import Report, TrainingPlan
 
 __all__ = [
     "OPEN_LEASE",
+    "SERVER",
     "DeviceRow",
     "EvaluationRow",
     "LeaseRow",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 OPEN_LEASE = ("offered", "accepted")
+SERVER = "@server"  # no device's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,7 @@ class DeviceRow:
     name: str
     key: str  # hex, 32 bytes
     password: str
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)  # given here; they win over the device's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,11 @@ class RunRow:
     reason: str = ""
     settings_sha256: str = ""  # the blob that devices fetch as part "run"
     settings_length: int = 0
+    task_sha256: str = ""  # the blob of the task's source, if the run trains a task
+    dry: bool = False  # asks for plans only
+    best_version: int | None = None  # by the run's metric
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, commit and hardware, for the record
+    created_s: int = 0  # wall clock, for people only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,7 @@ class ModelRow:
     sent_sha256: str
     sent_length: int
     set_hash: str = ""  # of the frozen set it was made from
+    score: float | None = None  # the run's metric, once it was judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,7 @@ class RoundRow:
     remaining_s: float = 0.0  # until the deadline, as last saved: the wall clock never decides
     extended: bool = False
     reason: str = ""
+    elapsed_s: float = 0.0  # how long the run has been active, as last saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +130,7 @@ class UpdateRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRow:
-    """A version's result on one device's own test data."""
+    """A version's result on one device's own test data, or on the server's (`device` is `SERVER`)."""
 
     run: str
     version: int
@@ -128,7 +138,7 @@ class EvaluationRow:
     num_samples: int
     num_correct: int
     loss_sum: float
-    confusion: Sequence[int] = ()  # row-major, rows are the truth
+    confusion: Sequence[int] = ()  # row-major, as `records.Evaluation` describes it
 
 
 class Store(Protocol):
@@ -145,9 +155,23 @@ class Store(Protocol):
 
     def devices(self) -> list[DeviceRow]: ...
     def add_device(self, *devices: DeviceRow, replace: bool = False) -> None: ...
+    def set_labels(self, name: str, labels: Mapping[str, str]) -> None: ...
     def remove_device(self, name: str) -> None: ...
 
     def add_run(self, run: RunRow) -> None: ...
+    def remove_run(self, run_id: str) -> None:
+        """Forget a run and everything of it: only dry runs end so."""
+
+    def save_score(self, run_id: str, version: int, score: float, best_version: int) -> None:
+        """What the run's metric says of a version, and which version it likes best now."""
+
+    def scores(self, run_id: str) -> dict[int, float]:
+        """Version -> score, oldest first."""
+
+    def remember_device(self, run_id: str, device: str, info: Mapping[str, Any]) -> None:
+        """What a device was when it first took part in a run."""
+
+    def remembered_devices(self, run_id: str) -> dict[str, dict[str, Any]]: ...
     def next_run_number(self, name: str) -> int: ...
     def runs(self) -> list[RunRow]: ...
     def run(self, run_id: str) -> RunRow | None: ...
@@ -171,7 +195,15 @@ class Store(Protocol):
     def set_lease(
         self, lease_id: str, state: str, *, code: str = "", detail: str = "", log: Sequence[str] = ()
     ) -> None: ...
-    def save_deadline(self, run_id: str, number: int, attempt: int, remaining_s: float, extended: bool) -> None: ...
+    def recent_failures(self, device: str, limit: int) -> list[LeaseRow]:
+        """A device's newest leases that brought nothing and have a reason, newest first."""
+
+    def run_failures(self, run_id: str, limit: int) -> list[LeaseRow]:
+        """The same of a run."""
+
+    def save_deadline(
+        self, run_id: str, number: int, attempt: int, *, remaining_s: float, extended: bool, elapsed_s: float
+    ) -> None: ...
 
     def save_update(self, update: UpdateRow | None, evaluation: EvaluationRow | None, lease_id: str) -> None:
         """The update's row, its evaluation and its lease's end, together."""
@@ -188,6 +220,7 @@ class Store(Protocol):
     def announce(self, run_id: str, number: int, attempt: int) -> None: ...
     def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None: ...
 
+    def save_evaluation(self, evaluation: EvaluationRow) -> None: ...
     def evaluations(self, run_id: str, version: int | None = None) -> list[EvaluationRow]: ...
     def evaluated_versions(self, run_id: str) -> list[int]: ...
     def last_plans(self, run_id: str) -> dict[str, TrainingPlan]: ...
@@ -197,4 +230,7 @@ class Store(Protocol):
     def traffic(self, run_id: str) -> dict[str, tuple[int, int]]: ...
     def needed_blobs(self, keep_models: int) -> set[str]: ...
     def is_needed(self, sha256: str, keep_models: int) -> bool: ...
+    def backup(self, path: Path) -> None:
+        """A consistent copy of everything into a new file, while the store is in use."""
+
     def close(self) -> None: ...

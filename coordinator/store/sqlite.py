@@ -28,22 +28,26 @@ __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
 
-_LAYOUT = 1
+_LAYOUT = 2
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
 CREATE TABLE run (
     id TEXT PRIMARY KEY, file TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
-    settings_sha256 TEXT NOT NULL, settings_length INTEGER NOT NULL
+    settings_sha256 TEXT NOT NULL, settings_length INTEGER NOT NULL, task_sha256 TEXT NOT NULL DEFAULT '',
+    dry INTEGER NOT NULL DEFAULT 0, best_version INTEGER, environment TEXT NOT NULL DEFAULT '{}',
+    created_s INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE model (
     run TEXT NOT NULL REFERENCES run(id), version INTEGER NOT NULL, sha256 TEXT NOT NULL, length INTEGER NOT NULL,
-    sent_sha256 TEXT NOT NULL, sent_length INTEGER NOT NULL, set_hash TEXT NOT NULL, PRIMARY KEY (run, version)
+    sent_sha256 TEXT NOT NULL, sent_length INTEGER NOT NULL, set_hash TEXT NOT NULL, score REAL,
+    PRIMARY KEY (run, version)
 ) STRICT;
 CREATE TABLE round (
     run TEXT NOT NULL REFERENCES run(id), number INTEGER NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL,
     goal INTEGER NOT NULL, quorum INTEGER NOT NULL, remaining_s REAL NOT NULL, extended INTEGER NOT NULL,
-    reason TEXT NOT NULL, set_hash TEXT NOT NULL DEFAULT '', PRIMARY KEY (run, number, attempt)
+    reason TEXT NOT NULL, set_hash TEXT NOT NULL DEFAULT '', elapsed_s REAL NOT NULL DEFAULT 0,
+    PRIMARY KEY (run, number, attempt)
 ) STRICT;
 CREATE TABLE lease (
     issue INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL, run TEXT NOT NULL,
@@ -52,6 +56,7 @@ CREATE TABLE lease (
     detail TEXT NOT NULL, log TEXT NOT NULL
 ) STRICT;
 CREATE INDEX lease_round ON lease (run, round, attempt);
+CREATE INDEX lease_device ON lease (device, issue);
 CREATE TABLE update_ (
     run TEXT NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL, device TEXT NOT NULL,
     lease TEXT NOT NULL UNIQUE, sha256 TEXT NOT NULL, length INTEGER NOT NULL, num_samples INTEGER NOT NULL,
@@ -65,10 +70,29 @@ CREATE TABLE evaluation (
 CREATE TABLE traffic (
     run TEXT NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL, PRIMARY KEY (run, device)
 ) STRICT;
+CREATE TABLE run_device (
+    run TEXT NOT NULL, device TEXT NOT NULL, info TEXT NOT NULL, PRIMARY KEY (run, device)
+) STRICT;
 """
+_MIGRATIONS = {  # layout -> what makes the next one of it
+    1: """
+ALTER TABLE run ADD COLUMN task_sha256 TEXT NOT NULL DEFAULT '';
+ALTER TABLE run ADD COLUMN dry INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE run ADD COLUMN best_version INTEGER;
+ALTER TABLE run ADD COLUMN environment TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE run ADD COLUMN created_s INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE model ADD COLUMN score REAL;
+ALTER TABLE round ADD COLUMN elapsed_s REAL NOT NULL DEFAULT 0;
+CREATE INDEX lease_device ON lease (device, issue);
+CREATE TABLE run_device (
+    run TEXT NOT NULL, device TEXT NOT NULL, info TEXT NOT NULL, PRIMARY KEY (run, device)
+) STRICT;
+""",
+}
 
 _KEPT_MODELS = """FROM model m JOIN (SELECT run, max(version) AS top FROM model GROUP BY run) t ON t.run = m.run
-                  WHERE version > top - ?1"""
+                  JOIN run ON run.id = m.run
+                  WHERE (version > top - ?1 OR version = run.best_version)"""
 _OPEN_UPDATES = """FROM round r JOIN update_ u ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
                    WHERE r.state IN ('RUNNING', 'FROZEN')"""
 
@@ -129,9 +153,14 @@ class SqliteStore:
             raise MachineError(f"state.db is damaged ({error}); restore a backup of the state directory") from error
         if found > _LAYOUT:
             raise MachineError(f"state.db has layout {found}, this fedfit knows {_LAYOUT}; upgrade fedfit")
-        if found == 0:
-            script = f"BEGIN; {_SCHEMA} PRAGMA user_version = {_LAYOUT}; COMMIT;"
-            self._db.executescript(script)
+        if found == _LAYOUT:
+            return
+        changes = _SCHEMA if found == 0 else "".join(_MIGRATIONS[layout] for layout in range(found, _LAYOUT))
+        try:
+            self._db.executescript(f"BEGIN; {changes} PRAGMA user_version = {_LAYOUT}; COMMIT;")
+        finally:
+            if self._db.in_transaction:
+                self._db.rollback()
 
     @contextmanager
     def _transaction(self, point: str) -> Iterator[sqlite3.Connection]:
@@ -204,6 +233,12 @@ class SqliteStore:
                 except sqlite3.IntegrityError:
                     raise ConflictError(f"device {device.name!r} exists already; choose another name") from None
 
+    def set_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        """Replace a device's labels."""
+        with self._transaction("device") as db:
+            if db.execute("UPDATE device SET labels = ? WHERE name = ?", (_to_column(labels), name)).rowcount == 0:
+                raise NoSuchNameError.of("device", name, [d.name for d in self.devices()])
+
     def remove_device(self, name: str) -> None:
         """Forget a device and its secrets."""
         with self._transaction("device") as db:
@@ -216,6 +251,34 @@ class SqliteStore:
         """A new run."""
         with self._transaction("run"):
             self._insert("run", run)
+
+    def remove_run(self, run_id: str) -> None:
+        """Forget a run and everything of it."""
+        with self._transaction("run") as db:
+            for table in ("update_", "evaluation", "traffic", "run_device", "lease", "round", "model"):
+                db.execute(f"DELETE FROM {table} WHERE run = ?", (run_id,))
+            db.execute("DELETE FROM run WHERE id = ?", (run_id,))
+
+    def save_score(self, run_id: str, version: int, score: float, best_version: int) -> None:
+        """What the run's metric says of a version, and which version it likes best now."""
+        with self._transaction("score") as db:
+            db.execute("UPDATE model SET score = ? WHERE run = ? AND version = ?", (score, run_id, version))
+            db.execute("UPDATE run SET best_version = ? WHERE id = ?", (best_version, run_id))
+
+    def scores(self, run_id: str) -> dict[int, float]:
+        """Version -> score, oldest first."""
+        query = "SELECT version, score FROM model WHERE run = ? AND score IS NOT NULL ORDER BY version"
+        return {row["version"]: row["score"] for row in self._read(query, run_id)}
+
+    def remember_device(self, run_id: str, device: str, info: Mapping[str, Any]) -> None:
+        """What a device was when it first took part; the first word stays."""
+        with self._transaction("run-device") as db:
+            db.execute("INSERT OR IGNORE INTO run_device VALUES (?, ?, ?)", (run_id, device, _to_column(info)))
+
+    def remembered_devices(self, run_id: str) -> dict[str, dict[str, Any]]:
+        """Device -> what it was."""
+        rows = self._read("SELECT device, info FROM run_device WHERE run = ? ORDER BY device", run_id)
+        return {row["device"]: json.loads(row["info"]) for row in rows}
 
     def next_run_number(self, name: str) -> int:
         """The number that makes NAME-n new."""
@@ -323,12 +386,27 @@ class SqliteStore:
                 (state, code, detail, json.dumps(list(log)), lease_id),
             )
 
-    def save_deadline(self, run_id: str, number: int, attempt: int, remaining_s: float, extended: bool) -> None:
-        """How long the round still has, should we die now."""
+    def recent_failures(self, device: str, limit: int) -> list[LeaseRow]:
+        """A device's newest leases that brought nothing and have a reason, newest first."""
+        query = """SELECT * FROM lease WHERE device = ? AND state IN ('declined', 'refused', 'expired')
+                   ORDER BY issue DESC LIMIT ?"""
+        return self._all(LeaseRow, query, device, limit)
+
+    def run_failures(self, run_id: str, limit: int) -> list[LeaseRow]:
+        """The same of a run."""
+        query = """SELECT * FROM lease WHERE run = ? AND state IN ('declined', 'refused', 'expired')
+                   ORDER BY issue DESC LIMIT ?"""
+        return self._all(LeaseRow, query, run_id, limit)
+
+    def save_deadline(
+        self, run_id: str, number: int, attempt: int, *, remaining_s: float, extended: bool, elapsed_s: float
+    ) -> None:
+        """How long the round still has and the run was active, should we die now."""
         with self._transaction("deadline") as db:
             db.execute(
-                "UPDATE round SET remaining_s = ?, extended = ? WHERE run = ? AND number = ? AND attempt = ?",
-                (remaining_s, int(extended), run_id, number, attempt),
+                """UPDATE round SET remaining_s = ?, extended = ?, elapsed_s = ?
+                   WHERE run = ? AND number = ? AND attempt = ?""",
+                (remaining_s, int(extended), elapsed_s, run_id, number, attempt),
             )
 
     # updates
@@ -339,10 +417,18 @@ class SqliteStore:
             if update is not None:
                 self._insert("update_", update)
             if evaluation is not None:
-                key = (evaluation.run, evaluation.version, evaluation.device)
-                db.execute("DELETE FROM evaluation WHERE run = ? AND version = ? AND device = ?", key)
-                self._insert("evaluation", evaluation)
+                self._put_evaluation(db, evaluation)
             db.execute("UPDATE lease SET state = 'stored', code = '', detail = '' WHERE id = ?", (lease_id,))
+
+    def _put_evaluation(self, db: sqlite3.Connection, evaluation: EvaluationRow) -> None:
+        key = (evaluation.run, evaluation.version, evaluation.device)
+        db.execute("DELETE FROM evaluation WHERE run = ? AND version = ? AND device = ?", key)
+        self._insert("evaluation", evaluation)
+
+    def save_evaluation(self, evaluation: EvaluationRow) -> None:
+        """A result that came without an update: the server's own."""
+        with self._transaction("evaluation") as db:
+            self._put_evaluation(db, evaluation)
 
     def drop_update(self, update: UpdateRow) -> None:
         """Forget an update whose blob is lost; its lease is offered again, in a round that is running again."""
@@ -464,8 +550,8 @@ class SqliteStore:
     def needed_blobs(self, keep_models: int) -> set[str]:
         """Every blob that a row needs: settings and newest models of all runs, updates of rounds not committed."""
         needed: set[str] = set()
-        for row in self._read("SELECT settings_sha256 FROM run WHERE settings_sha256 != ''"):
-            needed.add(row[0])
+        for row in self._read("SELECT settings_sha256, task_sha256 FROM run"):
+            needed.update(sha256 for sha256 in row if sha256)
         for row in self._read(f"SELECT sha256, sent_sha256 {_KEPT_MODELS}", keep_models):
             needed.update((row[0], row[1]))
         needed.update(row[0] for row in self._read(f"SELECT u.sha256 {_OPEN_UPDATES}"))
@@ -476,9 +562,19 @@ class SqliteStore:
         queries = (
             (f"SELECT 1 {_KEPT_MODELS} AND ?2 IN (sha256, sent_sha256)", (keep_models, sha256)),
             (f"SELECT 1 {_OPEN_UPDATES} AND u.sha256 = ?", (sha256,)),
-            ("SELECT 1 FROM run WHERE settings_sha256 = ?", (sha256,)),
+            ("SELECT 1 FROM run WHERE ?1 IN (settings_sha256, task_sha256)", (sha256,)),
         )
         return any(self._read(query, *arguments) for query, arguments in queries)
+
+    def backup(self, path: Path) -> None:
+        """A consistent copy of everything into a new file, while the store is in use."""
+        with _disk_errors(f"cannot copy state.db to {path}"):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            copy = sqlite3.connect(path)
+            try:
+                self._db.backup(copy)
+            finally:
+                copy.close()
 
     def close(self) -> None:
         """Close the database."""
@@ -493,8 +589,8 @@ def _to_column(value: Any) -> Any:
     return json.dumps(to_map(value), separators=(",", ":"))
 
 
-_FLAGS = {"train", "evaluate", "extended"}
-_JSON = {"labels", "file", "log", "confusion"}
+_FLAGS = {"train", "evaluate", "extended", "dry"}
+_JSON = {"labels", "file", "log", "confusion", "environment"}
 
 
 def _from_row(cls: type[T], row: sqlite3.Row) -> T:

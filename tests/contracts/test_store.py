@@ -78,7 +78,7 @@ WRITES: dict[str, Step] = {
     "setting": lambda s: s.set_setting("k", "v"),
     "leases": lambda s: s.add_leases([lease_row(3, "c")]),
     "lease": lambda s: s.set_lease("lease-2", "declined", code="c", detail="d", log=["l"]),
-    "deadline": lambda s: s.save_deadline("r-1", 1, 1, 5.0, True),
+    "deadline": lambda s: s.save_deadline("r-1", 1, 1, remaining_s=5.0, extended=True, elapsed_s=7.0),
     "update": lambda s: s.save_update(None, evaluation_row("b"), "lease-2"),
     "freeze": lambda s: s.freeze("r-1", 1, 1, "hash"),
     "round": lambda s: s.commit_round(1, 1, model_row(1)),

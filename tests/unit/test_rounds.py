@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rows import PLAN, digest, lease_row, model_row, report, round_row, run_file, update_row
+from rows import PLAN, digest, evaluation_row, lease_row, model_row, report, round_row, run_file, update_row
 
 from coordinator import rounds
 from coordinator.rounds import Instruction, RunMachine, Snapshot, seed_of
+from edge_client.records import Evaluation, Report
 
 
 def _machine(*, now: float = 0.0, file: dict[str, Any] | None = None, **snapshot: Any) -> RunMachine:
@@ -368,3 +369,168 @@ def test_a_fold_that_nobody_waits_for_changes_nothing() -> None:
     assert machine.handle(rounds.Folded(model_row(2)), 1.0) == []
     assert machine.handle(rounds.Folded(model_row(1)), 1.0) != []
     assert machine.handle(rounds.Folded(model_row(1)), 1.0) == []
+
+
+def _judged(correct: int) -> Report:
+    """An evaluation of ten samples, and nothing trained."""
+    judged = Evaluation(num_samples=10, num_correct=correct, loss_sum=1.0)
+    return report(num_samples=0, steps=0, payload="none", evaluation=judged)
+
+
+def _matrix(correct: int) -> tuple[int, ...]:
+    """`correct` of ten samples of class `no` right."""
+    return (correct, 10 - correct, 0, 0)
+
+
+def _fold(machine: RunMachine, now: float) -> list[Instruction]:
+    return machine.handle(rounds.Folded(model_row(machine.version + 1)), now)
+
+
+def test_r6_a_device_that_cannot_take_part_is_not_asked_until_it_has_started_anew() -> None:
+    """b says that nothing fits; the next round asks a alone; after a new hello b is asked again."""
+    machine = _machine(file={"stop": {"rounds": 3}})
+    _tick(machine, "ab", 0)
+    machine.handle(rounds.Declined(lease=_lease_of(machine, "b"), code="nothing_fits"), 1.0)
+    _store(machine, "a")
+    _fold(machine, 2.0)
+    (opened,) = _of(_tick(machine, "ab", 3.0), rounds.OpenRound)
+    assert [lease.device for lease in opened.leases] == ["a"]
+    machine.handle(rounds.Returned("b"), 4.0)
+    _store(machine, "a")
+    _fold(machine, 5.0)
+    (opened,) = _of(_tick(machine, "ab", 6.0), rounds.OpenRound)
+    assert [lease.device for lease in opened.leases] == ["a", "b"]
+
+
+def test_r6_a_worker_that_crashed_is_asked_again() -> None:
+    """Only reasons that stay until somebody changes something keep a device out."""
+    machine = _machine()
+    _tick(machine, "ab", 0)
+    machine.handle(rounds.Declined(lease=_lease_of(machine, "b"), code="crashed"), 1.0)
+    assert machine.excluded == {}
+
+
+def test_a_run_that_must_fit_everywhere_fails_where_it_does_not() -> None:
+    """misfit = "fail": the round is dropped and the run ends with the device's own words."""
+    machine = _machine(file={"devices": {"misfit": "fail"}})
+    _tick(machine, "ab", 0)
+    told = rounds.Declined(lease=_lease_of(machine, "b"), code="nothing_fits", detail="needs 300 MB")
+    ended = machine.handle(told, 1.0)
+    assert _kinds(ended) == ["CloseLease", "CloseLease", "SendCancel", "Abandon", "Finish"]
+    assert ended[-1] == rounds.Finish("failed", "nothing_fits: b: needs 300 MB")
+
+
+def test_a_device_that_keeps_its_results_trains_and_is_not_asked_to_evaluate_again() -> None:
+    """b trains in no round (fraction 1 of 2) and declines to evaluate: it gets no evaluation any more."""
+    machine = _machine(file={"evaluate": {"every": 1}, "stop": {"rounds": 1}})
+    _tick(machine, "ab", 0)
+    for device in "ab":
+        _store(machine, device)
+    _fold(machine, 2.0)
+    _tick(machine, "ab", 3.0)  # the last evaluation
+    machine.handle(rounds.Declined(lease=_lease_of(machine, "b"), code="not_shared"), 4.0)
+    assert machine.excluded == {}
+    ended = _store(machine, "a", report=_judged(7), confusion=_matrix(7))
+    assert _kinds(ended)[-2:] == ["Announce", "Finish"]
+
+
+def test_r7_the_score_of_a_version_is_saved_before_its_round_is_frozen() -> None:
+    """Version 0 is judged in round 1: 3 and 9 of 10 right are an accuracy of 0.6, the best so far."""
+    machine = _machine(file={"evaluate": {"every": 1}})
+    _tick(machine, "ab", 0)
+    _store(machine, "a", report=report(evaluation=_judged(3).evaluation), confusion=_matrix(3))
+    ended = _store(machine, "b", report=report(evaluation=_judged(9).evaluation), confusion=_matrix(9))
+    assert _kinds(ended)[-3:] == ["SaveScore", "Freeze", "Fold"]
+    assert _of(ended, rounds.SaveScore) == [rounds.SaveScore(0, 0.6, 0)]
+
+
+def test_r7_a_target_ends_the_run_after_the_round_that_showed_it_and_the_last_model_is_judged() -> None:
+    """Version 0 has 0.9 already: round 1 is committed, version 1 is judged, and the run ends with 99 rounds unused."""
+    machine = _machine(file={"evaluate": {"every": 1}, "stop": {"rounds": 100, "target": 0.9}})
+    _tick(machine, "a", 0)
+    _store(machine, "a", report=report(evaluation=_judged(9).evaluation), confusion=_matrix(9))
+    assert _kinds(_fold(machine, 2.0)) == ["Commit", "Announce"]
+    (opened,) = _of(_tick(machine, "a", 3.0), rounds.OpenRound)
+    assert [(x.train, x.evaluate, x.version) for x in opened.leases] == [(False, True, 1)]
+    ended = _store(machine, "a", report=_judged(5), confusion=_matrix(5))
+    assert ended[-1] == rounds.Finish("finished", "target reached: accuracy 0.9 at version 0")
+
+
+def test_r7_hours_are_counted_over_restarts_and_end_a_run_that_waits() -> None:
+    """0.1 h are 360 s; 300 s were used before the restart: after 60 s more the run ends though nobody is there."""
+    machine = _machine(file={"stop": {"hours": 0.1}}, round=round_row(state="ANNOUNCED", elapsed_s=300.0), version=1)
+    assert _tick(machine, "", 59.0) == []
+    assert _tick(machine, "", 61.0) == [rounds.Finish("finished", "0.1 hours are over after 1 rounds")]
+
+
+def test_the_last_evaluation_waits_a_minute_for_the_fleet_and_then_takes_who_is_there() -> None:
+    """Two devices are needed for a round; after 60 s one may judge the last model alone."""
+    machine = _machine(
+        file={"stop": {"rounds": 1}, "evaluate": {"every": 1}, "devices": {"min": 2}},
+        round=round_row(state="ANNOUNCED"),
+        version=1,
+    )
+    assert _tick(machine, "a", 60.0, enrolled=2) == []
+    assert _tick(machine, "a", 61.0, enrolled=2) == []  # enough now, but the other one may be about to come
+    assert _of(_tick(machine, "a", 63.1, enrolled=2), rounds.OpenRound)
+
+
+def test_a_server_judges_each_version_between_two_rounds() -> None:
+    """No device evaluates; nothing is asked while version 0 is judged; after the last version the run ends."""
+    on_server = {"evaluate": {"on": "npz:/srv/test.npz"}, "stop": {"rounds": 1}}
+    machine = _machine(file=on_server)
+    assert machine.begin() == [rounds.Judge(0)]
+    assert _tick(machine, "a", 1.0) == []
+    judged = machine.handle(rounds.Judged(evaluation_row("@server", 0)), 2.0)
+    assert judged == [rounds.SaveScore(0, 0.7, 0)]
+    (opened,) = _of(_tick(machine, "a", 3.0), rounds.OpenRound)
+    assert [(x.train, x.evaluate) for x in opened.leases] == [(True, False)]
+    _store(machine, "a")
+    assert _kinds(_fold(machine, 5.0)) == ["Commit", "Announce", "Judge"]
+    last = machine.handle(rounds.Judged(evaluation_row("@server", 1)), 6.0)
+    assert last == [rounds.SaveScore(1, 0.7, 0), rounds.Finish("finished", "1 rounds")]
+
+
+def test_a_restart_judges_again_what_was_not_written() -> None:
+    """Version 1 is committed and has no score: the server judges it once more."""
+    machine = _machine(
+        file={"evaluate": {"on": "npz:/srv/test.npz"}},
+        round=round_row(state="ANNOUNCED"),
+        version=1,
+        scores={0: 0.5},
+    )
+    assert machine.begin() == [rounds.Judge(1)]
+
+
+def test_a_round_waits_for_those_who_only_evaluate_half_as_long_as_it_took() -> None:
+    """One of two trains and is done after 10 s; the other one still evaluates: it has until 15 s."""
+    machine = _machine(file={"devices": {"min": 1, "fraction": 0.25}, "evaluate": {"every": 1}})
+    _tick(machine, "abcd", 0)
+    training = [lease for lease in machine.leases.values() if lease.train]
+    for lease in list(machine.leases):
+        machine.handle(rounds.Accepted(lease), 0.0)
+    done = _store(machine, training[0].device, now=10.0, report=report(evaluation=_judged(5).evaluation))
+    assert "Freeze" not in _kinds(done)
+    assert "Freeze" not in _kinds(_tick(machine, "abcd", 14.9))
+    assert "Freeze" in _kinds(_tick(machine, "abcd", 15.1))
+
+
+def test_a_dry_run_asks_everybody_for_a_plan_once_and_keeps_the_answers() -> None:
+    """Neither train nor evaluate; a decline is an answer; the reports become rows; nothing is folded."""
+    machine = _machine(dry=True, file={"devices": {"min": 5}, "evaluate": {"every": 1}})
+    (opened,) = _of(_tick(machine, "ab", 0), rounds.OpenRound)
+    assert [(x.device, x.train, x.evaluate) for x in opened.leases] == [("a", False, False), ("b", False, False)]
+    told = report(num_samples=0, steps=0, payload="none", num_held=42)
+    (saved,) = _of(_store(machine, "a", report=told), rounds.SaveUpdate)
+    assert saved.update is not None
+    assert saved.update.report.num_held == 42
+    ended = machine.handle(rounds.Declined(lease=_lease_of(machine, "b"), code="nothing_fits"), 1.0)
+    assert _kinds(ended) == ["CloseLease", "Announce", "Finish"]
+    assert ended[-1] == rounds.Finish("finished", "dry run")
+
+
+def test_a_dry_run_without_devices_ends_after_a_moment() -> None:
+    """Nobody is there of three that are enrolled: two seconds, then the end."""
+    machine = _machine(dry=True)
+    assert _tick(machine, "", 0, enrolled=3) == []
+    assert _kinds(_tick(machine, "", 2.1, enrolled=3)) == ["OpenRound", "Announce", "Finish"]

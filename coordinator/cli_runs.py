@@ -1,0 +1,152 @@
+"""`coordinator run ...`: start a training, also as a dry run, look at it, stop it, report on it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+from coordinator import control, tables
+from coordinator.cli_options import formatted, show, verb
+from coordinator.run_commands import check_run
+from edge_client import files
+from edge_client.errors import InputError, NothingFitsError
+from edge_client.records import to_map
+
+__all__ = ["add_run"]
+
+_POLL_S = 0.2
+
+Json = dict[str, Any]
+
+
+def add_run(nouns: Any) -> None:
+    """The verbs of `run`."""
+    run = nouns.add_parser("run", help="trainings").add_subparsers(required=True, metavar="VERB")
+    start = formatted(verb(run, "start", _start, "start a run, or queue it behind the one that trains"))
+    start.add_argument("file", type=Path, metavar="FILE.toml")
+    start.add_argument("--dry-run", action="store_true", help="ask every device what it would train; train nothing")
+    start.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
+    listed = formatted(verb(run, "list", _list, "all runs"))
+    listed.add_argument("-q", "--quiet", action="store_true", help="names only")
+    shown = formatted(verb(run, "show", _show, "rounds, results, devices and failures of a run"))
+    shown.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
+    shown.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
+    stop = verb(run, "stop", _stop, "end a run after its round; its last model is kept")
+    stop.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
+    stop.add_argument("--now", action="store_true", help="drop the round that is under way")
+    report = verb(run, "report", _report, "write one HTML page with plots about a run")
+    report.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN.html here")
+
+
+def _start(options: argparse.Namespace) -> None:
+    file = files.load_run_file(options.file)
+    source = ""
+    if file.task is not None:
+        file, source = _with_task(file, file.task, options.file)
+    check_run(file)
+    asked = {"file": to_map(file), "task_source": source, "dry": options.dry_run}
+    started = control.request(options.state_dir, "run-start", **asked)
+    if options.dry_run:
+        _dry_run(options, started["run"], file.devices.min)
+    elif options.follow:
+        _follow(options, started["run"])
+    else:
+        show(options, started, _started)
+
+
+def _started(data: Json) -> str:
+    waits = f"; it waits for {data['waits_for']}" if data["waits_for"] else ""
+    return f"started {data['run']}{waits}; look at it with: coordinator run show {data['run']}"
+
+
+def _with_task(file: files.RunFile, task: files.TaskSection, path: Path) -> tuple[files.RunFile, str]:
+    """The run with its task's hash, and the task's source: the file beside the run file."""
+    place, _, name = (task.file or f"{task.name}.py:task").rpartition(":")
+    found = path.parent / place
+    try:
+        data = found.read_bytes()
+        source = data.decode()
+    except OSError as error:
+        raise InputError(
+            f"{path}: task {task.name!r}: cannot read {found}: {error.strerror}; "
+            'task = { name = "NAME", file = "FILE.py:OBJECT" } names another place'
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{found}: expected Python in UTF-8, got {error}") from None
+    sha256 = hashlib.sha256(data).hexdigest()
+    if task.sha256 not in ("", sha256):
+        raise InputError(f"{path}: task.sha256 is {task.sha256}, but {found} has {sha256}")
+    section = dataclasses.replace(task, file=f"{found.name}:{name}", sha256=sha256)
+    return dataclasses.replace(file, task=section), source
+
+
+def _dry_run(options: argparse.Namespace, run: str, num_needed: int) -> None:
+    """Wait for the devices' plans and show them; raises if too few devices can train."""
+    try:
+        while True:
+            data = control.request(options.state_dir, "run-show", run=run)
+            if data["state"] not in ("queued", "running"):
+                break
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        control.request(options.state_dir, "run-stop", run=run, now=True)
+        raise
+    if data["state"] == "failed":
+        raise InputError(f"{options.file}: {data['reason']}")
+    listed = control.request(options.state_dir, "device-list")["devices"]
+    result = tables.dry_run_rows(data, listed)
+    show(options, result, tables.dry_run)
+    if result["num_able"] < num_needed:
+        raise NothingFitsError(
+            f"{num_needed} devices are needed (devices.min), {result['num_able']} can train; see why above"
+        )
+
+
+def _follow(options: argparse.Namespace, run: str) -> None:
+    from coordinator import follow  # rich takes 0.1 s to load
+
+    try:
+        data = follow.follow(options.state_dir, run)
+    except KeyboardInterrupt:
+        print(f"{run} goes on; watch it again with: coordinator run show {run} --follow")
+        return
+    show(options, data, tables.run)
+    follow.check_model(data)
+
+
+def _list(options: argparse.Namespace) -> None:
+    runs = control.request(options.state_dir, "run-list")["runs"]
+    if options.quiet:
+        print("".join(f"{run['run']}\n" for run in runs), end="")
+    else:
+        show(options, runs, tables.runs)
+
+
+def _show(options: argparse.Namespace) -> None:
+    data = control.request(options.state_dir, "run-show", run=options.run)
+    if options.follow:
+        _follow(options, data["run"])
+    else:
+        show(options, data, tables.run)
+
+
+def _stop(options: argparse.Namespace) -> None:
+    stopped = control.request(options.state_dir, "run-stop", run=options.run, now=options.now)
+    if stopped["state"] in ("queued", "running"):
+        print(f"{stopped['run']} ends {'now' if options.now else 'after its round'}")
+    else:
+        print(f"{stopped['run']} is over already: {stopped['state']}")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from coordinator.report import write_report  # loads the plots' library
+
+    data = control.request(options.state_dir, "run-show", run=options.run, newest=1000)
+    path = options.out or Path(f"{data['run']}.html")
+    write_report(data, path)
+    print(path)

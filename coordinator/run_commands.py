@@ -1,0 +1,277 @@
+"""What people ask of runs, and the answers: start (also dry), list, show, stop."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from coordinator import environment, evaluation
+from coordinator.eligibility import Obstacle
+from coordinator.rounds import RunMachine
+from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, RunRow
+from edge_client.errors import ConflictError, InputError, NoSuchNameError, PayloadError
+from edge_client.files import RunFile, check_run_file
+from edge_client.methods import registry as methods
+from edge_client.models import registry as models
+from edge_client.records import from_map, to_map
+
+if TYPE_CHECKING:
+    from coordinator.service import Service
+
+__all__ = ["RunCommands", "check_run"]
+
+Json = dict[str, Any]
+
+_SHOWN_MODELS = 1001  # with the first one, all of a run of a thousand rounds
+_SHOWN_ROUNDS = 50
+_SHOWN_FAILURES = 20
+_SHOWN_UPDATES = 1000
+_MAX_TASK_BYTES = 1 << 20
+_DRY = "dry"
+
+
+def check_run(file: RunFile) -> None:
+    """Names and options that only the registries know; raises `InputError` before anything begins."""
+    try:
+        methods.validate(file.method.name, file.method.parameters)
+        if file.model is not None:
+            models.validate(file.model.name, file.model.input, file.model.options)
+    except NoSuchNameError as error:
+        raise InputError(str(error)) from None
+    check_run_file(file)
+
+
+class RunCommands:
+    """Requests about runs."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def known(self) -> dict[str, Callable[..., Json]]:
+        """Requests by name."""
+        return {"run-start": self._start, "run-list": self._list, "run-show": self._show, "run-stop": self._stop}
+
+    # start
+
+    def _start(self, file: Json, task_source: str = "", dry: bool = False) -> Json:
+        """`task_source`: the text of the task's file, kept with the run and loaded from there."""
+        try:
+            parsed = from_map(RunFile, file, where="run")
+        except PayloadError as error:
+            raise InputError(error.detail) from None
+        check_run(parsed)
+        conductor, store = self._service.conductor, self._service.store
+        if parsed.init != "random":
+            conductor.model_named(parsed.init.removeprefix("run:"))
+        if dry:
+            self._make_room(parsed.name)
+        source = task_source.encode()
+        name = f"{parsed.name}-{_DRY}" if dry else parsed.name
+        row = RunRow(
+            id=f"{name}-{store.next_run_number(name)}",
+            file=to_map(parsed),
+            task_sha256=_task_hash(parsed, source),
+            dry=dry,
+            environment=environment.describe(),
+            created_s=int(time.time()),
+        )
+        if row.task_sha256:
+            self._service.blobs.write(source, row.task_sha256, point="task")
+        store.add_run(row)
+        return {"run": row.id, "waits_for": self._waits_for(row.id)}
+
+    def _make_room(self, name: str) -> None:
+        """A dry run asks the devices, so none may train; the answers of older ones are of no use any more."""
+        store = self._service.store
+        for run in store.runs():
+            if run.state in ("queued", "running"):
+                raise ConflictError(
+                    f"run {run.id!r} is {run.state}, and a dry run needs the devices; "
+                    f"wait for it, or end it: coordinator run stop {run.id}"
+                )
+        for run in [run for run in store.runs() if run.dry and run.file["name"] == name]:
+            store.remove_run(run.id)
+
+    def _waits_for(self, run_id: str) -> str | None:
+        before = [run.id for run in self._service.store.runs() if run.state in ("queued", "running")]
+        return before[0] if before and before[0] != run_id else None
+
+    # list, stop
+
+    def _find(self, name: str) -> RunRow:
+        runs = self._service.store.runs()
+        real = [run for run in runs if not run.dry]
+        if name == "latest" and real:
+            return real[-1]
+        exact = [run for run in runs if run.id == name]
+        found = exact or [run for run in real if run.id.startswith(name)]
+        if len(found) != 1:
+            raise NoSuchNameError.of("run", name, [run.id for run in real])
+        return found[0]
+
+    def _list(self) -> Json:
+        return {"runs": [self._line(run) for run in self._service.store.runs() if not run.dry]}
+
+    def _line(self, run: RunRow) -> Json:
+        store = self._service.store
+        model, file = store.last_model(run.id), from_map(RunFile, run.file)
+        best = store.model(run.id, run.best_version) if run.best_version is not None else None
+        return {
+            "run": run.id,
+            "state": run.state,
+            "reason": run.reason,
+            "round": model.version if model else 0,
+            "rounds": file.stop.rounds,
+            "method": file.method.name,
+            "model": file.what,
+            "metric": file.stop.metric,
+            "best_version": run.best_version,
+            "best_score": best.score if best else None,
+            "waits_for": self._waits_for(run.id) if run.state == "queued" else None,
+        }
+
+    def _stop(self, run: str, now: bool = False) -> Json:
+        row = self._find(run)
+        if row.state in ("queued", "running"):
+            self._service.conductor.stop(row.id, at_once=now)
+        return {"run": row.id, "state": row.state}
+
+    # show
+
+    def _show(self, run: str, newest: int = 200) -> Json:
+        """`newest` evaluations and, of a long run, the newest models: the counts tell how many there are."""
+        row = self._find(run)
+        store = self._service.store
+        kept = store.models(row.id)
+        versions = store.evaluated_versions(row.id)
+        shown = versions[-newest:] if newest > 0 else []
+        judged = {version: store.evaluations(row.id, version) for version in shown}
+        return {
+            **self._line(row),
+            "dry": row.dry,
+            "file": dict(row.file),
+            "environment": dict(row.environment),
+            "created_s": row.created_s,
+            "models": [
+                {"version": m.version, "sha256": m.sha256, "bytes": m.length, "score": m.score}
+                for m in kept[-_SHOWN_MODELS:]
+            ],
+            "num_models": len(kept),
+            "payload_bytes": kept[-1].sent_length if kept else None,
+            "evaluations": _summaries(row, judged),
+            "num_evaluations": len(versions),
+            "device_evaluations": [_judged(e) for rows in judged.values() for e in rows],
+            "round_rows": [to_map(r) for r in store.rounds(row.id)[-_SHOWN_ROUNDS:]],
+            "leases": self._leases(row),
+            "failures": [_failure(lease) for lease in store.run_failures(row.id, _SHOWN_FAILURES)],
+            "devices": self._devices(row),
+            "barred": self._barred(from_map(RunFile, row.file)),
+            "progress": self._progress(row),
+        }
+
+    def _leases(self, run: RunRow) -> list[Json]:
+        """The open or newest round's leases; their logs are among the failures."""
+        last = self._service.store.last_round(run.id)
+        rows: list[LeaseRow] = self._service.store.leases(run.id, last.number, last.attempt) if last else []
+        return [{**to_map(lease), "log": []} for lease in rows]
+
+    def _devices(self, run: RunRow) -> list[Json]:
+        """Per device: its newest report, its peak over all rounds, what it sent and got, and what it is."""
+        store = self._service.store
+        traffic, remembered = store.traffic(run.id), store.remembered_devices(run.id)
+        live = self._service.conductor.traffic if self._is_active(run.id) else {}
+        devices: dict[str, Json] = {}
+        for update in store.recent_updates(run.id, _SHOWN_UPDATES):
+            entry = devices.setdefault(update.device, {"id": update.device, "peak_bytes": 0})
+            plan = update.report.plan
+            entry["peak_bytes"] = max(entry["peak_bytes"], update.report.peak_bytes)
+            entry["plan"] = plan.describe() if plan else ""
+            entry["budget_bytes"] = plan.budget_bytes if plan else 0
+            entry["predicted_bytes"] = plan.predicted_bytes if plan else 0
+            entry["num_samples"] = update.report.num_samples or update.report.num_held
+            entry["num_test"] = update.report.num_test
+            entry["versions"] = dict(update.report.versions)
+            entry["round"] = update.round
+        for name, entry in devices.items():
+            up, down = traffic.get(name, (0, 0))
+            more = live.get(name, (0, 0))
+            entry["bytes_up"], entry["bytes_down"] = up + more[0], down + more[1]
+            entry.update(remembered.get(name, {}))
+        return [devices[name] for name in sorted(devices)]
+
+    def _is_active(self, run_id: str) -> bool:
+        active = self._service.conductor.run
+        return active is not None and active.id == run_id
+
+    def _progress(self, run: RunRow) -> Json | None:
+        """How the active run stands now, and which devices it can ask; None of another run."""
+        machine = self._service.conductor.machine
+        if machine is None or machine.run != run.id:
+            return None
+        candidates = self._candidates(machine)
+        num_able = sum(candidate["code"] == "" for candidate in candidates)
+        waiting = ""
+        if machine.phase == "SELECTING" and num_able < machine.file.devices.min:
+            waiting = f"waits for devices: {machine.file.devices.min} are needed, {num_able} can take part"
+        return {
+            "phase": machine.phase,
+            "round": machine.number,
+            "waiting": waiting or self._service.paused,
+            "candidates": candidates,
+        }
+
+    def _barred(self, file: RunFile) -> list[Json]:
+        """Enrolled devices that this run cannot ask now, and why."""
+        service = self._service
+        online = service.roster.online(time.monotonic())
+        rows = []
+        for device in service.store.devices():
+            offline = Obstacle("offline", "not connected")
+            found = service.conductor.obstacle(file, device.name) if device.name in online else offline
+            if found is not None:
+                rows.append({"id": device.name, "code": found.code, "detail": found.detail})
+        return rows
+
+    def _candidates(self, machine: RunMachine) -> list[Json]:
+        """Every enrolled device: code and detail tell why it is not asked; empty if it is."""
+        barred = {row["id"]: row for row in self._barred(machine.file)}
+        names = [device.name for device in self._service.store.devices()]
+        return [
+            barred.get(name, {"id": name, "code": machine.excluded.get(name, ""), "detail": ""}) for name in names
+        ]
+
+
+def _task_hash(file: RunFile, source: bytes) -> str:
+    """The hash of the task's source, which the run file must name; empty for a built-in model."""
+    if file.task is None:
+        return ""
+    found = hashlib.sha256(source).hexdigest()
+    if not 0 < len(source) <= _MAX_TASK_BYTES:
+        raise InputError(f"task {file.task.name!r}: expected a file of 1 to {_MAX_TASK_BYTES} bytes, got {len(source)}")
+    if file.task.sha256 != found:
+        raise InputError(
+            f"task {file.task.name!r}: the run file says sha256 {file.task.sha256 or 'nothing'!r}, the file has {found}"
+        )
+    return found
+
+
+def _summaries(run: RunRow, judged: Mapping[int, list[EvaluationRow]]) -> list[Json]:
+    num_classes = len(run.file["classes"])
+    results = (evaluation.summarize(version, rows, num_classes) for version, rows in judged.items())
+    return [to_map(result) for result in results if result is not None]
+
+
+def _judged(row: EvaluationRow) -> Json:
+    return {
+        "version": row.version,
+        "device": "server" if row.device == SERVER else row.device,
+        "num_samples": row.num_samples,
+        "accuracy": row.num_correct / row.num_samples if row.num_samples else None,
+    }
+
+
+def _failure(lease: LeaseRow) -> Json:
+    names = ("device", "round", "attempt", "state", "code", "detail", "log")
+    return {name: to_map(getattr(lease, name)) for name in names}

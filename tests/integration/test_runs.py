@@ -1,0 +1,180 @@
+"""Runs on one small fleet of real processes: dry, by labels, queued, stopped, continued, judged here and there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleet import Fleet, hashes, mlp_run
+
+from coordinator import control
+from edge_client.data.sources import open_data
+from edge_client.files import DataSection, RunFile, load_device_file
+
+pytestmark = pytest.mark.broker
+
+CLASSES = [str(digit) for digit in range(10)]
+RUN = """
+name = "digits"
+model = {{ name = "mlp", input = [1, 8, 8], hidden = [16] }}
+classes = {classes}
+train = {{ batch = 16, max-steps = 1, lr = 0.1 }}
+devices = {{ min = {minimum} }}
+stop = {{ rounds = 2 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Devices a and b can train, tiny cannot hold anything, away is enrolled and never there."""
+    with Fleet(tmp_path_factory.mktemp("runs")) as fleet:
+        fleet.start_coordinator()
+        fleet.add_devices("a", "b", "tiny", "away")
+        fleet.start_device("a")
+        fleet.start_device("b")
+        fleet.start_device("tiny", memory="100MB")
+        wait_online(fleet, "a", "b", "tiny")
+        for name in ("a", "b"):
+            control.request(fleet.state_dir, "device-label", name=name, put={"size": "large"})
+        yield fleet
+
+
+def wait_online(fleet: Fleet, *names: str) -> None:
+    fleet.wait_until(lambda: {*names} <= {*(fleet.ask("status") or {}).get("online", ())}, 60, f"{names} are there")
+
+
+def type_command(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "coordinator", *arguments, "--state-dir", str(fleet.state_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def large(rounds: int, **changes: Any) -> RunFile:
+    """A run of the two devices that can train."""
+    return mlp_run(rounds=rounds, where=["size=large"], **changes)
+
+
+def own_test_data(section: DataSection) -> tuple[Any, Any]:
+    """A device's test samples as arrays."""
+    _, test = open_data(section, CLASSES, (1, 8, 8))
+    x, y = test.batch(range(len(test)))
+    return x.numpy(), y.numpy()
+
+
+def finished(fleet: Fleet, run: str) -> dict[str, Any]:
+    shown = fleet.wait_finished(run, 240)
+    assert shown["state"] == "finished", shown["reason"]
+    return shown
+
+
+def test_a_dry_run_tells_of_every_device_what_it_would_train_or_why_it_cannot(fleet: Fleet, tmp_path: Path) -> None:
+    """a and b hold 449 or 450 of 1,797 digits, 359 or 360 of them for training; tiny and away cannot: exit code 6."""
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(classes=CLASSES, minimum=3))
+    done = type_command(fleet, "run", "start", str(path), "--dry-run", "--format", "json")
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.strip() == "coordinator: 3 devices are needed (devices.min), 2 can train; see why above"
+    told = json.loads(done.stdout)
+    rows = {row["id"]: row for row in told["devices"]}
+    assert told["num_able"] == 2
+    assert {name: row["code"] for name, row in rows.items()} == {
+        "a": "",
+        "b": "",
+        "tiny": "nothing_fits",
+        "away": "offline",
+    }
+    assert "100000000" in rows["tiny"]["detail"] or "100 MB" in rows["tiny"]["detail"]
+    for name in ("a", "b"):
+        row = rows[name]
+        assert row["num_samples"] in (359, 360)
+        assert row["num_test"] in (89, 90)
+        assert 0 < row["predicted_bytes"] <= row["budget_bytes"] == 2 * 10**9
+        assert row["bytes_down"] > 4 * (64 * 16 + 16 + 16 * 10 + 10)  # the parameters, and a header
+    shown = type_command(fleet, "run", "list", "-q")
+    assert shown.stdout == ""  # nothing was started
+
+
+def test_a_run_asks_only_devices_with_its_labels_and_keeps_its_best_version(fleet: Fleet) -> None:
+    """Two rounds on a and b alone; versions 0, 1 and 2 have a score, and the best of them is named."""
+    shown = finished(fleet, fleet.start_run(large(2, name="labels", evaluate={"every": 1})))
+    assert [device["id"] for device in shown["devices"]] == ["a", "b"]
+    scores = {model["version"]: model["score"] for model in shown["models"]}
+    assert scores == {result["version"]: result["accuracy"] for result in shown["evaluations"]}
+    assert scores.keys() == {0, 1, 2}
+    assert shown["best_score"] == max(scores.values())
+    assert scores[shown["best_version"]] == shown["best_score"]
+    assert {device["versions"]["torch"] != "" for device in shown["devices"]} == {True}
+    assert shown["environment"]["fedfit"]
+    assert shown["environment"]["cores"] > 0
+
+
+def test_a_run_that_was_stopped_goes_on_by_init(fleet: Fleet) -> None:
+    """Version 0 of the new run is the last model of the old one, to the bit; a run that is not there is refused."""
+    long = fleet.start_run(large(1000, name="long"))
+    queued = fleet.start_run(large(1, name="next"))
+    fleet.wait_until(lambda: fleet.show(long)["round"] >= 1, 120, "a round was committed")
+    assert fleet.show(queued)["waits_for"] == long
+    assert type_command(fleet, "run", "stop", long).returncode == 0
+    stopped = fleet.wait_finished(long, 120)
+    assert stopped["state"] == "stopped"
+    finished(fleet, queued)
+    model = {"name": "mlp", "input": [1, 8, 8], "hidden": [16], "init": f"run:{long}"}
+    continued = finished(fleet, fleet.start_run(large(1, name="continued", model=model)))
+    assert hashes(continued)[0] == hashes(stopped)[-1]
+    assert hashes(continued)[1] != hashes(continued)[0]
+
+
+def test_a_run_cannot_go_on_from_a_model_of_another_shape(fleet: Fleet) -> None:
+    """hidden = [8] instead of [16]: the run fails and says which tensor differs."""
+    first = finished(fleet, fleet.start_run(large(1, name="shape")))["run"]
+    model = {"name": "mlp", "input": [1, 8, 8], "hidden": [8], "init": f"run:{first}"}
+    other = fleet.wait_finished(fleet.start_run(large(1, name="other", model=model)), 60)
+    assert other["state"] == "failed"
+    assert "[16, 64]" in other["reason"]
+    assert "[8, 64]" in other["reason"]
+
+
+def test_the_fleets_result_is_that_of_the_pooled_data(fleet: Fleet, tmp_path: Path) -> None:
+    """The same versions judged on the devices and, in one file, on the server: counts are equal, not close."""
+    parts = [load_device_file(fleet.folder / name / "device.toml").data for name in ("a", "b")]
+    pooled = [own_test_data(part) for part in parts if part is not None]
+    path = tmp_path / "test.npz"
+    np.savez(path, x=np.concatenate([x for x, _ in pooled]), y=np.concatenate([y for _, y in pooled]))
+    on_devices = finished(fleet, fleet.start_run(large(1, name="there", evaluate={"every": 1})))
+    here = {"every": 1, "on": f"npz:{path}"}
+    on_server = finished(fleet, fleet.start_run(large(1, name="here", evaluate=here)))
+    assert hashes(on_devices) == hashes(on_server)
+    for there, server in zip(on_devices["evaluations"], on_server["evaluations"], strict=True):
+        assert there["num_samples"] == server["num_samples"] == sum(len(y) for _, y in pooled)
+        for metric in ("accuracy", "balanced_accuracy", "macro_f1", "recall"):
+            assert there[metric] == server[metric]
+        assert there["loss"] == pytest.approx(server["loss"], rel=1e-6)  # sums of other batches
+    assert [row["device"] for row in on_server["device_evaluations"]] == ["server", "server"]
+
+
+def test_a_target_ends_a_run_early_and_follow_shows_it(fleet: Fleet, tmp_path: Path) -> None:
+    """An accuracy of 0.0 is reached by version 0: one round, then the end; --follow prints both versions."""
+    path = tmp_path / "run.toml"
+    text = RUN.format(classes=CLASSES, minimum=2).replace("min = 2", 'min = 2, where = ["size=large"]')
+    path.write_text(text.replace("rounds = 2", "rounds = 50, target = 0.0"))
+    done = type_command(fleet, "run", "start", str(path), "--follow", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["round"] == 1
+    assert shown["reason"].startswith("target reached: accuracy ")
+    lines = [line for line in done.stderr.splitlines() if "accuracy" in line]
+    assert [line.split(":")[0].strip() for line in lines] == ["before round 1", "after round 1"]
+
+
+def test_a_run_that_fails_is_told_by_its_exit_code(fleet: Fleet, tmp_path: Path) -> None:
+    """misfit = "fail" and a device on which nothing fits: 9, with the reason; no model was trained."""
+    path = tmp_path / "run.toml"
+    path.write_text(RUN.format(classes=CLASSES, minimum=3).replace("min = 3", 'min = 3, misfit = "fail"'))
+    done = type_command(fleet, "run", "start", str(path), "--follow")
+    assert done.returncode == 9, done.stderr
+    assert "nothing_fits: tiny" in done.stderr.splitlines()[-1]
