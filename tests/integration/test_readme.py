@@ -22,8 +22,10 @@ import pytest
 
 from coordinator import cli as coordinator_cli
 from coordinator import control
+from coordinator.run_commands import check_run
 from edge_client import cli as edge_client_cli
 from edge_client.errors import MachineError
+from edge_client.files import load_run_file
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -141,11 +143,10 @@ def wait_until(done: Callable[[], bool], *terminals: Terminal) -> None:
 
 @pytest.mark.broker
 def test_following_the_readme_ends_with_a_trained_model(tmp_path: Path) -> None:
-    """Both files saved, both terminals typed as they stand: 3 rounds of 2 devices, inside 300 MB."""
+    """The file saved, both terminals typed as they stand: a dry run, 3 rounds of 3 devices inside 300 MB, a report."""
     folder = tmp_path / "try"
     folder.mkdir()
-    for name in ("run.toml", "device.toml"):
-        (folder / name).write_text(marked(f"file: {name}"), encoding="utf-8")
+    (folder / "device.toml").write_text(marked("file: device.toml"), encoding="utf-8")
     environment, server = environment_of(tmp_path), folder / "server"
     first = Terminal(folder, environment, tmp_path / "first.log")
     second = Terminal(folder, environment, tmp_path / "second.log")
@@ -153,13 +154,7 @@ def test_following_the_readme_ends_with_a_trained_model(tmp_path: Path) -> None:
         first.type(marked("terminal: 1"))
         wait_until(lambda: answer(server, "status") is not None, first)
         second.type(marked("terminal: 2"))
-        wait_until(lambda: "digits-1: " in second.said(), first, second)
-
-        def ended() -> bool:
-            shown = answer(server, "run-show", run="latest")
-            return shown is not None and shown["state"] not in ("queued", "running")
-
-        wait_until(ended, first, second)
+        wait_until(lambda: "last seen" in second.said(), first, second)  # of the last command
         shown = control.request(server, "run-show", run="latest")
         second.type(marked("terminal: 2, end"))
         assert second.end() == 0, second.said()
@@ -170,9 +165,19 @@ def test_following_the_readme_ends_with_a_trained_model(tmp_path: Path) -> None:
         first.kill()
     assert (shown["run"], shown["state"]) == ("digits-1", "finished")
     assert [model["version"] for model in shown["models"]] == [0, 1, 2, 3]
-    assert [device["id"] for device in shown["devices"]] == ["attic", "kitchen"]
+    assert [device["id"] for device in shown["devices"]] == ["attic", "cellar", "kitchen"]
     assert all(0 < device["peak_bytes"] <= 300e6 for device in shown["devices"])
+    assert "3 of 3 devices can train; nothing was trained" in second.said()
+    assert "after round 3: accuracy " in second.said()
+    assert "digits-1" in (folder / "digits-1.html").read_text(encoding="utf-8")
     assert list((tmp_path / "home").rglob("fedfit*")) == []  # all of it stayed in the folder
+
+
+def test_the_run_file_that_the_readme_shows_is_valid(tmp_path: Path) -> None:
+    """It is read and checked as `run start` does it."""
+    path = tmp_path / "run.toml"
+    path.write_text(marked("file: run.toml"), encoding="utf-8")
+    check_run(load_run_file(path))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -189,7 +194,7 @@ def test_every_command_that_is_shown_exists(page: Path) -> None:
 def test_the_readme_shows_the_commands_of_the_first_day() -> None:
     """The search above finds them: a test of nothing would pass as well."""
     shown = {tuple(words[1:3] if words[1] in ("run", "device") else words[1:2]) for words in commands_of(PAGES[0])}
-    assert {("start",), ("join",), ("device", "add"), ("run", "start"), ("run", "show")} <= shown
+    assert {("start",), ("new",), ("join",), ("device", "add"), ("run", "start"), ("run", "report")} <= shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
