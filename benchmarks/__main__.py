@@ -18,6 +18,7 @@ _KNOWN = {
     "wire_bytes": ("wire_bytes", "measure"),
     "restart": ("restart", "measure"),
     "thousand_devices": ("thousand_devices", "measure"),
+    "first_fleet": ("first_fleet", "measure"),
 }
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator import pki
+from coordinator import addresses, pki
+from coordinator.addresses import Place, bracketed, is_loopback
 from coordinator.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_password
-from coordinator.service import STATE_KIND, STATE_VERSION, Service, ServiceOptions, access_of
+from coordinator.service import STATE_KIND, STATE_VERSION, Service, ServiceOptions, access_of, default_state_dir
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable
 from edge_client.errors import InputError, MachineError
@@ -33,7 +34,7 @@ class StartOptions:
     """What `coordinator start` was told."""
 
     state_dir: Path
-    listen: str = "127.0.0.1"
+    listen: str | None = None  # None: all addresses if something is advertised, else loopback
     port: int | None = None  # None: the usual one; 0: any free one, kept for later starts
     advertise: tuple[str, ...] = ()
     tls: bool = False
@@ -43,25 +44,49 @@ class StartOptions:
     heartbeat_s: float = 10.0
 
 
+    def retyped(self) -> str:
+        """The command again, without what it advertises."""
+        words = ["coordinator", "start"]
+        words += ["--listen", self.listen] if self.listen is not None else []
+        words += ["--port", str(self.port)] if self.port is not None else []
+        words += [name for name, typed in (("--tls", self.tls), ("--insecure", self.insecure)) if typed]
+        words += ["--state-dir", str(self.state_dir)] if self.state_dir != default_state_dir() else []
+        return shlex.join(words)
+
+
 def start(options: StartOptions) -> None:
     """Run a coordinator in the foreground until it is told to stop."""
+    # before anything is made: a start that was mistyped leaves nothing behind
+    place = _place(options)
     lock = durable.claim_state_dir(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
     store = SqliteStore(options.state_dir / "state.db")
     try:
-        _serve(options, store)
+        _serve(options, place, store)
     finally:
         store.close()
         os.close(lock)
 
 
-def _serve(options: StartOptions, store: SqliteStore) -> None:
+def _place(options: StartOptions) -> Place | None:
+    """Of the embedded broker; somebody else's has its own."""
+    if options.broker is None:
+        return addresses.choose(options.listen, options.advertise, retype=options.retyped())
+    if options.listen is not None or options.advertise:
+        raise InputError("--listen and --advertise are of fedfit's own broker; devices connect to the one of --broker")
+    return None
+
+
+def _serve(options: StartOptions, place: Place | None, store: SqliteStore) -> None:
     topics = Topics(store.federation(os.urandom(6).hex()))
-    if options.broker is not None:
+    if place is None:
         broker, brokers, ca, connect = _external(options, topics)
     else:
-        broker, brokers, ca, connect = _embedded(options, store, topics)
+        broker, brokers, ca, connect = _embedded(options, place, store, topics)
     store.set_setting("brokers", "\n".join(brokers))
     store.set_setting("ca", ca or "")
+    store.set_setting("external", "yes" if place is None else "")
+    if place is not None and place.found:
+        log.info("advertising %s, the only address of this machine; --advertise NAME names another", place.names[0])
     log.info("federation %s, devices connect to %s", topics.federation, ", ".join(brokers))
     service = Service(
         state_dir=options.state_dir,
@@ -83,20 +108,16 @@ Connect = Callable[[Callable[[Event], None]], Transport]
 Parts = tuple[EmbeddedBroker | None, tuple[str, ...], str | None, Connect]
 
 
-def _embedded(options: StartOptions, store: SqliteStore, topics: Topics) -> Parts:
-    names = options.advertise or (options.listen,)
-    if options.listen in ("0.0.0.0", "::") and not options.advertise:
-        raise InputError("--listen on all addresses needs --advertise NAME: the address that devices connect to")
-    tls = options.tls or not (_is_loopback(options.listen) or options.insecure)
-    reached_as = list(dict.fromkeys((*names, "localhost", "127.0.0.1", "::1")))
-    identity = pki.ensure_pki(options.state_dir / "pki", reached_as) if tls else None
+def _embedded(options: StartOptions, place: Place, store: SqliteStore, topics: Topics) -> Parts:
+    tls = options.tls or not (place.is_loopback or options.insecure)
+    identity = pki.ensure_pki(options.state_dir / "pki", place.certified) if tls else None
     everything = (topics.everything,)
     account = DeviceAccess(name=_USER, password=new_password(), publish=everything, subscribe=everything)
     broker = EmbeddedBroker(
         options.state_dir / "broker",
         coordinator=account,
         devices=[access_of(device, topics) for device in store.devices()],
-        host=options.listen,
+        host=place.listen,
         port=_port(options, store, tls),
         tls=TlsFiles(certificate=identity.server_certificate, key=identity.server_key) if identity else None,
     )
@@ -105,11 +126,10 @@ def _embedded(options: StartOptions, store: SqliteStore, topics: Topics) -> Part
     ca = identity.ca_pem if identity else None
 
     def connect(on_event: Callable[[Event], None]) -> Transport:
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.listen, options.listen)
-        return _connection(host, broker.port, account.password, ca, tls, topics, on_event)
+        return _connection(place.here, broker.port, account.password, ca, tls, topics, on_event)
 
     scheme = "mqtts" if tls else "mqtt"
-    return broker, tuple(f"{scheme}://{_bracketed(name)}:{broker.port}" for name in names), ca, connect
+    return broker, tuple(f"{scheme}://{bracketed(name)}:{broker.port}" for name in place.names), ca, connect
 
 
 def _port(options: StartOptions, store: SqliteStore, tls: bool) -> int:
@@ -124,7 +144,7 @@ def _port(options: StartOptions, store: SqliteStore, tls: bool) -> int:
 def _external(options: StartOptions, topics: Topics) -> Parts:
     assert options.broker is not None
     url = parse_broker_url(options.broker)
-    if not (url.tls or _is_loopback(url.host) or options.insecure):
+    if not (url.tls or is_loopback(url.host) or options.insecure):
         raise InputError(f"{options.broker!r} is not encrypted; use mqtts://, or type --insecure if you mean it")
     password = os.environ.get("FEDFIT_BROKER_PASSWORD", url.password or "")
     try:
@@ -135,7 +155,7 @@ def _external(options: StartOptions, topics: Topics) -> Parts:
     def connect(on_event: Callable[[Event], None]) -> Transport:
         return _connection(url.host, url.port, password, ca, url.tls, topics, on_event, user=url.username)
 
-    shown = f"{'mqtts' if url.tls else 'mqtt'}://{_bracketed(url.host)}:{url.port}"
+    shown = f"{'mqtts' if url.tls else 'mqtt'}://{bracketed(url.host)}:{url.port}"
     return None, (shown,), ca, connect
 
 
@@ -160,16 +180,3 @@ def _connection(
         will=Will(topic=topics.coordinator_state, payload=b"offline"),
         backoff=_BACKOFF,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

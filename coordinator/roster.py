@@ -50,7 +50,8 @@ class Presence:
     last_seen: float
     profile: DeviceProfile
     client: str
-    labels: dict[str, str]
+    labels: dict[str, str]  # the device's own; `Roster.labels_of` tells those that count
+    tasks: dict[str, str]  # what its owner allows: name -> hash of the file
     free_bytes: int
     window: ReplayWindow = field(default_factory=ReplayWindow)
     seq: int = 0
@@ -71,11 +72,12 @@ class Roster:
         self._quota = Quota()
 
     def set_devices(self, devices: Iterable[DeviceRow]) -> None:
-        """The enrolled devices have changed; removed ones are gone at once."""
-        self._devices = {device.name: device for device in devices}
-        for sessions in (self._present, self._previous):
-            for name in [name for name in sessions if name not in self._devices]:
-                del sessions[name]
+        """The enrolled devices have changed; removed ones, and those with a new key, are gone at once."""
+        before, self._devices = self._devices, {device.name: device for device in devices}
+        for name, device in before.items():
+            if name not in self._devices or self._devices[name].key != device.key:
+                self._present.pop(name, None)
+                self._previous.pop(name, None)
         self._quota.keep_only({*self._devices, _STRANGER})
 
     @property
@@ -86,6 +88,11 @@ class Roster:
     def presence(self, name: str) -> Presence | None:
         """What a device last said of itself."""
         return self._present.get(name)
+
+    def labels_of(self, name: str) -> dict[str, str]:
+        """The device's own labels, as far as it said them, overlaid by those given at the coordinator."""
+        present, device = self._present.get(name), self._devices.get(name)
+        return {**(present.labels if present else {}), **(device.labels if device else {})}
 
     def online(self, now: float) -> frozenset[str]:
         """Devices that spoke lately, did not say goodbye and are not suspended."""
@@ -179,6 +186,7 @@ class Roster:
             profile=hello.profile,
             client=hello.client,
             labels=hello.labels,
+            tasks=hello.tasks,
             free_bytes=hello.free_bytes,
         )
         welcome = Welcome(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edge_client.files import format_bytes
 
-__all__ = ["align", "demo", "devices", "run", "runs"]
+__all__ = ["align", "demo", "device", "devices", "dry_run", "dry_run_rows", "failure", "labels", "run", "runs"]
 
 Json = dict[str, Any]
 
@@ -34,20 +34,58 @@ def devices(rows: Sequence[Json]) -> str:
     if not rows:
         return "no devices yet; add one with: coordinator device add NAME"
     return align(
-        ["device", "state", "last seen", "budget", "client", "doing"],
+        ["device", "state", "last seen", "budget", "client", "doing", "labels"],
         [
             [
                 row["id"],
                 "online" if row["online"] else "offline",
-                "never" if row["seen_s_ago"] is None else f"{row['seen_s_ago']:.0f} s ago",
+                _seen(row),
                 format_bytes(row["budget_bytes"]) if row["budget_bytes"] is not None else "-",
                 row["client"] or "-",
                 _doing(row),
+                labels(row["labels"]),
             ]
             for row in rows
         ],
         right=(2, 3),
     )
+
+
+def _seen(row: Json) -> str:
+    """A coordinator that was started a moment ago has seen nobody yet."""
+    return "not yet" if row["seen_s_ago"] is None else f"{row['seen_s_ago']:.0f} s ago"
+
+
+def labels(given: Mapping[str, str]) -> str:
+    """`line=a site=berlin`."""
+    return " ".join(f"{key}={value}" for key, value in sorted(given.items())) or "-"
+
+
+def device(data: Json) -> str:
+    """`coordinator device show`."""
+    profile = data["profile"]
+    facts = [
+        ("state", f"{'online' if data['online'] else 'offline'}, seen {_seen(data)}"),
+        ("doing", _doing(data)),
+        ("client", data["client"] or "-"),
+        ("labels given here", labels(data["labels_given"])),
+        ("its own labels", labels(data["labels_own"])),
+        ("machine", _machine(profile) if profile else "-"),
+        ("budget", format_bytes(data["budget_bytes"]) if data["budget_bytes"] is not None else "-"),
+        ("free on disk", format_bytes(data["free_bytes"]) if data["free_bytes"] is not None else "-"),
+        *((f"task {name}", sha256) for name, sha256 in sorted(data["tasks"].items())),
+        *(("new bundles name", broker) for broker in data["brokers"]),
+    ]
+    width = max(len(name) for name, _ in facts)
+    pieces = ["\n".join([data["id"], *(f"  {name:<{width}}  {_plain(value)}" for name, value in facts)])]
+    if data["failures"]:
+        pieces.append("\n".join(["last failures", *(failure({**f, "device": f["run"]}) for f in data["failures"])]))
+    return "\n\n".join(pieces)
+
+
+def _machine(profile: Json) -> str:
+    memory = format_bytes(profile["memory_bytes"]) if profile["memory_bytes"] else "unknown"
+    return f"{profile['kind']} {profile['machine']}, {profile['cores'] or 'unknown'} cores, {memory} of memory"
 
 
 def _doing(row: Json) -> str:
@@ -60,29 +98,133 @@ def runs(rows: Sequence[Json]) -> str:
     if not rows:
         return "no runs yet; start one with: coordinator run start FILE.toml"
     return align(
-        ["run", "state", "round", "method", "model", "reason"],
-        [[r["run"], r["state"], f"{r['round']}/{r['rounds']}", r["method"], r["model"], r["reason"]] for r in rows],
+        ["run", "state", "round", "best", "method", "model", "reason"],
+        [
+            [
+                r["run"],
+                r["state"],
+                f"{r['round']}/{r['rounds']}",
+                _best(r),
+                r["method"],
+                r["model"],
+                f"waits for {r['waits_for']}" if r["waits_for"] else r["reason"],
+            ]
+            for r in rows
+        ],
         right=(2,),
     )
+
+
+def _best(row: Json) -> str:
+    if row["best_score"] is None:
+        return "-"
+    return f"{row['metric']} {row['best_score']:.4f} (round {row['best_version']})"
 
 
 def run(data: Json) -> str:
     """`coordinator run show`."""
     reason = f" ({_plain(data['reason'])})" if data["reason"] else ""
-    version = data["models"][-1]["version"] if data["models"] else 0
-    pieces = [f"{data['run']}: {data['state']}{reason}, round {version} of {data['rounds']}"]
+    best = f"; best {_best(data)}" if data["best_score"] is not None else ""
+    pieces = [f"{data['run']}: {data['state']}{reason}, round {data['round']} of {data['rounds']}{best}"]
+    if data["progress"] and data["progress"]["waiting"]:
+        pieces.append(_waiting(data["progress"]))
     if data["evaluations"]:
         pieces.append(_evaluations(data["evaluations"]))
+        pieces.append(_recalls(data["evaluations"][-1], data["file"]["classes"]))
+        pieces.append(_per_device(data))
     if data["devices"]:
         pieces.append(_run_devices(data["devices"]))
-    problems = [lease for lease in data["leases"] if lease["code"]]
-    if problems:
-        rows = [[p["device"], p["state"], p["code"], p["detail"]] for p in problems]
-        pieces.append(align(["device", "newest round", "why", "detail"], rows))
-    pieces += [f"{p['device']}: {_plain(line)}" for p in problems for line in p["log"]]
+    if data["failures"]:
+        pieces.append("\n".join(failure(found) for found in data["failures"]))
     abandoned = [r for r in data["round_rows"] if r["state"] == "ABANDONED"]
     pieces += [f"round {r['number']}, try {r['attempt']}: abandoned, {_plain(r['reason'])}" for r in abandoned]
-    return "\n\n".join(pieces)
+    return "\n\n".join(piece for piece in pieces if piece)
+
+
+def failure(found: Json) -> str:
+    """A lease that brought nothing: who, when, why, and the last lines of its log where the owner shares them."""
+    detail = f": {_plain(found['detail'])}" if found["detail"] else ""
+    head = f"{found['device']} {found['state']} in round {found['round']}: {found['code']}{detail}"
+    return "\n".join([head, *(f"    {_plain(line)}" for line in found["log"])])
+
+
+def _waiting(progress: Json) -> str:
+    rows = [[c["id"], c["code"], c["detail"]] for c in progress["candidates"] if c["code"]]
+    table = align(["device", "not asked", "why"], rows) if rows else ""
+    return f"{progress['waiting']}\n{table}".rstrip()
+
+
+def _recalls(result: Json, classes: Sequence[str]) -> str:
+    rows = [
+        [name, "-" if recall is None else f"{recall:.4f}"]
+        for name, recall in zip(classes, result["recall"], strict=True)
+    ]
+    return align(["class", f"recall after round {result['version']}"], rows, right=(1,))
+
+
+def _per_device(data: Json) -> str:
+    """The newest judged version on each device's own test data."""
+    version = data["evaluations"][-1]["version"]
+    rows = [
+        [r["device"], f"{r['accuracy']:.4f}", r["num_samples"]]
+        for r in data["device_evaluations"]
+        if r["version"] == version and r["accuracy"] is not None
+    ]
+    return align(["device", f"accuracy after round {version}", "test samples"], rows, right=(1, 2))
+
+
+def dry_run_rows(data: Json, devices: Sequence[Json]) -> Json:
+    """The answers of a dry run: one row per enrolled device, with its plan or why it cannot train."""
+    answered = {entry["id"]: entry for entry in data["devices"]}
+    refused = {found["device"]: found for found in data["failures"]}
+    barred = {found["id"]: found for found in data["barred"]}
+    rows = [_dry_row(row["id"], data, answered, refused, barred) for row in devices]
+    return {"run": data["file"]["name"], "num_able": sum(row["code"] == "" for row in rows), "devices": rows}
+
+
+def _dry_row(name: str, data: Json, answered: Json, refused: Json, barred: Json) -> Json:
+    found = answered.get(name)
+    problem = refused.get(name) or barred.get(name) or {"code": "offline", "detail": "not connected"}
+    return {
+        "id": name,
+        "budget_bytes": found["budget_bytes"] if found else None,
+        "plan": found["plan"] if found else "",
+        "predicted_bytes": found["predicted_bytes"] if found else None,
+        "num_samples": found["num_samples"] if found else None,
+        "num_test": found["num_test"] if found else None,
+        "bytes_down": data["payload_bytes"] if found else None,
+        "bytes_up": data["payload_bytes"] if found else None,
+        "code": "" if found else problem["code"],
+        "detail": "" if found else problem["detail"],
+        "log": [] if found else problem.get("log", []),
+    }
+
+
+def dry_run(result: Json) -> str:
+    """`coordinator run start --dry-run`."""
+    if not result["devices"]:
+        return "no devices yet; add one with: coordinator device add NAME"
+    able = [row for row in result["devices"] if not row["code"]]
+    table = align(
+        ["device", "budget", "plan", "predicted peak", "samples", "test", "down/round", "up/round"],
+        [
+            [
+                r["id"],
+                format_bytes(r["budget_bytes"]),
+                r["plan"],
+                format_bytes(r["predicted_bytes"]),
+                r["num_samples"],
+                r["num_test"],
+                format_bytes(r["bytes_down"]),
+                format_bytes(r["bytes_up"]),
+            ]
+            for r in able
+        ],
+        right=(1, 3, 4, 5, 6, 7),
+    )
+    problems = [f"{r['id']} cannot: {r['code']}: {_plain(r['detail'])}" for r in result["devices"] if r["code"]]
+    count = f"{len(able)} of {len(result['devices'])} devices can train; nothing was trained"
+    return "\n\n".join(piece for piece in (table if able else "", "\n".join(problems), count) if piece)
 
 
 def _evaluations(rows: Sequence[Json]) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from edge_client import __version__, daemon, files, identity
-from edge_client.data import registry as data
-from edge_client.errors import FedfitError, InputError, NoSuchNameError
-from edge_client.transport.base import Event, Transport, Will, parse_broker_url
-from edge_client.transport.mqtt import MqttTransport, tls_context
-from edge_client.wire.topics import Topics
+from edge_client import __version__, connection, daemon, identity, owner_file, status
+from edge_client.errors import FedfitError, InputError
 
 __all__ = ["main"]
 
@@ -28,6 +26,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     join = commands.add_parser("join", help="make this device a member, once")
     join.add_argument("bundle", metavar="FILE", help="the join bundle; - reads standard input")
+    join.add_argument("--no-check", action="store_true", help="do not try the connection, e.g. before the server is up")
+    join.add_argument(
+        "--data", metavar="DIR", type=Path, help="this device's data: its device.toml is written, if there is none"
+    )
     _state_dir(join)
     join.set_defaults(do=_join)
     start = commands.add_parser("start", help="run the client until it is stopped")
@@ -36,7 +38,24 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("-v", "--verbose", action="store_true", help="log more")
     _state_dir(start)
     start.set_defaults(do=_start)
+    _add_owners_commands(commands)
     return parser
+
+
+def _add_owners_commands(commands: Any) -> None:
+    shown = commands.add_parser("status", help="what this device is, and what its client is doing")
+    shown.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    _state_dir(shown)
+    shown.set_defaults(do=_status)
+    config = commands.add_parser("config", help="device.toml with all defaults, checked")
+    config.add_argument("--format", choices=["toml", "json"], default="toml", help="default: %(default)s")
+    config.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    _state_dir(config)
+    config.set_defaults(do=_config)
+    leave = commands.add_parser("leave", help="end this device's membership; device.toml stays")
+    leave.add_argument("--yes", action="store_true", help="do not ask")
+    _state_dir(leave)
+    leave.set_defaults(do=_leave)
 
 
 def _state_dir(parser: argparse.ArgumentParser) -> None:
@@ -60,9 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _join(options: argparse.Namespace) -> None:
+    from edge_client import found_data  # a daemon need not hold it
+
     bundle = _bundle(options.bundle)
+    found = found_data.recognise(options.data) if options.data else None
+    if not options.no_check:
+        connection.check(bundle)
     identity.join(options.state_dir, bundle)
     print(f"joined federation {bundle.federation} as {bundle.device}")
+    if found is not None:
+        print(found_data.keep_device_file(options.state_dir / "device.toml", found, asked=options.data))
     print(f"start it with: edge-client start{_named(options.state_dir)}")
 
 
@@ -81,43 +107,49 @@ def _start(options: argparse.Namespace) -> None:
     if options.join:
         identity.join(options.state_dir, _bundle(options.join))
     bundle = identity.load_identity(options.state_dir)
-    device_file = _device_file(options.config or options.state_dir / "device.toml", required=options.config is not None)
+    device_file = owner_file.load(options.config or options.state_dir / "device.toml")
     daemon.run_daemon(
         bundle=bundle,
         device_file=device_file,
         state_dir=options.state_dir,
-        connect=lambda on_event, boot: _connect(bundle, on_event, boot),
+        connect=lambda on_event, boot: connection.connect(bundle, on_event, boot),
     )
 
 
-def _device_file(path: Path, *, required: bool) -> files.DeviceFile:
-    if not path.exists() and not required:
-        raise InputError(
-            f"{path} is missing: it says where this device's data is, for example\n"
-            '  data = { source = "npz", train = "/data/train.npz" }'
-        )
-    device_file = files.load_device_file(path)
-    if device_file.data is not None:
-        try:
-            data.validate(device_file.data)
-        except NoSuchNameError as error:
-            raise InputError(f"{path}: {error}") from None
-    return device_file
+def _status(options: argparse.Namespace) -> None:
+    bundle = identity.load_identity(options.state_dir)
+    found = status.summary(options.state_dir, bundle)
+    print(json.dumps(found, indent=1) if options.format == "json" else status.describe(found))
 
 
-def _connect(bundle: identity.Bundle, on_event: Callable[[Event], None], boot: str) -> Transport:
-    url = parse_broker_url(bundle.brokers[0])
-    state_topic = Topics(bundle.federation).device(bundle.device, "state")
-    return MqttTransport(
-        host=url.host,
-        port=url.port,
-        name=bundle.device,
-        on_event=on_event,
-        password=bundle.password,
-        tls=tls_context(bundle.ca) if url.tls else None,
-        will=Will(topic=state_topic, payload=f"offline {boot}".encode()),
-        boot_id=boot,
-    )
+def _config(options: argparse.Namespace) -> None:
+    path = options.config or options.state_dir / "device.toml"
+    device_file = owner_file.load(path)
+    if options.format == "json":
+        shown = {"file": str(path), "device": owner_file.to_json(device_file)}
+        print(json.dumps({**shown, "task-sha256": owner_file.task_hashes(device_file)}, indent=1))
+    else:
+        print(f"# {path}, with all defaults\n{owner_file.to_toml(device_file)}")
+
+
+def _leave(options: argparse.Namespace) -> None:
+    from edge_client import leaving  # a daemon need not hold it
+
+    bundle = identity.load_identity(options.state_dir)
+    if not options.yes:
+        _confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
+    heard = leaving.leave(options.state_dir, bundle)
+    print(f"{bundle.device} has left federation {bundle.federation}; device.toml stays")
+    if not heard:
+        print("the coordinator could not be told")
+    print(f"on the server: coordinator device remove {bundle.device}")
+
+
+def _confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise InputError("nobody is there to ask: type --yes to leave without a question")
+    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise InputError("nothing was changed")
 
 
 if __name__ == "__main__":

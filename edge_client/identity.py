@@ -39,7 +39,7 @@ class Bundle:
     fedfit: Annotated[int, Between(1, 1)] = 1  # version of this file
     federation: Id
     device: Id
-    brokers: tuple[Text, ...]  # mqtt[s]://host:port; the first is used
+    brokers: tuple[Text, ...]  # mqtt[s]://host:port; tried in turn
     ca: Annotated[str, Matches(r"(?s).{0,16000}")] | None = None  # PEM; the only authority that is trusted
     password: Annotated[str, Matches(r"[A-Za-z0-9_-]{16,128}")]
     key: Hash  # 32 bytes as hex
@@ -93,7 +93,8 @@ def join(state_dir: Path, bundle: Bundle) -> None:
         if held is not None and (held.federation, held.device) != (bundle.federation, bundle.device):
             raise ConflictError(
                 f"{state_dir} already belongs to device {held.device!r} of federation {held.federation!r}; "
-                f"this bundle is for {bundle.device!r} of {bundle.federation!r}: name another --state-dir"
+                f"this bundle is for {bundle.device!r} of {bundle.federation!r}: "
+                "run edge-client leave first, or name another --state-dir"
             )
         folder = state_dir / "identity"
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -218,3 +218,38 @@ def test_messages_to_a_device_are_numbered_in_its_session() -> None:
         assert opened.session == client.session
         numbers.append(opened.seq)
     assert numbers == [1, 2, 3]
+
+
+def test_labels_given_at_the_coordinator_win_over_the_devices_own() -> None:
+    """line: own a, given b; site: own only; floor: given only. Before the first hello only the given ones are known."""
+    roster = Roster(
+        "fed", [device_row("a", labels={"line": "b", "floor": "2"}), device_row("b")], epoch=9, heartbeat_s=1
+    )
+    assert roster.labels_of("a") == {"line": "b", "floor": "2"}
+    Client(roster, "boot").hello(0.0, labels={"line": "a", "site": "x"})
+    assert roster.labels_of("a") == {"line": "b", "floor": "2", "site": "x"}
+    roster.set_devices([device_row("a"), device_row("b")])
+    assert roster.labels_of("a") == {"line": "a", "site": "x"}
+    assert roster.labels_of("b") == roster.labels_of("nobody") == {}
+
+
+def test_a_device_tells_the_tasks_that_its_owner_allows() -> None:
+    """Name and hash, as the hello has them."""
+    roster = _roster()
+    Client(roster, "boot").hello(0.0, tasks={"defects": "ab" * 32})
+    present = roster.presence("a")
+    assert present is not None
+    assert present.tasks == {"defects": "ab" * 32}
+
+
+def test_fresh_secrets_end_the_old_session() -> None:
+    """What is sealed with the old key is not heard any more; the other device is not touched."""
+    roster = _roster()
+    old, other = Client(roster, "boot"), Client(roster, "boot", "b")
+    old.hello(0.0)
+    other.hello(0.0)
+    roster.set_devices([device_row("a", key="12" * 32), device_row("b")])
+    assert roster.presence("a") is None
+    assert roster.online(0.0) == {"b"}
+    with pytest.raises(PayloadError, match="the HMAC does not fit"):
+        old.say(Heartbeat(state="idle"), 1.0)

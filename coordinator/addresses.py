@@ -1,0 +1,116 @@
+"""Where the broker listens and under which names devices reach it, from what was typed and what this machine has."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from edge_client.errors import InputError
+
+__all__ = ["Place", "bracketed", "choose", "is_loopback", "usable_addresses"]
+
+_ALL = ("0.0.0.0", "::")
+_LOOPBACK = "127.0.0.1"
+_NAME = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"  # one part of a host name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What the broker listens on, and what the bundles say."""
+
+    listen: str
+    names: tuple[str, ...]
+    found: bool = False  # nobody typed the name: it is the only address of this machine
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback(self.listen)
+
+    @property
+    def here(self) -> str:
+        """Its address as seen from this machine."""
+        return {"0.0.0.0": _LOOPBACK, "::": "::1"}.get(self.listen, self.listen)
+
+    @property
+    def certified(self) -> list[str]:
+        """All names that its certificate must have."""
+        typed = () if self.listen in _ALL else (self.listen,)
+        return list(dict.fromkeys((*self.names, *typed, "localhost", _LOOPBACK, "::1")))
+
+
+def choose(listen: str | None, advertise: Sequence[str], *, retype: str) -> Place:
+    """Decide; `retype` is the command that was typed, for those who have to type it again."""
+    names = tuple(dict.fromkeys(advertise))
+    for name in names:
+        _check_name(name)
+    if listen is None:
+        outside = any(not is_loopback(name) for name in names)
+        return Place(listen="0.0.0.0" if outside else _LOOPBACK, names=names or (_LOOPBACK,))
+    if names or listen not in _ALL:
+        return Place(listen=listen, names=names or (listen,))
+    return Place(listen=listen, names=(_the_only_address(retype),), found=True)
+
+
+def _the_only_address(retype: str) -> str:
+    found = usable_addresses()
+    if not found:
+        raise InputError(
+            "no address to advertise: this machine has none that others reach; connect it to a network, or name the "
+            f"one that devices will use: {retype} --advertise NAME"
+        )
+    if len(found) > 1:
+        choices = "\n".join(f"  {retype} --advertise {address}    # {interface}" for interface, address in found)
+        raise InputError(f"this machine has several addresses; say which one devices connect to:\n{choices}")
+    return found[0][1]
+
+
+def usable_addresses() -> list[tuple[str, str]]:
+    """(interface, address) of this machine that others may reach: IPv4, and IPv6 only where there is no IPv4."""
+    stats = psutil.net_if_stats()
+    found: dict[socket.AddressFamily, list[tuple[str, str]]] = {socket.AF_INET: [], socket.AF_INET6: []}
+    for interface, addresses in sorted(psutil.net_if_addrs().items()):
+        up = interface in stats and stats[interface].isup
+        for entry in addresses:
+            if up and entry.family in found and _is_usable(entry.address):
+                found[entry.family].append((interface, entry.address))
+    return found[socket.AF_INET] or found[socket.AF_INET6]
+
+
+def _is_usable(address: str) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:  # a link-local one with its interface: fe80::1%eth0
+        return False
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
+
+
+def _check_name(name: str) -> None:
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        if len(name) > 253 or not re.fullmatch(rf"{_NAME}(\.{_NAME})*", name):
+            raise InputError(f"--advertise: expected a host name or an IP address without port, got {name!r}") from None
+        return
+    if address.is_unspecified:
+        raise InputError(f"--advertise {name}: expected an address that devices connect to; {name} means all addresses")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address means this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bracketed(host: str) -> str:
+    """An address as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,34 @@
+"""What the verbs of `coordinator` have in common: the state directory, the format, how an answer is shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coordinator.service import default_state_dir
+
+__all__ = ["formatted", "show", "verb"]
+
+
+def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argparse.ArgumentParser:
+    """A verb with its function."""
+    parser: argparse.ArgumentParser = group.add_parser(name, help=help_text, description=help_text)
+    parser.add_argument(
+        "--state-dir", type=Path, default=default_state_dir(), metavar="DIR", help="default: %(default)s"
+    )
+    parser.set_defaults(do=do)
+    return parser
+
+
+def formatted(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """A verb that prints data."""
+    parser.add_argument("--format", choices=["table", "json"], default="table", help="default: %(default)s")
+    return parser
+
+
+def show(options: argparse.Namespace, data: Any, table: Callable[[Any], str]) -> None:
+    """Print an answer in the format that was asked for."""
+    print(json.dumps(data, indent=1) if options.format == "json" else table(data))
