@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up .venv (torch is large: this takes a few minutes the first time)"
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/pip install --quiet -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	@.venv/bin/pip install --quiet -c constraints.txt -e '.[coordinator,dev]'
+	@.venv/bin/pip install --quiet -c constraints.txt -e '.[coordinator,images,dev]'
 	@touch $@
 
 demo: $(STAMP) ## broker, coordinator and a few devices of different sizes on this machine
