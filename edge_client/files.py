@@ -334,6 +334,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def parse_table(cls: type[T], table: Mapping[str, Any], *, source: str, section: str = "") -> T:
     """One table of a file as its dataclass; every problem names file, section and key."""
     hints = typing.get_type_hints(cls, include_extras=True)
+    helps = {f.name: f.metadata.get("help", "") for f in dataclasses.fields(typing.cast(Any, cls))}
     rest = next((name for name, hint in hints.items() if _is_rest(hint)), None)
     values: dict[str, Any] = {rest: {}} if rest else {}
     for key, value in table.items():
@@ -342,7 +343,7 @@ def parse_table(cls: type[T], table: Mapping[str, Any], *, source: str, section:
         if name in values and name != rest:
             raise InputError(f"{source}: {place!r} stands there twice, with a dash and with an underscore")
         if name in hints and name != rest:
-            values[name] = _value(hints[name], value, source, place)
+            values[name] = _value(hints[name], value, source, place, helps[name])
         elif rest:
             values[rest][name] = value
         elif name in _NOT_YET.get(section, ()):
@@ -367,7 +368,7 @@ def _nearest(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {close[0].replace('_', '-')!r}?" if close else f"; known: {keys}"
 
 
-def _value(hint: Any, value: Any, source: str, place: str) -> Any:
+def _value(hint: Any, value: Any, source: str, place: str, help_text: str) -> Any:
     hint = _without_none(hint)
     if dataclasses.is_dataclass(hint):
         if isinstance(value, str) and "name" in typing.get_type_hints(hint):
@@ -384,7 +385,7 @@ def _value(hint: Any, value: Any, source: str, place: str) -> Any:
         return records.check_value(hint, value, place)
     except (InputError, PayloadError) as error:
         detail = error.detail if isinstance(error, PayloadError) else f"{place}: {error}"
-        raise InputError(f"{source}: {detail}") from None
+        raise InputError(f"{source}: {detail} ({help_text})") from None
 
 
 def _without_none(hint: Any) -> Any:
@@ -443,7 +444,8 @@ def _range_text(hint: Any) -> str:
         return ", ".join(_range_text(item) for item in typing.get_args(_plain(hint)) if item is not Ellipsis)
     extras = getattr(hint, "__metadata__", ())
     unit = " s" if any(isinstance(e, _Unit) and e.kind == "seconds" for e in extras) else ""
-    return ", ".join(_limit_text(extra, unit) for extra in extras if isinstance(extra, (Between, Matches)))
+    limits = (_limit_text(extra, unit) for extra in extras if isinstance(extra, (Between, Matches)))
+    return ", ".join(text for text in limits if text)
 
 
 def _limit_text(limit: Between | Matches, unit: str) -> str:
@@ -452,9 +454,9 @@ def _limit_text(limit: Between | Matches, unit: str) -> str:
         return f"{limit.low:.15g}{unit} {high}"
     if length := re.fullmatch(r"\(\?s\)\.\{(\d+),(\d+)\}", limit.pattern):
         return f"{length[1]} to {length[2]} characters"
-    if re.fullmatch(r"[a-z0-9]+(\|[a-z0-9]+)*", limit.pattern):
+    if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)*", limit.pattern):
         return " or ".join(f"`{word}`" for word in limit.pattern.split("|"))
-    return f"`{limit.pattern}`"
+    return "" if re.search(r"[|(]", limit.pattern) else f"`{limit.pattern}`"  # what is no range: the help tells
 
 
 def _default_text(hint: Any, f: dataclasses.Field[Any]) -> str:

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from coordinator.commands import check_run
+from coordinator.run_commands import check_run
 from edge_client import errors, files, records
 from edge_client.data import registry as data
 from edge_client.identity import Bundle
@@ -44,11 +44,13 @@ def test_files_page_has_the_generated_table(cls: type) -> None:
 
 
 def test_a_described_key_has_type_default_range_and_help() -> None:
-    """By hand from the fields: a number, a choice, a required table, a size without a unit in the code."""
+    """By hand from the fields: a number, a choice, a required text, a size without a unit in the code."""
     rows = {row.key: row for row in (*files.describe(files.RunFile), *files.describe(files.DeviceFile))}
     assert rows["train.lr"] == ("train.lr", "number", "`0.05`", "0 to 1000", "learning rate")
     assert rows["train.optimizer"][1:4] == ("text", '`"sgd"`', "`sgd` or `adam`")
-    assert rows["model"][1:4] == ("table", "required", "")
+    assert rows["name"][1:4] == ("text", "required", "`[A-Za-z0-9_-]{1,64}`")
+    assert rows["stop.metric"][3] == "`accuracy` or `balanced-accuracy` or `macro-f1` or `loss`"
+    assert rows["train.schedule"][3] == ""  # a pattern that nobody reads; the help tells
     assert rows["limits.disk"][1:4] == ("size", "`4.0 GB`", "0 or more")
     assert rows["method.*"][1] == "any"
 
@@ -97,7 +99,7 @@ def test_wire_page_has_the_fields_of_the_bundle() -> None:
 def test_wire_and_operations_pages_have_every_topic() -> None:
     """Also the permissions for a broker of one's own: exactly what a device may write and read."""
     topics = Topics("FED")
-    write, read = topics.device_publishes("NAME"), topics.device_subscribes("NAME")
+    write, read = topics.device_publishes("NAME"), topics.device_may_subscribe("NAME")
     assert [topic for topic in (*write, *read) if f"| `{topic}` |" not in WIRE] == []
     lines = [*(f"topic write {topic}" for topic in write), *(f"topic read {topic}" for topic in read)]
     assert "\n".join(["user NAME", *lines]) + "\n```" in (DOCS / "operations.md").read_text(encoding="utf-8")

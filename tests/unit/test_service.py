@@ -21,7 +21,7 @@ from coordinator import aggregation
 from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
 from coordinator.commands import Commands
 from coordinator.service import Service, ServiceOptions
-from coordinator.store.sqlite import SqliteStore
+from coordinator.store.memory import MemoryStore
 from edge_client.blobs import BlobStore
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.transport.inproc import Hub
@@ -63,7 +63,7 @@ class Site:
     def __init__(self, folder: Path, reserve: int = 0) -> None:
         self.folder, self.reserve = folder, reserve
         self.hub = Hub()
-        self.store = SqliteStore(folder / "state.db")
+        self.store = MemoryStore()
         if not self.store.devices():
             passwords = {"a": new_password(), "b": new_password()}
             self.store.add_device(*(device_row(name, password=passwords[name]) for name in passwords))
@@ -213,6 +213,27 @@ def test_traffic_is_counted_for_devices_with_a_session_only(site: Site) -> None:
         assert down > 100
 
 
+def test_a_shared_chunk_counts_for_each_listener(site: Site) -> None:
+    """a and b get 1,000 bytes each from one publication on all/down."""
+    _with_run(site)
+    with site.serving() as service:
+        heard: list[bytes] = []
+        device = site.hub.transport("b", lambda event: heard.append(getattr(event, "payload", b"")))
+        device.subscribe((service.topics.shared_down,))
+        device.connect()
+        assert service._transport is not None
+        service._transport.connect()
+        site.hub.poll()
+        for name in ("a", "b"):
+            site.hello(name)
+        before = {name: service.conductor.traffic[name] for name in ("a", "b")}
+        service._share_chunk(("a", "b"), b"x" * 1000)
+        site.hub.poll()
+        for name, (up, down) in before.items():
+            assert service.conductor.traffic[name] == (up, down + 1000)
+        assert heard.count(b"x" * 1000) == 1
+
+
 def _damage(site: Site, data: bytes, how: str) -> None:
     path = site.blobs.path(hashlib.sha256(data).hexdigest())
     if how == "missing":
@@ -297,13 +318,14 @@ def test_a_removed_device_ends_its_leases_at_once(site: Site) -> None:
     _with_run(site)
     with site.serving() as service:
         commands = Commands(service)
-        assert commands.handle({"request": "device-remove", "name": "b"}) == {"removed": "b"}
+        assert commands.handle({"request": "device-remove", "names": ["b"]}) == {"removed": ["b"]}
         assert site.leases()["b"] == ("cancelled", "removed")
         assert service.conductor.machine is not None
         assert service.conductor.machine.phase == "FROZEN"
         assert site.users() == {"coordinator", "a"}
         with pytest.raises(NoSuchNameError, match="known: a"):
-            commands.handle({"request": "device-remove", "name": "\ud800"})
+            commands.handle({"request": "device-remove", "names": ["a", "\ud800"]})
+        assert site.users() == {"coordinator", "a"}  # all, or none
 
 
 def _answers(site: Site, device: str, hear: list[bytes]) -> list[Message]:
@@ -358,8 +380,10 @@ WRONG: list[dict[str, Any]] = [
     {"request": "device-add", "names": "abc"},
     {"request": "device-add", "names": [1]},
     {"request": "device-add", "names": None},
-    {"request": "device-add", "names": ["x"], "labels": {}},
-    {"request": "device-remove", "name": ["a"]},
+    {"request": "device-add", "names": ["x"], "labels": {"k": 1}},
+    {"request": "device-add", "names": ["x"], "colour": "red"},
+    {"request": "device-remove", "names": "a"},
+    {"request": "device-label", "name": "a", "put": ["k=v"]},
     {"request": "run-show", "run": 7},
     {"request": "run-show", "run": "latest", "newest": "all"},
     {"request": "run-stop", "run": "latest", "now": "yes"},
@@ -379,16 +403,17 @@ def test_a_request_with_wrong_or_unknown_arguments_is_refused(site: Site, asked:
 
 
 def test_a_long_run_is_shown_with_its_newest_rounds_and_counts(site: Site) -> None:
-    """1,300 versions, 250 of them judged, 30 leases with logs: 1,001 models, 200 evaluations, 20 logs, 50 rounds."""
+    """1,300 versions, 250 of them judged, 30 failed leases: 1,001 models, 200 evaluations, 20 failures, 50 rounds."""
     store = site.store
-    store._db.execute("PRAGMA synchronous=OFF")
     store.add_run(run_row("r-1"))
     store.add_initial_model(model_row(0), "0" * 64, 8)
     for version in range(1, 1301):
         store.open_round(round_row(version), [])
         store.commit_round(version, 1, model_row(version))
         store.announce("r-1", version, 1)
-    store.open_round(round_row(1301), [lease_row(i, f"d{i}", round=1301, log=("x",)) for i in range(1, 31)])
+    store.open_round(round_row(1301), [lease_row(i, f"d{i}", round=1301) for i in range(1, 31)])
+    for i in range(1, 31):
+        store.set_lease(f"lease-{i}", "declined", code="crashed", detail="why", log=("x",))
     for version in range(250):
         store.save_update(None, evaluation_row("a", version), "none")
     store.set_run_state("r-1", "stopped")
@@ -400,7 +425,9 @@ def test_a_long_run_is_shown_with_its_newest_rounds_and_counts(site: Site) -> No
     assert [found["version"] for found in shown["evaluations"]] == list(range(50, 250))
     assert len(wider["evaluations"]) == 250
     assert len(shown["round_rows"]) == 50
-    assert [bool(lease["log"]) for lease in shown["leases"]] == [True] * 20 + [False] * 10
+    assert [lease["state"] for lease in shown["leases"]] == ["declined"] * 30
+    told = {"round": 1301, "attempt": 1, "state": "declined", "code": "crashed", "detail": "why", "log": ["x"]}
+    assert shown["failures"] == [{"device": f"d{i}", **told} for i in range(30, 10, -1)]  # the newest 20
 
 
 def test_chunks_of_an_upload_that_is_over_count_against_their_device(site: Site) -> None:
