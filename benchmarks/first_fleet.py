@@ -1,21 +1,28 @@
-"""The first day of a fleet: how soon a new coordinator takes a device, and whether a late one disturbs others."""
+"""The first day of a fleet: how soon a coordinator takes a device, whether a late one disturbs others, exact results."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.federation import Federation, scratch
+import numpy as np
+
+from benchmarks.federation import SMALL, Federation, run_file, scratch
 from benchmarks.figures import Figure
 from benchmarks.light_devices import LightFleet
 from edge_client import connection
+from edge_client.data.sources import open_data
+from edge_client.files import EvaluateSection, load_device_file
 
 __all__ = ["measure"]
 
 _DEVICES = 50
 _WATCHED_S = 3.0  # after the last device was added
+_JUDGES = 3
+_METRICS = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
 def measure(*, quick: bool) -> list[Figure]:
@@ -28,6 +35,7 @@ def measure(*, quick: bool) -> list[Figure]:
         Figure(name="the same with TLS, certificates made", unit="s", values=encrypted, at_most=2),
         Figure(name=f"device added beside {_DEVICES}: disconnects", unit="", values=(disconnects,), at_most=0),
         Figure(name=f"device added beside {_DEVICES}: let in after", unit="s", values=let_in_s),
+        Figure(name="fleet's metrics minus the pooled data's", unit="", values=_differences(), at_most=0),
     ]
 
 
@@ -66,6 +74,30 @@ def _late_devices(num: int) -> tuple[float, tuple[float, ...]]:
         for fleet in fleets:
             fleet.close()
     return float(greeted - _DEVICES - num), tuple(let_in_s)
+
+
+def _differences() -> tuple[float, ...]:
+    """The same versions judged by the devices and, on all their test data in one file, by the server."""
+    file = run_file(hidden=SMALL, rounds=2, devices=_JUDGES)
+    with tempfile.TemporaryDirectory(dir=scratch()) as folder, Federation(Path(folder)) as server:
+        server.start()
+        names = server.start_devices(_JUDGES, training=True)
+        pooled = Path(folder) / "pooled.npz"
+        parts = [_test_data(Path(folder) / name / "device.toml", file.classes) for name in names]
+        np.savez(pooled, x=np.concatenate([x for x, _ in parts]), y=np.concatenate([y for _, y in parts]))
+        there = server.run(replace(file, evaluate=EvaluateSection(every=1)))["evaluations"]
+        here = server.run(replace(file, evaluate=EvaluateSection(every=1, on=f"npz:{pooled}")))["evaluations"]
+    pairs = list(zip(there, here, strict=True))
+    scalars = [abs(a[metric] - b[metric]) for a, b in pairs for metric in _METRICS]
+    return (*scalars, *(float(a["recall"] != b["recall"]) for a, b in pairs))
+
+
+def _test_data(device_file: Path, classes: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    section = load_device_file(device_file).data
+    assert section is not None
+    _, test = open_data(section, classes, (1, 8, 8))
+    x, y = test.batch(range(len(test)))
+    return x.numpy(), y.numpy()
 
 
 def _turn(fleets: Sequence[LightFleet]) -> bool:

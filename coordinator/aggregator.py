@@ -4,10 +4,12 @@
 job's `id`; it ends at the end of its input, and dies with its parent. Paths are absolute.
 
     job     fields                                   answer
-    init    run, out                                 sha256, length: the first model of a run, a function of its seed
+    init    run, task, start, out                    sha256, length: the first model of a run, a function of its seed,
+                                                     or the tensors of the model `start`
     encode  model, codec, out                        sha256, length: the same tensors as they travel
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, out    sha256, length: the next model
+    evaluate run, task, model, data                  num_samples, num_correct, loss_sum, confusion: on an npz file
 
 `{"ok": false, "code", "detail"}` answers what is refused or did not work. A bug ends the process with a traceback and
 exit code 1; whoever started it starts another.
@@ -48,6 +50,7 @@ from edge_client.wire.container import MODEL_PREFIX, TableRow, codec_rule
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
 
 __all__ = ["answer", "main"]
@@ -55,6 +58,8 @@ __all__ = ["answer", "main"]
 _log = logging.getLogger(__name__)
 
 _MAX_COUNTER = 2**53
+_EVALUATE_BATCH = 64
+_EVALUATE_ELEMENTS = 2**24  # activations of a piece: 64 MB of float32, whatever the model
 _CODES: Sequence[tuple[type[FedfitError], str]] = (
     (DiskFullError, "disk_full"),
     (MachineError, "machine"),
@@ -70,7 +75,20 @@ class InitJob:
     """Make the first model of a run."""
 
     run: RunFile
+    task: str | None = None  # path of the task's source
+    start: str | None = None  # a model whose tensors are taken instead of random ones
     out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateJob:
+    """Judge a model on test data of the server."""
+
+    run: RunFile
+    task: str | None = None
+    model: str
+    data: str  # path of an npz file
+    round: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +153,90 @@ def answer(request: Mapping[str, Any]) -> Reply:
 
 
 def _init(job: InitJob) -> Reply:
-    import torch
-
-    from edge_client.models import registry
     from edge_client.training import seeds
     from edge_client.wire import tensors
+    from edge_client.wire.tensors import ContainerReader
 
-    section = job.run.model
-    torch.manual_seed(seeds.derive(job.run.seed, "init"))
-    model = registry.build(
-        section.name, input_shape=section.input, num_classes=len(job.run.classes), options=section.options
-    )
-    state: dict[str, Tensor] = model.state_dict()
+    recipe = _recipe(job.run, job.task)
+    _seed(seeds.derive(job.run.seed, "init"))
+    state: dict[str, Tensor] = recipe.build_weights().state_dict()
     table = [(MODEL_PREFIX + name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
-    return _write(job.out, table, iter(state.values()))
+    if job.start is None:
+        return _write(job.out, table, iter(state.values()))
+    with ContainerReader(Path(job.start)) as reader:
+        _check_start(table, reader, job.run)
+        return _write(job.out, table, (reader.tensor(name) for name, _, _ in table))
+
+
+def _recipe(run: RunFile, task: str | None) -> Recipe:
+    """How to make the run's model; a task's file is called as the run calls it."""
+    from edge_client.run_model import recipe
+    from edge_client.task import read_source, split_place
+
+    if run.task is None or task is None:
+        return recipe(run, None)
+    shown = run.task.file or f"{run.task.name}.py:task"
+    path, name = split_place(shown)
+    return recipe(run, read_source(Path(task), name, shown=str(path)))
+
+
+def _seed(seed: int) -> None:
+    """Every global generator that a user's model may draw from."""
+    import random
+
+    import numpy
+    import torch
+
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+def _check_start(table: Sequence[TableRow], start: ContainerReader, run: RunFile) -> None:
+    """The first difference between the run's model and the one that it shall start from."""
+    came = {e.name: e for e in start.header.entries if e.name.startswith(MODEL_PREFIX)}
+    wanted = {name for name, _, _ in table}
+    problem = next((f"it has {_short(name)}, the run's model has not" for name in came if name not in wanted), "")
+    for name, codec, shape in table:
+        if name not in came:
+            problem = f"it has no {_short(name)}"
+        elif tuple(came[name].shape) != tuple(shape) or (came[name].codec == "i64") != (codec == "i64"):
+            problem = f"its {_short(name)} is {list(came[name].shape)}, the run's model has {list(shape)}"
+        else:
+            continue
+        break
+    if problem:
+        raise InputError(f"init = {run.init!r} is another model than {run.what!r}: {problem}")
+
+
+def _short(name: str) -> str:
+    return repr(name.removeprefix(MODEL_PREFIX)[:80])
+
+
+def _evaluate(job: EvaluateJob) -> Reply:
+    from edge_client.data.sets import npz
+    from edge_client.data.sources import all_samples
+    from edge_client.run_model import load_weights
+    from edge_client.training.evaluate import evaluate
+
+    faults.point("aggregator.evaluate")
+    recipe = _recipe(job.run, job.task)
+    data = npz(job.data, test=True)
+    samples = all_samples(data, job.run.classes, recipe.input_shape)
+    if len(samples) == 0:
+        raise InputError(f"{job.data}: expected at least one test sample, got none")
+    model = recipe.build(samples.shape)
+    load_weights(model, Path(job.model))
+    model.requires_grad_(False)
+    microbatch = max(1, min(_EVALUATE_BATCH, _EVALUATE_ELEMENTS // sum(u.num_activations for u in model.units)))
+    with recipe.user_code("evaluation"):
+        result = evaluate(model, model, samples, num_classes=len(job.run.classes), microbatch=microbatch)
+    return {
+        "num_samples": result.num_samples,
+        "num_correct": result.num_correct,
+        "loss_sum": result.finite_loss_sum,
+        "confusion": result.confusion.flatten().tolist(),
+    }
 
 
 def _encode(job: EncodeJob) -> Reply:
@@ -168,6 +256,7 @@ def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor]) -> Re
 
     path = Path(out)
     try:
+        faults.point("aggregator.write")
         sha256, length = write_container(path, {}, table, tensors)
     except (FedfitError, OSError):
         path.unlink(missing_ok=True)
@@ -271,6 +360,7 @@ _JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
     "encode": (EncodeJob, _encode),
     "check": (CheckJob, _check),
     "fold": (FoldJob, _fold),
+    "evaluate": (EvaluateJob, _evaluate),
 }
 
 

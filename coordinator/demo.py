@@ -17,11 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-
-from coordinator import control
+from coordinator import control, follow
 from edge_client import identity
 from edge_client.device import guard
 from edge_client.errors import MachineError, RunFailedError
@@ -34,7 +30,6 @@ __all__ = ["DemoOptions", "run_demo", "run_file"]
 DEVICES = {"pi-zero": "274MB", "pi-4": "277MB", "jetson-nano": "283MB", "gpu-host": "400MB"}
 _START_S = 30.0
 _STOP_S = 10.0
-_POLL_S = 0.25
 _MAX_ABANDONED = 3
 
 Json = dict[str, Any]
@@ -86,7 +81,22 @@ def run_demo(options: DemoOptions) -> Json:
             processes.append(_start_device(bundle, folder, part=(index, len(names)), seed=options.seed))
         file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(names))
         run = control.request(state_dir, "run-start", file=to_map(file))["run"]
-        return _result(_follow(state_dir, run, processes, rounds=options.rounds), options)
+
+        def check(data: Json) -> None:
+            _check_alive(processes)
+            _check_rounds(data)
+
+        shown = follow.follow(state_dir, run, check=check)
+        result = _result(shown, options)
+        return {**result, "report": _report(shown, options.keep)} if options.keep is not None else result
+
+
+def _report(shown: Json, folder: Path) -> str:
+    from coordinator.report import write_report  # loads the plots' library
+
+    path = folder / f"{shown['run']}.html"
+    write_report(shown, path)
+    return str(path)
 
 
 def _rerouted(bundle: Json, through: str | None) -> Json:
@@ -177,50 +187,12 @@ def _start_device(bundle: identity.Bundle, folder: Path, *, part: tuple[int, int
     return _spawn(bundle.device, ["edge_client", "start", *arguments], home / "edge-client.log")
 
 
-def _follow(state_dir: Path, run: str, processes: list[_Process], *, rounds: int) -> Json:
-    console = Console(stderr=True)
-    shown = -1
-    with (
-        Live(console=console, transient=True, refresh_per_second=4)
-        if console.is_terminal
-        else contextlib.nullcontext() as live
-    ):
-        while True:
-            _check_alive(processes)
-            data = control.request(state_dir, "run-show", run=run, newest=rounds + 1)
-            _check_rounds(data)
-            for result in data["evaluations"][shown + 1 :]:
-                name = "before round 1" if result["version"] == 0 else f"after round {result['version']}"
-                if result["num_devices"] == len(DEVICES):
-                    shown += 1
-                    console.print(f"{name:>15}: accuracy {result['accuracy']:.3f}", highlight=False)
-            if data["state"] not in ("queued", "running"):
-                return data
-            if live is not None:
-                live.update(_progress(data, control.request(state_dir, "device-list")["devices"]))
-            time.sleep(_POLL_S)
-
-
 def _check_rounds(data: Json) -> None:
     """A fleet answers with problems by trying for ever; a demo tells."""
     abandoned = [row for row in data["round_rows"] if row["state"] == "ABANDONED"]
     if len(abandoned) > _MAX_ABANDONED:
         last = abandoned[-1]
         raise RunFailedError(f"round {last['number']} was abandoned again and again: {last['reason']}")
-
-
-def _progress(data: Json, devices: list[Json]) -> Table:
-    version = data["models"][-1]["version"] if data["models"] else 0
-    table = Table(title=f"round {min(version + 1, data['rounds'])} of {data['rounds']}", title_justify="left")
-    for name in ("device", "budget", "doing", "progress", "loss"):
-        table.add_column(name)
-    for row in devices:
-        share = row["step"] / row["total"] if row["total"] else 0.0
-        bar = "█" * round(20 * share)
-        budget = f"{row['budget_bytes'] / 1e6:.0f} MB" if row["budget_bytes"] else ""
-        loss = f"{row['loss']:.3f}" if row["phase"] == "train" and row["loss"] is not None else ""
-        table.add_row(row["id"], budget, row["phase"] or row["state"] or "joins", f"{bar:<20}", loss)
-    return table
 
 
 def _result(data: Json, options: DemoOptions) -> Json:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.store.base import EvaluationRow
+from edge_client.records import MATRIX_CLASSES
 
 __all__ = ["FleetResult", "summarize"]
 
@@ -29,7 +30,7 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
     num_samples = sum(row.num_samples for row in rows)
     if num_samples == 0:
         return None
-    total = [0] * (num_classes * num_classes)
+    total = [0] * (num_classes * (num_classes if num_classes <= MATRIX_CLASSES else 3))
     for row in rows:
         for index, count in enumerate(row.confusion[: len(total)]):
             total[index] += count
@@ -47,15 +48,20 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
     )
 
 
-def _per_class(confusion: Sequence[int], n: int) -> tuple[tuple[float | None, ...], list[float]]:
-    """Recall per class and the F1 of every class that occurs, from a row-major matrix whose rows are the truth."""
+def _per_class(counts: Sequence[int], n: int) -> tuple[tuple[float | None, ...], list[float]]:
+    """Recall per class and the F1 of every class that occurs."""
     recalls: list[float | None] = []
     f1s: list[float] = []
-    for k in range(n):
-        true_positive = confusion[k * n + k]
-        actual = sum(confusion[k * n : (k + 1) * n])
-        predicted = sum(confusion[k::n])
+    for true_positive, actual, predicted in _totals(counts, n):
         recalls.append(true_positive / actual if actual else None)
         if actual:
             f1s.append(2 * true_positive / (actual + predicted))
     return tuple(recalls), f1s
+
+
+def _totals(counts: Sequence[int], n: int) -> list[tuple[int, int, int]]:
+    """True positives, samples and answers of each class, from either form that `records.Evaluation` describes."""
+    if n <= MATRIX_CLASSES:
+        return [(counts[k * n + k], sum(counts[k * n : (k + 1) * n]), sum(counts[k::n])) for k in range(n)]
+    right, called, missed = (counts[k * n : (k + 1) * n] for k in range(3))
+    return [(tp, tp + fn, tp + fp) for tp, fp, fn in zip(right, called, missed, strict=True)]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from edge_client import records
 from edge_client.errors import PayloadError
-from edge_client.records import Report
+from edge_client.records import MATRIX_CLASSES, Report
 from edge_client.wire import frames
 from edge_client.wire.container import MODEL_PREFIX, Entry, Header, codec_rule, payload_kind, read_header
 
@@ -27,6 +27,7 @@ CONFUSION = "evaluation/confusion"
 _MAX_LISTED = 3
 _MAX_PLAN_BYTES = 12_288
 _MAX_PHASES = 64  # passes of a method over the data, in each epoch
+_MAX_VERSIONS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Expected:
     base: Header  # of the container that was sent: the table that must come back
     codec: str  # of the run
     train: bool
-    evaluate: bool
+    evaluate: bool  # neither of both: the plan alone
     num_samples: int  # announced with the update
     max_samples: int
     num_classes: int
@@ -113,6 +114,12 @@ def _check_payload(report: Report, expected: Expected) -> None:
 
 def _check_plan(report: Report, expected: Expected) -> None:
     """The plan comes back in the device's next assignment, which is one message."""
+    if report.plan is None and not (expected.train or expected.evaluate):
+        raise PayloadError("malformed", f"{expected.source} has no plan, and nothing else was asked for")
+    if len(report.versions) > _MAX_VERSIONS:
+        raise PayloadError(
+            "too_large", f"{expected.source} names {len(report.versions)} versions, at most {_MAX_VERSIONS} are kept"
+        )
     plan_bytes = len(frames.pack(records.to_map(report.plan)))
     if plan_bytes > _MAX_PLAN_BYTES:
         raise PayloadError(
@@ -130,6 +137,12 @@ def _check_samples(report: Report, expected: Expected) -> None:
     if not low <= report.num_samples <= high:
         raise PayloadError(
             "sample_count", f"{expected.source} claims {report.num_samples} samples, expected {low} to {high}"
+        )
+    if max(report.num_held, report.num_test) > expected.max_samples:
+        raise PayloadError(
+            "sample_count",
+            f"{expected.source} claims {report.num_held} training and {report.num_test} test samples, "
+            f"expected at most {expected.max_samples}",
         )
     most = _MAX_PHASES * expected.epochs * report.num_samples  # a step takes at least one sample
     if report.steps > most:
@@ -150,11 +163,12 @@ def _check_evaluation(others: Sequence[Entry], report: Report, expected: Expecte
     (confusion,) = others
     if confusion.codec != "i64":
         raise PayloadError("dtype", f"{expected.source}: {CONFUSION!r} came as {confusion.codec}, expected i64")
-    if confusion.shape != (expected.num_classes, expected.num_classes):
+    num_rows = expected.num_classes if expected.num_classes <= MATRIX_CLASSES else 3
+    if confusion.shape != (num_rows, expected.num_classes):
         raise PayloadError(
             "shape",
             f"{expected.source}: {CONFUSION!r} has shape {list(confusion.shape)}, "
-            f"the run has {expected.num_classes} classes",
+            f"expected {[num_rows, expected.num_classes]}: the run has {expected.num_classes} classes",
         )
     found = report.evaluation
     if not found.num_correct <= found.num_samples <= expected.max_samples or found.loss_sum < 0:
@@ -166,7 +180,7 @@ def _check_evaluation(others: Sequence[Entry], report: Report, expected: Expecte
 
 
 def read_confusion(path: Path, report: Report) -> tuple[int, ...]:
-    """The confusion matrix of an update whose header has been checked, if its counts are those of the report.
+    """The counts per class of an update whose header has been checked, if they are those of the report.
 
     Raises `PayloadError`. Little endian, as every supported machine.
     """
@@ -180,11 +194,24 @@ def read_confusion(path: Path, report: Report) -> tuple[int, ...]:
         counts = array.array("q", os.pread(fd, entry.nbytes, header.data_offset + entry.offset))
     finally:
         os.close(fd)
-    num_samples, num_correct = sum(counts), sum(counts[:: entry.shape[0] + 1])
+    num_samples, num_correct = _totals(counts, entry.shape)
     if (num_samples, num_correct) != (found.num_samples, found.num_correct) or min(counts) < 0:
         raise PayloadError(
             "evaluation",
-            f"the matrix has {num_correct} correct of {num_samples} test samples, "
+            f"the counts per class have {num_correct} correct of {num_samples} test samples, "
             f"the report {found.num_correct} of {found.num_samples}",
         )
     return tuple(counts)
+
+
+def _totals(counts: Sequence[int], shape: Sequence[int]) -> tuple[int, int]:
+    """Samples and correct answers of a matrix, or of true positives, false positives and false negatives."""
+    num_rows, n = shape
+    if num_rows == n:
+        return sum(counts), sum(counts[:: n + 1])
+    right, called, missed = (sum(counts[k * n : (k + 1) * n]) for k in range(3))
+    if called != missed:
+        raise PayloadError(
+            "evaluation", f"{called} false positives and {missed} false negatives: every wrong answer is one of each"
+        )
+    return right + missed, right

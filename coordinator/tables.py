@@ -282,6 +282,12 @@ def demo(data: Json) -> str:
             f"every device stayed inside its budget: {'yes' if inside else 'NO'}",
             f"model {data['model_sha256'][:16]}, {up} up, {down} down",
             "",
-            "The same with your own devices: coordinator start --help, coordinator device add --help, README.md",
+            *([f"report: {data['report']}", ""] if data.get("report") else []),
+            "The same with your own devices (README.md has every step):",
+            "  server  coordinator start --advertise ADDRESS",
+            "          coordinator device add NAME ... --out bundles",
+            "          coordinator new FOLDER --classes A,B,...",
+            "  device  edge-client join NAME.join --data DIR, then: edge-client start",
+            "  server  coordinator run start FOLDER/run.toml --dry-run, then --follow",
         ]
     )

@@ -1,7 +1,8 @@
 """What a worker does, step by step: load, plan, warm up, evaluate, train, write. Imports torch.
 
-Covers: the files of an assignment and the order of things. Does not cover: the process around it (`worker`), the loop
-(`training`), what is learnt (`methods`).
+Covers: the files of an assignment, the order of things, and what this device's owner allows: tasks by name and hash,
+results that may leave. Does not cover: the process around it (`worker`), the loop (`training`), what is learnt
+(`methods`), the model (`run_model`).
 The tensors of an update depend on the order alone, bit for bit; its meta also holds measurements, which vary.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
+import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,21 +20,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from edge_client import durable, faults
-from edge_client.data.sources import Samples, open_data
+from edge_client.data.given import as_set
+from edge_client.data.labels import UnknownClassError
+from edge_client.data.sources import Samples, divide, open_data
 from edge_client.device import guard, meter
 from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
-from edge_client.files import DeviceFile, RunFile
+from edge_client.files import DataSection, DeviceFile, RunFile, format_bytes
 from edge_client.methods import registry as methods
-from edge_client.methods.base import Client, Job, Outcome
-from edge_client.models import registry as models
+from edge_client.methods.base import Client, Job, Method, Outcome
 from edge_client.models.contract import Model
 from edge_client.planning.cost import Workload
 from edge_client.planning.planner import check_fixed, plan
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
+from edge_client.run_model import Recipe, load_weights, recipe
+from edge_client.task import Device, Source, Task, UserCode, data_table, read_source, split_place
 from edge_client.training import optimizers
 from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
@@ -45,7 +52,6 @@ __all__ = ["DeclinedError", "carry_out", "read_state", "write_state"]
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
-_HUGE_LOSS = 3.4e38  # stands for the loss of a model that has diverged: it has no value, and JSON and msgpack need one
 
 
 class DeclinedError(FedfitError):
@@ -60,7 +66,12 @@ def carry_out(order: WorkOrder, workdir: Path) -> None:
     """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
     work = _Work(order, workdir)
     work.progress("load", 0, 1, 0.0)
-    client, training_plan = work.load()
+    training_plan = work.load()
+    if not (order.train or order.evaluate):
+        work.progress("load", 1, 1, 0.0)
+        work.write(training_plan, None, None, Outcome())
+        return
+    client = work.begin()
     work.progress("load", 1, 1, 0.0)
     result = work.evaluate(client, training_plan)
     trained, outcome = work.train(client, training_plan)
@@ -72,9 +83,13 @@ def _declining(code: str, unknown: str) -> Iterator[None]:
     """Turn what this device cannot use into the reason that it gives."""
     try:
         yield
+    except UnknownClassError as error:
+        raise DeclinedError("unknown_class", str(error)) from error
     except NoSuchNameError as error:
         raise DeclinedError(unknown, str(error)) from error
-    except (InputError, NothingFitsError) as error:
+    except NothingFitsError as error:
+        raise DeclinedError("nothing_fits", str(error)) from error
+    except InputError as error:
         raise DeclinedError(code, str(error)) from error
 
 
@@ -89,38 +104,93 @@ class _Work:
         torch.set_num_threads(order.threads)
         torch.set_num_interop_threads(1)
         self.run: RunFile = from_map(RunFile, _read_json(self._part("run")), where="run")
-        self.model_path = self._part("model")
+        self.device: DeviceFile = from_map(DeviceFile, order.device_file, where="device file")
+        self.recipe: Recipe
+        self.method: Method
         self.model: Model
         self.train_data: Samples
         self.test_data: Samples
+        self.held_bytes = 0
         self.base_bytes = 0
 
-    def load(self) -> tuple[Client, TrainingPlan]:
-        """Everything that training needs, in an order that fails early and measures a warm process."""
+    def load(self) -> TrainingPlan:
+        """What a plan needs, in an order that fails early."""
         run, order = self.run, self.order
+        if order.evaluate and not order.train and not self.device.share.metrics:
+            raise DeclinedError("not_shared", "this device's owner keeps its test results (share.metrics = false)")
         with _declining("bad_method", "unknown_method"):
-            method = methods.get(run.method.name, run.method.parameters)
-        asked: dict[str, Any] = {"input_shape": run.model.input, "num_classes": len(run.classes)}
+            self.method = methods.get(run.method.name, run.method.parameters)
+        before_bytes = meter.rss_bytes()
+        with _declining("bad_task", "bad_task"):
+            self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):
-            sizes = models.parameter_sizes(run.model.name, options=run.model.options, **asked)
+            sizes = self.recipe.parameter_sizes()
         with _declining("bad_data", "bad_data"):
             self._open_data()
+        self.held_bytes = self.train_data.held_bytes + self.test_data.held_bytes
+        if run.task is not None:  # what the user's code loads and keeps is nowhere written down: measured
+            self.held_bytes = max(self.held_bytes, meter.rss_bytes() - before_bytes)
         with _declining("nothing_fits", "nothing_fits"):
             check_fixed(sizes, self._workload(), budget_bytes=order.budget_bytes)
         self._limit(_LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES)  # building runs one sample: bounded, too
         with _declining("bad_model", "unknown_model"):
-            self.model = models.build(run.model.name, options=run.model.options, **asked)
+            self.model = self._build()
         with _declining("nothing_fits", "nothing_fits"):
             training_plan = self._plan()
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
-        self._warm_up()
+        return training_plan
+
+    def begin(self) -> Client:
+        """What training needs beside the plan; measures a warm process."""
+        with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
+            self._warm_up()
         self.base_bytes = meter.rss_bytes()
         self._limit(_LIMIT_SLACK_BYTES)
-        _load_weights(self.model, self.model_path)
-        torch.manual_seed(derive(order.seed, "torch"))
-        client = method.client()
+        load_weights(self.model, self._part("model"))
+        self._seed()
+        client = self.method.client()
         client.begin(self._job())
-        return client, training_plan
+        return client
+
+    def _task_source(self) -> Source | None:
+        """The run's task as this device's owner allows it; nothing of it is run before its hash is the run's."""
+        section = self.run.task
+        if section is None:
+            return None
+        place = self.device.tasks.get(section.name)
+        if place is None:
+            raise DeclinedError(
+                "task_missing",
+                f"task {section.name!r} is not allowed on this device; put its file there and write into device.toml: "
+                f'tasks = {{ {section.name} = "/path/{section.name}.py:task" }}',
+            )
+        try:
+            source = read_source(*split_place(place))
+        except InputError as error:
+            raise DeclinedError("task_missing", f"{error}; it is tasks.{section.name} of device.toml") from error
+        if source.sha256 != section.sha256:
+            raise DeclinedError(
+                "task_differs",
+                f"{source.path} has sha256 {source.sha256}, the run's task {section.name!r} has "
+                f"{section.sha256 or 'none'}; copy the server's file here",
+            )
+        return source
+
+    def _seed(self) -> None:
+        """The global generators that a user's code may draw from; ours are made from the seed where they are used."""
+        torch.manual_seed(derive(self.order.seed, "torch"))
+        random.seed(derive(self.order.seed, "random"))
+        np.random.seed(derive(self.order.seed, "numpy") % 2**32)
+
+    def _build(self) -> Model:
+        """Under the limit; a built-in model's size was checked before, a task's shows only here."""
+        try:
+            return self.recipe.build(self.train_data.shape)
+        except (MemoryError, RuntimeError) as error:
+            if self.run.task is None or not meter.is_out_of_memory(error):
+                raise
+            budget = format_bytes(self.order.budget_bytes)
+            raise NothingFitsError(f"making the model alone needs more than the budget of {budget}") from error
 
     def _plan(self) -> TrainingPlan:
         """The plan of the assignment while it fits: the budget may be smaller than when it was made."""
@@ -133,20 +203,21 @@ class _Work:
 
     def evaluate(self, client: Client, training_plan: TrainingPlan) -> Result | None:
         """The received model on this device's test samples, before it is trained."""
-        if not self.order.evaluate or len(self.test_data) == 0:
+        if not self.order.evaluate or not self.device.share.metrics or len(self.test_data) == 0:
             return None
 
         def progress(step: int, total: int, loss: float) -> None:
             self.progress("evaluate", step, total, loss)
 
-        result = evaluate(
-            self.model,
-            client.predict,
-            self.test_data,
-            num_classes=len(self.run.classes),
-            microbatch=training_plan.microbatch,
-            progress=progress,
-        )
+        with _declining("bad_data", "bad_data"), self.recipe.user_code("evaluation"):
+            result = evaluate(
+                self.model,
+                client.predict,
+                self.test_data,
+                num_classes=len(self.run.classes),
+                microbatch=training_plan.microbatch,
+                progress=progress,
+            )
         faults.point("worker.evaluated")
         return result
 
@@ -171,7 +242,8 @@ class _Work:
             faults.point("worker.train.step")
             self.progress("train", step, total, loss)
 
-        trained = train(self.model, client, self.train_data, settings, progress=progress)
+        with _declining("bad_data", "bad_data"), self.recipe.user_code("training"):
+            trained = train(self.model, client, self.train_data, settings, progress=progress)
         outcome = client.end()
         faults.point("worker.trained")
         return trained, outcome
@@ -196,21 +268,45 @@ class _Work:
         return Path(self.order.parts[key])
 
     def _open_data(self) -> None:
-        section = from_map(DeviceFile, self.order.device_file, where="device file").data
-        if section is None:
-            raise DeclinedError("no_data", "this device has no data; name it in the data section of device.toml")
-        self.train_data, self.test_data = open_data(section, self.run.classes, self.run.model.input)
-        if self.order.train and len(self.train_data) == 0:
-            raise DeclinedError("no_data", f"data source {section.source!r} has no training samples for this device")
-        if not self.order.train and len(self.test_data) == 0:
-            raise DeclinedError(
-                "no_data", f"data source {section.source!r} has no test samples for this device; set data.test-fraction"
-            )
+        section, run = self.device.data, self.run
+        if self.recipe.task is not None:
+            section = section or DataSection()
+            self.train_data, self.test_data = self._task_data(self.recipe.task, section)
+            source = f"task {run.what!r}"
+        else:
+            if section is None or not section.source:
+                raise DeclinedError("no_data", "this device has no data; name it in the data section of device.toml")
+            assert run.model is not None
+            self.train_data, self.test_data = open_data(section, run.classes, run.model.input, self.device.rename)
+            source = f"data source {section.source!r}"
+        only_evaluates = self.order.evaluate and not self.order.train
+        if not only_evaluates and len(self.train_data) == 0:
+            raise DeclinedError("no_data", f"{source} has no training samples for this device")
+        if only_evaluates and len(self.test_data) == 0:
+            raise DeclinedError("no_data", f"{source} has no test samples for this device; set data.test-fraction")
+
+    def _task_data(self, task: Task, section: DataSection) -> tuple[Samples, Samples]:
+        path, classes = self.recipe.path, self.run.classes
+        device = Device(
+            name=self.order.device, data=data_table(section), classes=classes, labels=dict(self.device.labels)
+        )
+        with UserCode(path, "train_data()"):
+            train_set = as_set(task.train_data(device), path, "train_data()")
+        test_set = None
+        if task.test_data is not None:
+            with UserCode(path, "test_data()"):
+                given = task.test_data(device)
+                test_set = as_set(given, path, "test_data()") if given is not None else None
+        return divide(train_set, test_set, section, classes, self.recipe.input_shape, self.device.rename)
 
     def _workload(self) -> Workload:
         section = self.run.train
-        held = self.train_data.held_bytes + self.test_data.held_bytes
-        return Workload(batch=section.batch, optimizer=section.optimizer, momentum=section.momentum, held_bytes=held)
+        return Workload(
+            batch=section.batch,
+            optimizer=section.optimizer,
+            momentum=section.momentum,
+            held_bytes=self.held_bytes,
+        )
 
     def _warm_up(self) -> None:
         """A step on zeros loads the libraries' pages and starts their threads; weights are loaded after it."""
@@ -245,6 +341,8 @@ class _Work:
             scalars["loss"] = trained.mean_loss
         return Report(
             num_samples=len(self.train_data) if trained is not None else 0,
+            num_held=len(self.train_data),
+            num_test=len(self.test_data),
             steps=trained.steps if trained is not None else 0,
             payload=payload_kind(self.run.rounds.codec) if trained is not None else "none",
             plan=training_plan,
@@ -252,6 +350,7 @@ class _Work:
             base_bytes=self.base_bytes,
             seconds=round(time.monotonic() - self.started, 3),
             scalars=scalars,
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)[:64]},
             evaluation=_evaluation(result),
         )
 
@@ -265,12 +364,12 @@ class _Work:
             table.append(("evaluation/confusion", "i64", tuple(result.confusion.shape)))
         temporary = self.workdir / ".update.bin.tmp"
         faults.point("worker.update.write")
-        with ContainerReader(self.model_path) as received:
-            tensors = (
-                t - received.tensor(name) if report.payload == "delta" and name.startswith(MODEL_PREFIX) else t
-                for name, t in entries
-            )
-            written = write_container(temporary, to_map(report), table, tensors)
+        if report.payload == "delta":
+            with ContainerReader(self._part("model")) as received:
+                tensors = (t - received.tensor(name) if name.startswith(MODEL_PREFIX) else t for name, t in entries)
+                written = write_container(temporary, to_map(report), table, tensors)
+        else:
+            written = write_container(temporary, to_map(report), table, (t for _, t in entries))
         durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
         return written
 
@@ -282,21 +381,6 @@ def _read_json(path: Path) -> Any:
         raise MachineError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise PayloadError("malformed", f"{path.name} is not JSON: {error}") from error
-
-
-def _load_weights(model: Model, path: Path) -> None:
-    """Copy the received tensors into the model; both must have exactly the same names and shapes."""
-    with ContainerReader(path) as reader:
-        state = model.state_dict()
-        sent = {name.removeprefix(MODEL_PREFIX) for name in reader.names(MODEL_PREFIX)}
-        if sent != state.keys():
-            odd = sorted(sent ^ state.keys())
-            raise PayloadError("names", f"received model and this device's differ in {len(odd)} tensors ({odd[0]!r})")
-        for name, tensor in state.items():
-            value = reader.tensor(MODEL_PREFIX + name)
-            if value.shape != tensor.shape:
-                raise PayloadError("shape", f"tensor {name!r} is {tuple(value.shape)}, expected {tuple(tensor.shape)}")
-            tensor.copy_(value)
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
@@ -314,15 +398,22 @@ def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     table = [(name, codec_for(tensor, "fp32"), tuple(tensor.shape)) for name, tensor in state.items()]
-    write_container(folder / ".next.tmp", {}, table, state.values())
-    durable.publish(folder / ".next.tmp", folder / "next", point="worker.state")
+    temporary = folder / ".next.tmp"
+    try:
+        faults.point("worker.state.write")
+        write_container(temporary, {}, table, state.values())
+        durable.publish(temporary, folder / "next", point="worker.state")
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _evaluation(result: Result | None) -> Evaluation | None:
     if result is None:
         return None
-    loss_sum = result.loss_sum if math.isfinite(result.loss_sum) else _HUGE_LOSS
-    return Evaluation(num_samples=result.num_samples, num_correct=result.num_correct, loss_sum=loss_sum)
+    return Evaluation(
+        num_samples=result.num_samples, num_correct=result.num_correct, loss_sum=result.finite_loss_sum
+    )
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_client import durable, faults
-from edge_client.device import guard
+from edge_client.device import guard, meter
 from edge_client.errors import DiskFullError, MachineError, PayloadError
 from edge_client.records import WorkOrder, from_map
 
@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 _DONE, _BUG, _DISK, _OVER_BUDGET, _DECLINED, _TERMINATED = 0, 1, 74, 75, 76, 143
 _LOCK_WAIT_S = 5.0
 _LOCK_POLL_S = 0.05
-# how torch's CPU allocator and oneDNN say that memory is out; there is no exception type of their own for it
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory", "out of memory")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         return _OVER_BUDGET
     except RuntimeError as error:
-        if any(text in str(error) for text in _OUT_OF_MEMORY):
+        if meter.is_out_of_memory(error):
             _log.error("over budget: %s", error)
             return _OVER_BUDGET
         raise  # a bug: the traceback goes to stderr, the exit code is 1

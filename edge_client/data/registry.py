@@ -10,8 +10,10 @@ from edge_client.files import DataSection
 __all__ = ["names", "parse_partition", "validate"]
 
 _SOURCES = {
+    "csv": "a header line, then numbers; the labels in the column `label`, or else in the last one",
     "digits": "1,797 handwritten digits of 8x8 pixels, part of fedfit",
     "idx": "the four files of MNIST and its relatives, plain or .gz, in one folder",
+    "image-folder": "one folder of image files per class, named as the class; needs Pillow (fedfit[images])",
     "npz": "arrays x and y, or x_train, y_train, x_test and y_test, in one .npz file",
 }
 
@@ -23,6 +25,8 @@ def names() -> list[str]:
 
 def validate(section: DataSection) -> None:
     """Raise `NoSuchNameError` for an unknown source, `InputError` for a section that cannot be used."""
+    if not section.source:
+        raise InputError(f"data.source is missing; name one of {', '.join(names())}, or let a task find the data")
     if section.source not in _SOURCES:
         raise NoSuchNameError.of("data source", section.source, names())
     if section.source == "digits" and (section.train or section.test):

@@ -1,7 +1,7 @@
 """How much memory this process uses, as the kernel counts it.
 
-Covers: RSS, its peak, private writable memory. Linux reads `/proc/self`; elsewhere (macOS, for
-development) only the peak is known and stands for the others.
+Covers: RSS, its peak, private writable memory, and which errors say that there is no more. Linux reads `/proc/self`;
+elsewhere (macOS, for development) only the peak is known and stands for the others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,16 @@ from __future__ import annotations
 import resource
 import sys
 
-__all__ = ["data_bytes", "peak_rss_bytes", "rss_bytes"]
+__all__ = ["data_bytes", "is_out_of_memory", "peak_rss_bytes", "rss_bytes"]
+
+# how torch's CPU allocator and oneDNN say that memory is out; there is no exception type of their own for it
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory", "out of memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that an allocation failed."""
+    told = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return told or isinstance(error, MemoryError)
 
 
 def rss_bytes() -> int:

@@ -2,7 +2,8 @@
 
     forward(x)  ==  forward_from(units[k + 1].name, forward_to(units[k].name, x))    for every k
 
-Methods and planners ask the model; none looks at its name or class. An `nn.Sequential` gets the contract for free.
+Methods and planners ask the model; none looks at its name or class. An `nn.Sequential` gets the contract for free, any
+other module by naming its units in order (`models.adopted` checks that they are the whole model).
 Does not cover: slices of depth or width; they will be index maps into the full model and change nothing here.
 """
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from edge_client.errors import NoSuchNameError
 
-__all__ = ["Model", "Unit", "from_sequential"]
+__all__ = ["Model", "Unit", "children_of", "describe", "from_sequential"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,19 @@ class Model(nn.Module):
     taps: Mapping[str, str]
     input_shape: tuple[int, ...]
 
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+    def __init__(self, layers: Mapping[str, nn.Module], order: Sequence[str] | None = None) -> None:
+        """`order` names the units, as dotted names below `layers`; without it every layer is one."""
         super().__init__()
         if not layers:
             raise ValueError("expected a model of at least one unit, got none")
         for name, layer in layers.items():
             self.add_module(name, layer)
-        self._order = tuple(layers)
+        self._order = tuple(layers if order is None else order)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The names of the units."""
+        return self._order
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
@@ -76,16 +83,25 @@ def from_sequential(layers: nn.Sequential, *, input_shape: Sequence[int], stages
 
     `stages` names the stage of each child; without it every block is a stage of its own. The model shares the children.
     """
-    children = dict(layers.named_children())
-    model = Model(children)
+    return describe(Model(children_of(layers)), input_shape=input_shape, stages=stages)
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module]:
+    """All children by name; `named_children` leaves out one that stands there twice, such as a shared activation."""
+    return {name: child for name, child in module._modules.items() if child is not None}
+
+
+def describe(model: Model, *, input_shape: Sequence[int], stages: Sequence[int] | None = None) -> Model:
+    """Fill in the model's units and taps by running one sample of zeros."""
     model.input_shape = tuple(input_shape)
-    model.units = _describe(model, children, list(stages) if stages is not None else list(range(len(children))))
+    model.units = _describe(model, list(stages) if stages is not None else list(range(len(model.order))))
     model.taps = _taps(model.units)
     return model
 
 
-def _describe(model: Model, children: Mapping[str, nn.Module], stages: list[int]) -> tuple[Unit, ...]:
+def _describe(model: Model, stages: list[int]) -> tuple[Unit, ...]:
     """Run one sample of zeros through the units to learn shapes and sizes."""
+    children = {name: model.get_submodule(name) for name in model.order}
     if len(stages) != len(children):
         raise ValueError(f"expected a stage for each of {len(children)} units, got {len(stages)}")
     units: list[Unit] = []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from edge_client.models.contract import Model
 
-__all__ = ["MlpOptions", "SmallCnnOptions", "build", "names", "parameter_sizes", "validate"]
+__all__ = ["MlpOptions", "SmallCnnOptions", "build", "names", "options_type", "parameter_sizes", "validate"]
 
 _MAX_ELEMENTS = 2**28  # of one sample or one weight: 1 GiB of float32; beyond, a number is a typing error
 
@@ -82,6 +82,13 @@ _MODELS = {
 def names() -> list[str]:
     """All built-in models, sorted."""
     return sorted(_MODELS)
+
+
+def options_type(name: str) -> type:
+    """The dataclass of a model's own options; raises `NoSuchNameError`."""
+    if name not in _MODELS:
+        raise NoSuchNameError.of("model", name, names())
+    return _MODELS[name].options
 
 
 def validate(name: str, input_shape: Sequence[int], options: Mapping[str, Any]) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from edge_client.records import MATRIX_CLASSES
 from edge_client.training.loop import Data, Progress, pieces_of
 from edge_client.training.objectives import cross_entropy
 
 __all__ = ["Result", "evaluate"]
+
+_HUGE_LOSS = 3.4e38
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,12 @@ class Result:
     num_samples: int
     num_correct: int
     loss_sum: float
-    confusion: Tensor  # [C, C] int64; row: the truth, column: the answer
+    confusion: Tensor  # int64, as `records.Evaluation` describes it: [C, C], or [3, C] where there are many classes
+
+    @property
+    def finite_loss_sum(self) -> float:
+        """The loss as it travels: that of a model that has diverged has no value, and JSON and msgpack need one."""
+        return self.loss_sum if math.isfinite(self.loss_sum) else _HUGE_LOSS
 
 
 @torch.no_grad()
@@ -35,7 +44,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Result:
     """Judge `predict`, which uses `model`, in evaluation mode."""
-    confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+    counts = _Counts(num_classes)
     loss_sum = 0.0
     pieces = pieces_of(torch.arange(len(data)), microbatch)
     was_training = model.training
@@ -44,9 +53,31 @@ def evaluate(
         x, y = data.batch(piece)
         logits = predict(x)
         loss_sum += float(cross_entropy(logits, y).sum(dtype=torch.float64))
-        cells = y * num_classes + logits.argmax(dim=1)
-        confusion += torch.bincount(cells, minlength=num_classes**2).reshape(num_classes, num_classes)
+        counts.add(y, logits.argmax(dim=1))
         if progress is not None:
-            progress(number, len(pieces), loss_sum / int(confusion.sum()))
+            progress(number, len(pieces), loss_sum / counts.num_samples)
     model.train(was_training)
-    return Result(num_samples=len(data), num_correct=int(confusion.trace()), loss_sum=loss_sum, confusion=confusion)
+    return Result(
+        num_samples=counts.num_samples, num_correct=counts.num_correct, loss_sum=loss_sum, confusion=counts.table
+    )
+
+
+class _Counts:
+    """The matrix; above `MATRIX_CLASSES` classes only true positives, false positives and false negatives."""
+
+    def __init__(self, num_classes: int) -> None:
+        self._num_classes = num_classes
+        self._whole = num_classes <= MATRIX_CLASSES
+        self.table = torch.zeros(num_classes if self._whole else 3, num_classes, dtype=torch.int64)
+        self.num_samples = 0
+        self.num_correct = 0
+
+    def add(self, truth: Tensor, answer: Tensor) -> None:
+        n, right = self._num_classes, truth == answer
+        self.num_samples += len(truth)
+        self.num_correct += int(right.sum())
+        if self._whole:
+            self.table += torch.bincount(truth * n + answer, minlength=n * n).reshape(n, n)
+        else:
+            rows = (truth[right], answer[~right], truth[~right])
+            self.table += torch.stack([torch.bincount(row, minlength=n) for row in rows])

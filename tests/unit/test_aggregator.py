@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -399,3 +402,172 @@ def test_malloc_is_pinned_before_torch_is_loaded() -> None:
     """Importing the module must not load torch: `main` pins malloc first."""
     code = "import sys, coordinator.aggregator; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+TASK = """\
+import random
+import numpy as np
+import torch
+from torch import nn
+from edge_client import Task
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.stem = nn.Flatten()
+        self.head = nn.Linear(4, num_classes)
+        with torch.no_grad():
+            self.head.bias.fill_(random.random() + np.random.random())
+
+    def forward(self, x):
+        return self.head(BETWEEN(self.stem(x)))
+
+def data(device):
+    raise AssertionError("never called on the server")
+
+mine = Task(model=Net, train_data=data, units=["stem", "head"], INPUT)
+"""
+
+
+def _task_run(tmp_path: Path, between: str = "", input_: str = "", **run: Any) -> dict[str, Any]:
+    """The fields `run` and `task` of a job; the task's source lies there as a blob, without a name of its own."""
+    source = TASK.replace("BETWEEN", between).replace("INPUT", input_).encode()
+    blob = tmp_path / hashlib.sha256(source).hexdigest()
+    blob.write_bytes(source)
+    task = {"name": "t", "file": "nets.py:mine", "sha256": blob.name}
+    table = {"name": "t", "seed": 5, "task": task, "classes": ["a", "b"], **run}
+    return {"run": to_map(parse_table(RunFile, table, source="test")), "task": str(blob)}
+
+
+def _init(tmp_path: Path, name: str, fields: dict[str, Any], start: Path | None = None) -> dict[str, Any]:
+    job = {"id": 1, "job": "init", "start": str(start) if start else None, "out": str(tmp_path / name)}
+    return aggregator.answer(job | fields)
+
+
+def test_the_first_model_of_a_task_is_a_function_of_the_seed(tmp_path: Path) -> None:
+    """Whatever generator the user's code draws from; names are those of the user's module."""
+    first, again = (_init(tmp_path, name, _task_run(tmp_path)) for name in ("a", "b"))
+    assert first["ok"], first
+    assert first["sha256"] == again["sha256"]
+    assert first["sha256"] != _init(tmp_path, "c", _task_run(tmp_path, seed=6))["sha256"]
+    assert {name: tuple(value.shape) for name, value in _load(tmp_path / "a").items()} == {
+        "head.weight": (2, 4),
+        "head.bias": (2,),
+    }
+
+
+@pytest.mark.parametrize(
+    ("between", "input_", "message"),
+    [
+        ("", "input=(1, 2, 2)", ""),
+        ("torch.relu", "input=(1, 2, 2)", "units 'stem' and 'head'"),
+        ("torch.relu", "", ""),  # no data, no shape: devices will find it
+        ("", "input=(1, 2, 3)", "nets.py, line 16: model(): RuntimeError: mat1 and mat2"),
+        ("", "input=7", "Task: input: expected a list"),
+    ],
+)
+def test_a_task_is_checked_on_the_server_as_far_as_it_can_be(
+    tmp_path: Path, between: str, input_: str, message: str
+) -> None:
+    """With `Task.input` also its units against its forward(); errors call the file as the run does."""
+    reply = _init(tmp_path, "m", _task_run(tmp_path, between, input_))
+    if not message:
+        assert reply["ok"], reply
+    else:
+        assert reply["code"] == "input"
+        assert message in reply["detail"]
+
+
+def test_a_task_with_another_hash_than_the_runs_is_not_run(tmp_path: Path) -> None:
+    """Both hashes are named; a run of a task without its file is refused, too."""
+    fields = _task_run(tmp_path)
+    Path(fields["task"]).write_text("raise SystemExit(1)")
+    reply = _init(tmp_path, "m", fields)
+    assert reply["code"] == "input"
+    assert hashlib.sha256(b"raise SystemExit(1)").hexdigest() in reply["detail"]
+    assert fields["run"]["task"]["sha256"] in reply["detail"]
+    assert _init(tmp_path, "m", fields | {"task": None})["code"] == "input"
+
+
+def test_a_run_may_start_from_another_runs_model(tmp_path: Path) -> None:
+    """Its tensors, bit for bit, in the order of the new run's model."""
+    assert _init(tmp_path, "plain", {"run": RUN})["ok"]
+    plain = _load(tmp_path / "plain")
+    values = {name: torch.arange(plain[name].numel()).reshape(plain[name].shape) / 7 for name in reversed(plain)}
+    reply = _init(tmp_path, "m", {"run": RUN}, _save(tmp_path / "start", values))
+    assert reply["ok"], reply
+    started = _load(tmp_path / "m")
+    assert list(started) == list(plain)
+    assert all(torch.equal(started[name], values[name]) for name in plain)
+    assert reply["sha256"] == durable.sha256_file(tmp_path / "m") != durable.sha256_file(tmp_path / "start")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda values: values.pop(max(values)), "it has no"),
+        (lambda values: values.update(extra=torch.zeros(1)), "it has 'extra', the run's model has not"),
+        (lambda values: values.update({max(values): torch.zeros(9)}), "is [9], the run's model has"),
+    ],
+)
+def test_a_start_that_is_another_model_is_refused_with_the_first_difference(
+    tmp_path: Path, change: Any, message: str
+) -> None:
+    """A missing tensor, one too many, another shape; nothing is written."""
+    assert _init(tmp_path, "plain", {"run": RUN})["ok"]
+    values = _load(tmp_path / "plain")
+    change(values)
+    reply = _init(tmp_path, "m", {"run": RUN}, _save(tmp_path / "start", values))
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert message in reply["detail"]
+    assert not (tmp_path / "m").exists()
+
+
+def _evaluate(tmp_path: Path, fields: dict[str, Any], **arrays: np.ndarray) -> dict[str, Any]:
+    np.savez(tmp_path / "test.npz", **arrays)
+    job = {"id": 1, "job": "evaluate", "model": str(tmp_path / "m"), "data": str(tmp_path / "test.npz")}
+    return aggregator.answer(job | fields)
+
+
+def test_a_model_is_judged_on_the_servers_own_test_data(tmp_path: Path) -> None:
+    """Weights [[0, 0, 0, 1], [1, 0, 0, 0]]: the answer is b where the first pixel is brighter than the last.
+
+    Logits (0, 1), (1, 0), (1, 0) for truths b, a, b: 2 of 3, loss 2 log(1 + 1/e) + log(1 + e).
+    """
+    fields = _task_run(tmp_path)
+    _save(tmp_path / "m", {"head.weight": torch.tensor([[0.0, 0, 0, 1], [1, 0, 0, 0]]), "head.bias": torch.zeros(2)})
+    x = np.array([[[1, 0], [0, 0]], [[0, 0], [0, 1]], [[0, 0], [0, 1]]], dtype=np.float32)
+    reply = _evaluate(tmp_path, fields, x=x, y=np.array(["b", "a", "b"]))
+    loss = 2 * math.log(1 + math.exp(-1)) + math.log(1 + math.e)
+    assert reply["loss_sum"] == pytest.approx(loss, rel=1e-6)
+    assert {key: reply[key] for key in ("num_samples", "num_correct", "confusion")} == {
+        "num_samples": 3,
+        "num_correct": 2,
+        "confusion": [1, 0, 1, 1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((0, 2), np.float32), "y": np.zeros(0, np.int64)}, "at least one test sample"),
+        ({"x": np.zeros((1, 2), np.float32), "y": np.array(["c"])}, "class 'c' not in the run"),
+        ({"x": np.zeros((1, 3), np.float32), "y": np.array([0])}, "the model's input is [2], the samples are [3]"),
+        ({"x": np.zeros((1, 2), np.float32)}, "expected an array 'y'"),
+    ],
+)
+def test_test_data_that_does_not_fit_the_run_is_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    """As on a device; here the file is the server's."""
+    assert _init(tmp_path, "m", {"run": RUN})["ok"]
+    reply = _evaluate(tmp_path, {"run": RUN}, **arrays)
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert message in reply["detail"]
+
+
+def test_a_plan_without_tensors_passes_the_check(tmp_path: Path) -> None:
+    """It moves nothing: its norm is 0, whatever the bounds."""
+    base = _save(tmp_path / "base", {"w": torch.tensor([3.0])})
+    update = _save(tmp_path / "u", {}, meta={"num_samples": 0})
+    assert _check(base, update, 0.0) == {"id": 1, "ok": True, "norm": 0.0}

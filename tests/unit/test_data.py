@@ -118,10 +118,10 @@ def test_npz_of_floats_channels_last_and_class_names(tmp_path: Path) -> None:
     [
         ({"x": IMAGES}, "expected an array 'y'"),
         ({"x": IMAGES, "y": LABELS[:5]}, "one label for each of 60 samples"),
-        ({"x": IMAGES, "y": LABELS + 1}, "labels from 0 to 9 .10 classes., got 10 at sample 9"),
+        ({"x": IMAGES, "y": LABELS + 1}, "labels from 0 to 9 .the run's classes., got 10 at sample 9"),
         ({"x": IMAGES, "y": LABELS - 1}, "got -1 at sample 0"),
         ({"x": IMAGES, "y": LABELS.astype(float)}, "integer labels or class names, got float64"),
-        ({"x": IMAGES, "y": np.array(["cat"] * 60)}, "no class 'cat'"),
+        ({"x": IMAGES, "y": np.array(["cat"] * 60)}, "class 'cat' not in the run"),
         ({"x": IMAGES.astype(np.int32), "y": LABELS}, "uint8 or float, got int32"),
         ({"x": IMAGES[:, :3], "y": LABELS}, "model's input is .1, 4, 6., the samples are .3, 6."),
         ({"x": np.asfortranarray(IMAGES), "y": LABELS}, "C-ordered"),
@@ -195,8 +195,8 @@ def test_only_input_errors_come_from_a_damaged_npz(tmp_path: Path, save) -> None
         ({"source": "digits", "partition": "dirichlet:0"}, "ALPHA above 0"),
         ({"source": "digits", "partition": "pathological"}, "got 'pathological'"),
         ({"source": "digits", "partition": "dirichlet:nan"}, "ALPHA above 0"),
-        ({"source": "npz", "train": "/nowhere.npz"}, "cannot read /nowhere.npz"),
-        ({"source": "idx", "train": "/nowhere"}, "whose name has 'images'"),
+        ({"source": "npz", "train": "/nowhere.npz"}, "data.train: /nowhere.npz does not exist"),
+        ({"source": "idx", "train": "/nowhere"}, "data.train: /nowhere does not exist"),
     ],
 )
 def test_unusable_sections_say_what_to_write(keys: dict[str, object], message: str) -> None:
@@ -207,5 +207,5 @@ def test_unusable_sections_say_what_to_write(keys: dict[str, object], message: s
 
 def test_an_unknown_source_lists_the_known_ones() -> None:
     """A typo is fixed in seconds."""
-    with pytest.raises(NoSuchNameError, match="known: digits, idx, npz"):
+    with pytest.raises(NoSuchNameError, match="known: csv, digits, idx, image-folder, npz"):
         open_data(DataSection(source="minst"), CLASSES, (1, 8, 8))

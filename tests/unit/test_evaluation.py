@@ -48,3 +48,21 @@ def test_nobody_or_nothing_is_no_result() -> None:
     """No rows, and rows without samples."""
     assert summarize(0, [], 2) is None
     assert summarize(0, [evaluation_row(num_samples=0, num_correct=0, loss_sum=0.0, confusion=(0,) * 4)], 2) is None
+
+
+def test_three_counts_per_class_give_the_same_numbers() -> None:
+    """65 classes, of which two occur, with the matrix [[4, 3], [2, 11]] of the first test.
+
+    True positives 4 and 11, false positives 2 and 3, false negatives 3 and 2: the recalls 4/7, 11/13 and the F1 8/13,
+    22/27 as there; the other 63 classes have no recall.
+    """
+    rest = (0,) * 63
+    a = evaluation_row("a", confusion=(4, 3, *rest, 2, 1, *rest, 1, 2, *rest), num_samples=10, num_correct=7)
+    b = evaluation_row("b", confusion=(0, 8, *rest, 0, 2, *rest, 2, 0, *rest), num_samples=10, num_correct=8)
+    result = summarize(0, [a, b], 65)
+    assert result is not None
+    assert result.accuracy == 0.75
+    assert result.recall[:2] == pytest.approx((4 / 7, 11 / 13))
+    assert result.recall[2:] == (None,) * 63
+    assert result.balanced_accuracy == pytest.approx((4 / 7 + 11 / 13) / 2)
+    assert result.macro_f1 == pytest.approx((8 / 13 + 22 / 27) / 2)

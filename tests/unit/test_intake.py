@@ -200,9 +200,9 @@ def test_an_evaluation_and_its_matrix_come_together(
     assert _refusal(tmp_path, PARAMS | meta, MODEL + others, _expected()).code == code
 
 
-def _with_matrix(tmp_path: Path, counts: list[int]) -> tuple[Path, Report]:
+def _with_matrix(tmp_path: Path, counts: list[int], row: TableRow = MATRIX) -> tuple[Path, Report]:
     path = tmp_path / "update.bin"
-    path.write_bytes(build_header({}, [MATRIX]) + array.array("q", counts).tobytes())
+    path.write_bytes(build_header({}, [row]) + array.array("q", counts).tobytes())
     evaluation = Evaluation(num_samples=10, num_correct=7, loss_sum=3.5)
     return path, Report(num_samples=0, evaluation=evaluation)
 
@@ -284,3 +284,79 @@ def test_a_plan_that_would_not_fit_the_next_assignment_is_refused(tmp_path: Path
     error = _refusal(tmp_path, meta, MODEL, _expected(evaluate=False))
     assert error.code == "too_large"
     assert "its plan has" in error.detail
+
+
+PLAN = {"microbatch": 8, "budget_bytes": 10**9, "predicted_bytes": 10**8}
+PLAN_ONLY = {"num_samples": 0, "num_held": 360, "num_test": 90, "plan": PLAN, "versions": {"torch": "2.13.0"}}
+
+
+def test_a_plan_alone_has_no_tensors(tmp_path: Path) -> None:
+    """What a dry run asks for: neither training nor evaluation."""
+    path = tmp_path / "update.bin"
+    path.write_bytes(_container(PLAN_ONLY, []))
+    report = check_header(path, _expected(train=False, evaluate=False, num_samples=0))
+    assert (report.payload, report.num_held, report.num_test) == ("none", 360, 90)
+    assert report.plan is not None
+    assert read_confusion(path, report) == ()
+
+
+@pytest.mark.parametrize(
+    ("meta", "table", "code"),
+    [
+        (PLAN_ONLY | {"plan": None}, [], "malformed"),
+        (PLAN_ONLY, MODEL, "names"),
+        (PLAN_ONLY | {"evaluation": EVALUATION}, [MATRIX], "malformed"),
+        (PLAN_ONLY | {"steps": 1}, [], "range"),
+        (PLAN_ONLY | {"num_held": 1001}, [], "sample_count"),
+        (PLAN_ONLY | {"num_test": 1001}, [], "sample_count"),
+        (PLAN_ONLY | {"versions": {str(n): "1" for n in range(17)}}, [], "too_large"),
+    ],
+)
+def test_a_plan_with_anything_else_is_refused(
+    tmp_path: Path, meta: dict[str, Any], table: list[TableRow], code: str
+) -> None:
+    """And one without a plan."""
+    assert _refusal(tmp_path, meta, table, _expected(train=False, evaluate=False, num_samples=0)).code == code
+
+
+COUNTS: TableRow = (CONFUSION, "i64", (3, 65))
+
+
+@pytest.mark.parametrize(("row", "num_classes", "good"), [
+    (COUNTS, 65, True),
+    ((CONFUSION, "i64", (65, 65)), 65, False),
+    ((CONFUSION, "i64", (64, 64)), 64, True),
+    ((CONFUSION, "i64", (3, 64)), 64, False),
+])  # fmt: skip
+def test_above_64_classes_three_counts_per_class_come_instead_of_the_matrix(
+    tmp_path: Path, row: TableRow, num_classes: int, good: bool
+) -> None:
+    """Exactly the one form that the number of classes asks for."""
+    meta, expected = {"num_samples": 0, "evaluation": EVALUATION}, _expected(train=False, num_samples=0)
+    expected = dataclasses.replace(expected, num_classes=num_classes)
+    if good:
+        (tmp_path / "update.bin").write_bytes(_container(meta, [row]))
+        assert check_header(tmp_path / "update.bin", expected).evaluation is not None
+    else:
+        assert _refusal(tmp_path, meta, [row], expected).code == "shape"
+
+
+def _counts(right: int, called: int, missed: int) -> list[int]:
+    rest = [0] * 64
+    return [right, *rest, called, *rest, missed, *rest]
+
+
+def test_three_counts_with_the_numbers_of_the_report_are_read(tmp_path: Path) -> None:
+    """7 right, 3 wrong: as many false positives as false negatives, 10 samples."""
+    counts = _counts(7, 3, 3)
+    assert read_confusion(*_with_matrix(tmp_path, counts, COUNTS)) == tuple(counts)
+
+
+@pytest.mark.parametrize(
+    "counts", [_counts(7, 2, 3), _counts(6, 4, 4), _counts(7, 4, 4), [8, -1, *_counts(7, 3, 3)[2:]]]
+)
+def test_three_counts_that_do_not_add_up_are_refused(tmp_path: Path, counts: list[int]) -> None:
+    """Another number of false positives, of right answers, of samples; a negative count."""
+    with pytest.raises(PayloadError) as caught:
+        read_confusion(*_with_matrix(tmp_path, counts, COUNTS))
+    assert caught.value.code == "evaluation"

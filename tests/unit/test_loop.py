@@ -295,3 +295,16 @@ def test_seeds_of_different_purposes_differ() -> None:
     seeds = {derive(1, "a", "b"), derive(1, "ab"), derive(1, "a", 1), derive(1, "a", "1"), derive(11, "a"), derive(1)}
     assert len(seeds) == 6
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_above_64_classes_evaluation_counts_three_numbers_per_class() -> None:
+    """70 classes; the model answers with the sample's own number. Truth 0 0 1 69, answers 0 1 1 2.
+
+    True positives: 0 and 1; false positives: 1 (for a 0) and 2 (for a 69); false negatives: 0 and 69.
+    """
+    answers, truth = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 1, 69])
+    data = Memory(nn.functional.one_hot(answers, 70).float() * 5, truth)
+    result = evaluate(nn.Identity(), nn.Identity(), data, num_classes=70, microbatch=3)
+    assert (result.num_samples, result.num_correct, tuple(result.confusion.shape)) == (4, 2, (3, 70))
+    assert [row.nonzero().flatten().tolist() for row in result.confusion] == [[0, 1], [1, 2], [0, 69]]
+    assert result.confusion.sum().item() == 6

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from edge_client import assignment, worker
@@ -308,6 +309,23 @@ def test_the_measured_peak_stays_below_the_prediction(tmp_path: Path, batch: int
     assert 0 < report.base_bytes <= report.peak_bytes <= report.plan.predicted_bytes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
+def test_an_image_folder_larger_than_the_budget_is_trained_inside_it(tmp_path: Path) -> None:
+    """300 PNG files of 1000x1000 pixels: 1.2 GB decoded, budget 310 MB; the peak stays below what was predicted."""
+    for name in ("0", "1"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+    Image.new("RGB", (1000, 1000), (200, 100, 50)).save(tmp_path / "one.png")
+    for number in range(300):
+        os.link(tmp_path / "one.png", tmp_path / "images" / str(number % 2) / f"{number}.png")
+    device = {"data": {"source": "image-folder", "train": str(tmp_path / "images")}}
+    work = make_work(tmp_path / "w", run=_large_run(16), device_file=device, budget_bytes=310_000_000)
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    report, _ = read_update(work)
+    assert report.plan is not None
+    assert (report.num_samples, report.num_test) == (240, 60)
+    assert report.peak_bytes <= report.plan.predicted_bytes <= 310_000_000
+
+
 def test_sigterm_ends_a_training_worker_with_143(tmp_path: Path) -> None:
     """As soon as it has begun to train, and without an update."""
     work = make_work(tmp_path / "w", run={"train": {"epochs": 1000}})
@@ -344,3 +362,146 @@ def test_method_state_is_written_as_next_and_read_as_current(tmp_path: Path) -> 
     assignment.write_state(folder, state)
     assignment.write_state(folder, {})
     assert sorted(path.name for path in folder.iterdir()) == ["current"]
+
+
+def _order(work: Path, **changes: Any) -> Path:
+    """Change the order of a work directory."""
+    order = json.loads((work / "order.json").read_text())
+    (work / "order.json").write_text(json.dumps(order | changes))
+    return work
+
+
+def test_a_plan_alone_needs_no_model_and_sends_no_tensors(tmp_path: Path, trained: Path) -> None:
+    """A dry run: the same plan as a trained round's, and what the device has; 360 and 90 of 450 samples."""
+    work = make_work(tmp_path / "w", train=False, evaluate=False)
+    (work / "model.bin").unlink()
+    assert run_worker(_order(work, parts={"run": str(work / "run.json")})) == 0, (work / "stderr").read_text()
+    report, tensors = read_update(work)
+    assert tensors == {}
+    assert (report.num_samples, report.num_held, report.num_test, report.payload) == (0, 360, 90, "none")
+    assert report.plan == read_update(trained)[0].plan
+    assert report.versions.keys() == {"python", "torch"}
+    assert report.peak_bytes > 0
+    assert not (work / "state").exists()
+
+
+def test_a_plan_alone_is_declined_like_the_training_that_would_follow(tmp_path: Path) -> None:
+    """Nothing fits 100 MB."""
+    work = make_work(tmp_path / "w", train=False, evaluate=False, budget_bytes=100_000_000)
+    assert run_worker(_order(work, parts={"run": str(work / "run.json")})) == 76
+    assert read_error(work)["code"] == "nothing_fits"
+
+
+def test_results_that_are_not_shared_do_not_leave(tmp_path: Path) -> None:
+    """Training goes on without its evaluation; an evaluation alone is declined."""
+    device = {"data": DIGITS, "share": {"metrics": False}}
+    work = make_work(tmp_path / "w", run={"train": {"max-steps": 1}}, device_file=device)
+    assert run_worker(work) == 0
+    report, tensors = read_update(work)
+    assert (report.evaluation, report.num_samples) == (None, 360)
+    assert "evaluation/confusion" not in tensors
+    work = make_work(tmp_path / "v", train=False, device_file=device)
+    assert run_worker(work) == 76
+    assert read_error(work)["code"] == "not_shared"
+
+
+TASK = """\
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from edge_client import Task
+
+class Squares(Dataset):
+    classes = ["links", "rechts"]  # the device's own names, in the device's own order
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        x = torch.full((1, 2, 2), 0.1)
+        x[0, 0, index % 2] = 1.0 + torch.rand(()).item() + np.random.random()
+        return x, index % 2
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.stem, self.head = nn.Flatten(), nn.Linear(4, num_classes)
+    def forward(self, x):
+        return self.head(self.stem(x))
+
+def train_data(device):
+    assert (device.name, device.classes, device.labels["line"]) == ("d1", ("right", "up", "left"), "a")
+    return Squares()
+
+task = Task(model=Net, train_data=train_data, units=["stem", "head"])
+"""
+
+
+def make_task_work(folder: Path, text: str = TASK, *, sha256: str = "", **device: Any) -> Path:
+    """A work directory for a run of the task, which lies in the folder's parent."""
+    work = make_work(folder)
+    path = folder.parent / f"{folder.name}.py"
+    path.write_text(text)
+    task = {"name": "squares", "sha256": sha256 or hashlib.sha256(text.encode()).hexdigest()}
+    table = {"name": "t", "task": task, "classes": ["right", "up", "left"], "train": {"epochs": 10, "batch": 8}}
+    (work / "run.json").write_text(json.dumps(to_map(parse_table(RunFile, table, source="test"))))
+    values = {"model/head.weight": torch.zeros(3, 4), "model/head.bias": torch.zeros(3)}
+    rows = [(name, "fp32", tuple(value.shape)) for name, value in values.items()]
+    write_container(work / "model.bin", {}, rows, values.values())
+    base = {
+        "tasks": {"squares": f"{path}:task"},
+        "rename": {"links": "left", "rechts": "right"},
+        "labels": {"line": "a"},
+    }
+    return _order(work, device_file=base | device)
+
+
+def test_a_users_own_model_and_data_are_trained(tmp_path: Path) -> None:
+    """Left (2) where the first pixel is bright, right (0) where the second is; nobody has seen `up`.
+
+    32 of 40 samples train, 8 are kept for tests. The weights of a zero model move so that each pixel speaks for its
+    class; repeated, all bits are the same, although the data draws from the generators of torch and numpy.
+    """
+    works = [make_task_work(tmp_path / name) for name in ("w", "again")]
+    assert [run_worker(work) for work in works] == [0, 0], (works[0] / "stderr").read_text()
+    report, tensors = read_update(works[0])
+    assert (report.num_samples, report.num_held, report.num_test, report.steps) == (32, 32, 8, 40)
+    weight = tensors["model/head.weight"]
+    assert (weight[:, 0].argmax().item(), weight[:, 1].argmax().item()) == (2, 0)
+    assert report.evaluation is not None
+    assert tensors["evaluation/confusion"].sum(dim=1)[1].item() == 0
+    assert all(torch.equal(tensors[name], value) for name, value in read_update(works[1])[1].items())
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "code", "message"),
+    [
+        (TASK, {"tasks": {}}, "task_missing", 'tasks = { squares = "/path/squares.py:task" }'),
+        ("raise SystemExit(9)", {"sha256": "0" * 64}, "task_differs", "0" * 64),
+        (TASK + "1 / 0\n", {}, "bad_task", "line 28: the task cannot be loaded: ZeroDivisionError"),
+        (TASK, {"rename": {"links": "left"}}, "unknown_class", 'rename = { links = "left", rechts = "right" }'),
+        (TASK, {"labels": {}}, "bad_data", "line 24: train_data(): KeyError: 'line'"),
+        (TASK.replace("self.head(self.stem(x))", "self.head(self.stem(x).relu() - 1)"), {}, "bad_model", "'stem' and"),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_declined_in_one_line(
+    tmp_path: Path, text: str, keys: dict[str, Any], code: str, message: str
+) -> None:
+    """With a code of its own, the user's line, and what to write; a file with another hash is never run."""
+    work = make_task_work(tmp_path / "w", text, **keys)
+    assert run_worker(work) == 76, (work / "stderr").read_text()
+    told = read_error(work)
+    assert told["code"] == code
+    assert message in told["detail"]
+    assert "\n" not in told["detail"]
+    assert "Traceback" not in (work / "stderr").read_text()
+
+
+def test_data_that_fails_in_the_middle_of_training_is_declined(tmp_path: Path) -> None:
+    """Its labels are known from `targets`, so the broken sample is first read by the training."""
+    text = TASK.replace("x = torch.full", "x = [].pop() if index == 7 else torch.full").replace(
+        "    def __len__", "    targets = [0, 1] * 20\n    def __len__"
+    )
+    work = make_task_work(tmp_path / "w", text, data={"test_fraction": 0.0})
+    assert run_worker(work) == 76
+    assert read_error(work)["code"] == "bad_data"
+    assert "line 13: train_data(): sample 7: IndexError: pop from empty list" in read_error(work)["detail"]

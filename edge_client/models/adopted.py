@@ -1,0 +1,232 @@
+"""A user's own module as a model: its units, in order, must be all of it.
+
+    parts(module, units)                    what needs no data: names, parameters, types
+    adopt(module, units, input_shape=...)   also runs a random batch: the units one after another must give `forward()`
+
+A functional ReLU between two units would be lost without a sound when the units run by themselves, and a parameter
+outside of them would travel without ever being trained; both are errors that say what to change. Parameters keep the
+names that they have in the user's module.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from edge_client.errors import InputError
+from edge_client.models.contract import Model, children_of, describe
+
+__all__ = ["adopt", "check_shapes", "parts"]
+
+_SEED = 0x0FED
+_BATCH = 2
+_MAX_TENSORS = 8192  # of a container, as are the characters of a name below its prefix
+_MAX_NAME_CHARS = 240
+_MEND = (
+    "put what forward() does there into a unit, as a module (nn.ReLU, nn.Flatten, ...), or name fewer, larger units"
+)
+
+
+def parts(module: object, units: Sequence[str] | None) -> Model:
+    """The module as units in order, without their shapes; raises `InputError` for what no data is needed to see."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model: expected a torch.nn.Module, got {type(module).__name__}")
+    if units is None and not isinstance(module, nn.Sequential):
+        raise InputError(
+            f"model: expected an nn.Sequential, got {type(module).__name__}; name its parts in order, "
+            f"Task(units=[...]), out of {_some(children_of(module)) or 'none'}"
+        )
+    if not children_of(module):
+        raise InputError(f"model: {type(module).__name__} has no submodules; a model needs at least one unit")
+    taken = [name for name in children_of(module) if hasattr(Model, name) or name in Model.__annotations__]
+    if taken:
+        raise InputError(f"model: {_some(taken)}: a name that fedfit needs itself; call the submodule otherwise")
+    order = tuple(children_of(module)) if units is None else tuple(units)
+    _check_units(module, order)
+    _check_owners(module, order)
+    _check_tensors(module)
+    return Model(children_of(module), order)
+
+
+def _check_units(module: nn.Module, order: Sequence[str]) -> None:
+    known = {name for name, _ in module.named_modules(remove_duplicate=False) if name}
+    for name in order:
+        if name not in known:
+            raise InputError(f"model: no unit {name!r}; {type(module).__name__} has {_some(children_of(module))}")
+    times = Counter(order)
+    for name in order:
+        for outer in _outer(name):
+            if times[outer] > (outer == name):
+                raise InputError(f"model: units {outer!r} and {name!r} overlap; every part belongs to one unit")
+
+
+def _outer(name: str) -> list[str]:
+    """A dotted name and all that it lies in: a.b.c, a.b, a."""
+    levels = name.split(".")
+    return [".".join(levels[:count]) for count in range(len(levels), 0, -1)]
+
+
+def _check_owners(module: nn.Module, order: Sequence[str]) -> None:
+    """Every parameter and every buffer that travels is in exactly one unit, under one name."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names.setdefault(id(tensor), []).append(name)
+    state = module.state_dict()
+    shared = [owners for owners in names.values() if len(owners) > 1]
+    if shared:
+        raise InputError(f"model: {_some(shared[0])} are one tensor under {len(shared[0])} names; give each its own")
+    units = set(order)
+    outside = [name for name in state if units.isdisjoint(_outer(name))]
+    if outside:
+        raise InputError(
+            f"model: {_some(outside)} belong{'s' if len(outside) == 1 else ''} to no unit ({_some(order)}); "
+            "add their module to units, or remove them"
+        )
+
+
+def _check_tensors(module: nn.Module) -> None:
+    state: dict[str, Any] = module.state_dict()
+    if len(state) > _MAX_TENSORS:
+        raise InputError(f"model: expected at most {_MAX_TENSORS} tensors, got {len(state)}; only so many travel")
+    for name, tensor in state.items():
+        if not name.isascii() or len(name) > _MAX_NAME_CHARS:
+            raise InputError(f"model: {name[:80]!r}: expected a name of at most {_MAX_NAME_CHARS} ASCII characters")
+        wanted = torch.float32 if isinstance(tensor, Tensor) and tensor.is_floating_point() else torch.int64
+        if not isinstance(tensor, Tensor) or (tensor.dtype != wanted and not is_lazy(tensor)):
+            came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise InputError(f"model: {name!r}: expected float32 or int64, got {came}; only these travel")
+    if not any(param.requires_grad for param in module.parameters()):
+        raise InputError("model: expected at least one parameter that can be trained, got none")
+
+
+def check_shapes(model: nn.Module) -> None:
+    """Raise `InputError` if some parameter has no shape before data went through."""
+    lazy = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise InputError(f"model: {_some(lazy)} have no shape yet; tell the shape of a sample, Task(input=(3, 96, 96))")
+
+
+def adopt(module: object, units: Sequence[str] | None, *, input_shape: Sequence[int], num_classes: int) -> Model:
+    """The module as a model with the whole contract, checked on a random batch."""
+    model = parts(module, units)
+    assert isinstance(module, nn.Module)
+    with _repeatable(module), torch.no_grad():
+        x = torch.randn(_BATCH, *input_shape, generator=torch.Generator().manual_seed(_SEED))
+        expected, calls = _watch(module, model, x)
+        _check_logits(expected, num_classes, x)
+        if type(module).forward is not nn.Sequential.forward:  # where one activation may stand twice
+            _check_chain(model.order, calls, x, expected)
+        _check_result(model, x, expected)
+        describe(model, input_shape=input_shape)
+    _check_tensors(module)  # again: a lazy module has made its parameters now
+    return model
+
+
+@contextmanager
+def _repeatable(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and the global generator as it was."""
+    state, was_training = torch.get_rng_state(), module.training
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+        for part, mode in modes:  # a part that its owner keeps in another mode stays so
+            part.training = mode
+        torch.set_rng_state(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    unit: str
+    inputs: tuple[object, ...]
+    output: object
+
+
+def _watch(module: nn.Module, model: Model, x: Tensor) -> tuple[object, list[_Call]]:
+    """`forward()` and what it gave to each unit and got from it, in the order of the calls."""
+    calls: list[_Call] = []
+
+    def watch(unit: str) -> Any:
+        def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
+            copies = (*args, *kwargs.values())
+            calls.append(_Call(unit, tuple(_copy(item) for item in copies), _copy(output)))
+
+        return note
+
+    hooks = [
+        model.get_submodule(unit).register_forward_hook(watch(unit), with_kwargs=True) for unit in model.order
+    ]
+    try:
+        torch.manual_seed(_SEED)
+        return module(x.clone()), calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _copy(value: object) -> object:
+    """As it is now: an in-place function between two units would change the output that was seen."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _check_logits(expected: object, num_classes: int, x: Tensor) -> None:
+    if not isinstance(expected, Tensor) or tuple(expected.shape) != (len(x), num_classes):
+        came = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
+        raise InputError(
+            f"model: expected one score for each of {num_classes} classes, [{len(x)}, {num_classes}] for "
+            f"{len(x)} samples of {list(x.shape[1:])}, got {came}"
+        )
+
+
+def _check_chain(order: Sequence[str], calls: Sequence[_Call], x: Tensor, expected: object) -> None:
+    """Each unit is called once, in order, with exactly what the one before it gave."""
+    called = [call.unit for call in calls]
+    for unit in order:
+        if called.count(unit) != 1:
+            raise InputError(f"model: forward() calls unit {unit!r} {called.count(unit)} times, expected once; {_MEND}")
+    if called != list(order):
+        raise InputError(f"model: forward() calls the units as {_some(called)}, Task(units=...) has {_some(order)}")
+    given: object = x
+    before = "the input"
+    for call in calls:
+        if len(call.inputs) != 1 or not _same(call.inputs[0], given):
+            raise InputError(
+                f"model: units {before} and {call.unit!r}: forward() changes the data between them, the units in "
+                f"order do not; {_MEND}"
+                if before != "the input"
+                else f"model: forward() changes its input before unit {call.unit!r}; {_MEND}"
+            )
+        given, before = call.output, repr(call.unit)
+    if not _same(expected, given):
+        raise InputError(f"model: forward() changes the output of the last unit {before}; {_MEND}")
+
+
+def _check_result(model: Model, x: Tensor, expected: object) -> None:
+    """The whole, once more by itself: what one unit remembers of another shows only here."""
+    torch.manual_seed(_SEED)
+    result = model(x.clone())
+    if not _same(result, expected):
+        raise InputError(f"model: units {_some(model.order)} in order give another result than forward(); {_MEND}")
+
+
+def _same(one: object, other: object) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
+        return False
+    return bool(torch.equal(one, other) or torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True))
+
+
+def _some(names: Sequence[str] | dict[str, Any]) -> str:
+    listed = [repr(name) for name in names]
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")

@@ -1,0 +1,109 @@
+"""The model that a run trains: built in, or of a task. Devices and server make it here, so that both make the same.
+
+Covers: building it, with the whole contract where the shape of a sample is known, and filling it with weights.
+Does not cover: whether a device allows the task (`assignment`), which is decided before anything here is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from edge_client.errors import InputError, PayloadError
+from edge_client.files import RunFile
+from edge_client.models import adopted, registry
+from edge_client.models.contract import Model
+from edge_client.task import Source, Task, UserCode
+from edge_client.wire.container import MODEL_PREFIX
+from edge_client.wire.tensors import ContainerReader
+
+__all__ = ["Recipe", "load_weights", "recipe"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How to make the model of a run."""
+
+    run: RunFile
+    task: Task | None = None
+    path: str = ""  # of the task's file, for messages
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """The shape of one sample; None: that of the data."""
+        if self.run.model is not None:
+            return self.run.model.input
+        assert self.task is not None
+        return tuple(self.task.input) if self.task.input is not None else None
+
+    def user_code(self, doing: str) -> AbstractContextManager[object]:
+        """Around code of ours that runs the model or reads the data; without a task every error in it is ours."""
+        return UserCode(self.path, doing, own_lines_only=True) if self.task is not None else nullcontext()
+
+    def parameter_sizes(self) -> list[int]:
+        """Elements of each parameter and buffer, before memory is taken for them; of a task's nothing is known yet."""
+        section = self.run.model
+        if section is None:
+            return []
+        return registry.parameter_sizes(
+            section.name,
+            input_shape=section.input,
+            num_classes=len(self.run.classes),
+            options=section.options,
+        )
+
+    def build(self, input_shape: Sequence[int]) -> Model:
+        """The model with random weights from torch's global generator, for samples of this shape."""
+        num_classes = len(self.run.classes)
+        if self.run.model is not None:
+            section = self.run.model
+            return registry.build(
+                section.name, input_shape=input_shape, num_classes=num_classes, options=section.options
+            )
+        assert self.task is not None
+        with UserCode(self.path, "model()"):
+            module = self.task.model(num_classes)
+            return adopted.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
+
+    def build_weights(self) -> nn.Module:
+        """The model as far as it can be made without data: enough for names and first values of its tensors."""
+        if self.input_shape is not None:
+            return self.build(self.input_shape)
+        assert self.task is not None
+        with UserCode(self.path, "model()"):
+            model = adopted.parts(self.task.model(len(self.run.classes)), self.task.units)
+        adopted.check_shapes(model)
+        return model
+
+
+def recipe(run: RunFile, source: Source | None) -> Recipe:
+    """The recipe of a run; `source` is its task's file, if it trains a task. Raises `InputError`."""
+    if run.task is None:
+        return Recipe(run=run)
+    if source is None:
+        raise InputError(f"the run trains the task {run.task.name!r}, and its file was not given")
+    if source.sha256 != run.task.sha256:
+        raise InputError(
+            f"{source.path}: expected the task with sha256 {run.task.sha256 or '(none in the run)'}, "
+            f"got {source.sha256}; start a new run with this file, or put the old one back"
+        )
+    return Recipe(run=run, task=source.load(), path=source.path)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Copy the tensors of a container into the model; both must have exactly the same names and shapes."""
+    with ContainerReader(path) as reader:
+        state = model.state_dict()
+        sent = {name.removeprefix(MODEL_PREFIX) for name in reader.names(MODEL_PREFIX)}
+        if sent != state.keys():
+            odd = sorted(sent ^ state.keys())
+            raise PayloadError("names", f"received model and this device's differ in {len(odd)} tensors ({odd[0]!r})")
+        for name, tensor in state.items():
+            value = reader.tensor(MODEL_PREFIX + name)
+            if value.shape != tensor.shape:
+                raise PayloadError("shape", f"tensor {name!r} is {tuple(value.shape)}, expected {tuple(tensor.shape)}")
+            tensor.copy_(value)

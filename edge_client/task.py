@@ -1,0 +1,264 @@
+"""A user's own model and data: `Task`, and reading one from the Python file that its owner named.
+
+    # defects.py: the same file on every device and on the server
+    from edge_client import Task, image_folder
+    task = Task(model=model, train_data=train_data, test_data=test_data)
+
+Covers: the record, the file and its hash, and what goes wrong in code that is not ours. A file is read once: the bytes
+that were hashed are the bytes that run. It runs as a module of its own, under a private name; nothing is looked up on
+the import path for it. Only files that a device's owner wrote into device.toml, or that the server's owner gave to a
+run, come here: no name and no byte from the network does.
+Does not cover: building the model (`run_model`), opening the data (`data.sources`). Needs neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import re
+import stat
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from edge_client.device import meter
+from edge_client.errors import FedfitError, InputError
+from edge_client.files import DataSection
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = [
+    "AllowedTasks",
+    "Device",
+    "Source",
+    "Task",
+    "UserCode",
+    "data_table",
+    "load_task",
+    "read_source",
+    "split_place",
+    "task_sha256",
+]
+
+_log = logging.getLogger(__name__)
+
+_MAX_FILE_BYTES = 2**20
+_MAX_SHOWN: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a task's data functions are told."""
+
+    name: str
+    data: Mapping[str, str]  # the data table of device.toml
+    classes: tuple[str, ...]  # of the run
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A model and its data. The model is made on devices and server, the data only ever in a device's worker.
+
+    `model(num_classes)` returns an `nn.Sequential`, or any module if `units` names its parts in order.
+    `train_data(device)` and `test_data(device)` return `image_folder`, `csv` or `npz` of this package, a map-style
+    `Dataset`, or a pair of arrays (X, y). Without test data, `data.test-fraction` of the training data is kept for it.
+    `input` is the shape of one sample; without it, it is that of the data.
+    """
+
+    model: Callable[[int], nn.Module]
+    train_data: Callable[[Device], object]
+    test_data: Callable[[Device], object] | None = None
+    units: Sequence[str] | None = None
+    input: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "train_data", "test_data"):
+            given = getattr(self, name)
+            if not callable(given) and not (name == "test_data" and given is None):
+                raise InputError(f"Task: {name}: expected a function, got {given!r:.80}")
+        if self.units is not None:
+            self._check_list("units", self.units, str, 'such as ["stem", "block1", "head"]')
+        if self.input is not None:
+            self._check_list("input", self.input, int, "of whole numbers above 0, such as (3, 96, 96)")
+
+    def _check_list(self, name: str, given: object, kind: type, example: str) -> None:
+        right = isinstance(given, (list, tuple)) and len(given) > 0 and all(type(item) is kind for item in given)
+        if not right or (kind is int and min(given) < 1):  # type: ignore[call-overload]
+            raise InputError(f"Task: {name}: expected a list {example}, got {given!r:.80}")
+
+
+class UserCode:
+    """Around calls of a task's code: whatever it raises becomes an `InputError` of one line that names its line.
+
+    A user's mistake must end neither a device nor the server, whatever its type; errors of fedfit's own, which the
+    code may have caused by calling it, pass as they are, and so does the end of memory.
+    """
+
+    def __init__(self, path: str, doing: str, *, own_lines_only: bool = False) -> None:
+        """`own_lines_only`: around code of ours that calls the user's now and then; an error that never passed
+        through the user's file is ours."""
+        self._path = path
+        self._doing = doing
+        self._own_lines_only = own_lines_only
+
+    def __enter__(self) -> UserCode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        if not isinstance(error, (Exception, SystemExit)) or isinstance(error, FedfitError):
+            return
+        if meter.is_out_of_memory(error):
+            return
+        where, message = self._line(trace), str(error)
+        if self._own_lines_only and not where:
+            return
+        if isinstance(error, SyntaxError):
+            where, message = f"line {error.lineno}" if error.lineno else "", error.msg
+        shown = " ".join(message.split())[:_MAX_SHOWN]
+        raise InputError(
+            f"{self._path}{f', {where}' if where else ''}: {self._doing}: {type(error).__name__}{shown and ': '}{shown}"
+        ) from error
+
+    def _line(self, trace: types.TracebackType | None) -> str:
+        """The innermost line of the user's file; errors often come from a library below it."""
+        line = ""
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == self._path:
+                line = f"line {trace.tb_lineno}"
+            trace = trace.tb_next
+        return line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The bytes of a task's file, read once."""
+
+    path: str  # as messages and tracebacks show it
+    name: str  # of the object in it
+    data: bytes
+
+    @property
+    def sha256(self) -> str:
+        """The hash by which devices and server know that they mean the same task."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    def load(self) -> Task:
+        """Run the file and take its task; raises `InputError`."""
+        module = self._run()
+        if not hasattr(module, self.name):
+            known = [name for name, value in vars(module).items() if isinstance(value, Task)]
+            hint = f"; it has {', '.join(known)}" if known else f"; write {self.name} = Task(...) into it"
+            raise InputError(f"{self.path}: no object {self.name!r}{hint}")
+        task = getattr(module, self.name)
+        if not isinstance(task, Task):
+            raise InputError(f"{self.path}: {self.name}: expected an edge_client.Task, got {type(task).__name__}")
+        return task
+
+    def _run(self) -> types.ModuleType:
+        name = f"_fedfit_task_{self.sha256[:16]}"
+        module = types.ModuleType(name)
+        loader = _ReadOnce(name, self.path)
+        loader.data = self.data
+        module.__file__, module.__spec__ = self.path, ModuleSpec(name, loader, origin=self.path)
+        sys.modules[name] = module  # dataclasses and annotations look their module up there
+        try:
+            with UserCode(self.path, "the task cannot be loaded"):
+                loader.exec_module(module)
+        except FedfitError:
+            del sys.modules[name]
+            raise
+        return module
+
+
+class _ReadOnce(SourceFileLoader):
+    """Python's own loader on bytes that were read before, without its cache of compiled files."""
+
+    data: bytes
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        code: types.CodeType = self.source_to_code(self.data, self.path)
+        return code
+
+
+def split_place(place: str) -> tuple[Path, str]:
+    """`FILE.py:OBJECT` as path and name; the name is `task` if none is given."""
+    path, colon, name = place.rpartition(":")
+    if not colon or "/" in name:
+        path, name = place, "task"
+    if not path.endswith(".py") or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise InputError(f"expected a task as FILE.py:OBJECT, got {place!r}")
+    return Path(path), name
+
+
+def read_source(path: Path, name: str = "task", *, shown: str = "") -> Source:
+    """Read a task's file; `shown` is how messages call it, if not by its path."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise InputError(f"cannot read the task {shown or path}: it is no file")
+        with open(path, "rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot read the task {shown or path}: {error.strerror}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise InputError(f"{shown or path}: expected a task of at most {_MAX_FILE_BYTES} bytes, got more")
+    return Source(path=shown or str(path), name=name, data=data)
+
+
+def load_task(place: str) -> Task:
+    """The task at `FILE.py:OBJECT`; raises `InputError` for everything that is wrong with it."""
+    return read_source(*split_place(place)).load()
+
+
+def task_sha256(path: Path) -> str:
+    """The hash of a task's file; raises `InputError` if it cannot be read."""
+    return read_source(path).sha256
+
+
+class AllowedTasks:
+    """The tasks that a device's owner allows, as the daemon tells them: read again each time, so that a file may be
+    replaced while the daemon runs."""
+
+    def __init__(self, tasks: Mapping[str, str]) -> None:
+        self._tasks = dict(tasks)
+        self._told: set[str] = set()
+
+    def hashes(self) -> dict[str, str]:
+        """Name -> hash of its file; one that cannot be read is left out, and told once."""
+        found: dict[str, str] = {}
+        for name, place in self._tasks.items():
+            try:
+                found[name] = task_sha256(split_place(place)[0])
+            except InputError as error:
+                if name not in self._told:
+                    _log.warning("task %r is left out: %s", name, error)
+                self._told.add(name)
+            else:
+                self._told.discard(name)
+        return found
+
+
+def data_table(section: DataSection) -> Mapping[str, str]:
+    """`Device.data`: the keys of the data section that are set, as text."""
+    table = _DataTable()
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if value != "":
+            table[field.name.replace("_", "-")] = value if isinstance(value, str) else json.dumps(value)
+    return table
+
+
+class _DataTable(dict[str, str]):
+    """A key that device.toml does not have is an error that says so, not a bare `KeyError`."""
+
+    def __missing__(self, key: str) -> str:
+        raise InputError(f"the task reads device.data[{key!r}], and device.toml has no data.{key}; add it")
