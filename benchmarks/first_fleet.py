@@ -1,4 +1,4 @@
-"""The first day of a fleet: how soon a coordinator takes a device, whether a late one disturbs others, exact results."""
+"""A fleet's first day: how soon a coordinator takes a device, whether a late one disturbs others, exact results."""
 
 from __future__ import annotations
 
