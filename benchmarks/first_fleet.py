@@ -63,9 +63,8 @@ def _late_devices(num: int) -> tuple[float, tuple[float, ...]]:
         for _ in range(num):
             began = time.monotonic()
             (name,) = server.enrol(1)
-            late = LightFleet([server.bundles[name]], Path(folder) / "parts")
-            fleets.append(late)
-            server.wait_until(lambda late=late: _turn(fleets) and late.num_online == 1, 60, poll_s=0)
+            fleets.append(LightFleet([server.bundles[name]], Path(folder) / "parts"))
+            server.wait_until(lambda: _turn(fleets) and fleets[-1].num_online == 1, 60, poll_s=0)
             let_in_s.append(time.monotonic() - began)
         until = time.monotonic() + _WATCHED_S
         while time.monotonic() < until:

@@ -5,6 +5,7 @@
     transfer   down + up; MB/s is devices x model x 2 / transfer
     round      from the first assignment to the committed model
     period     from one round's first assignment to the next one's
+    CPU        seconds per round, without workers and aggregator: a busy machine changes them less than the others
 
 Without training the workers send the model back; they wait for one another, so that their own time lies between the
 download and the upload and belongs to neither. All durable writes are part of the transfer, as in real life.
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.federation import BIG, SMALL, Federation, RoundTimes, run_file, scratch
+from benchmarks.federation import BIG, SMALL, Federation, RoundTimes, cpu_s, run_file, scratch
 from benchmarks.figures import Figure
 from benchmarks.loopback import blob_mb_s, buffer_mb_s
 
@@ -30,7 +31,7 @@ _DEVICES = 10
 def big(*, quick: bool) -> list[Figure]:
     """The 45 MB model, against raw TCP in the same run."""
     blob, buffer = blob_mb_s(7), buffer_mb_s(5)
-    times = _rounds(BIG, 2 if quick else 5, training=False)
+    times, cpu = _rounds(BIG, 2 if quick else 5, training=False)
     speeds = tuple(2 * _DEVICES * _BIG_MB / (t.down_s + t.up_s) for t in times)
     figures = [
         Figure(name="raw TCP, a 45 MB blob", unit="MB/s", values=blob),
@@ -41,9 +42,10 @@ def big(*, quick: bool) -> list[Figure]:
         Figure(name="45 MB x 10, down", unit="s", values=tuple(t.down_s for t in times)),
         Figure(name="45 MB x 10, up", unit="s", values=tuple(t.up_s for t in times)),
         Figure(name="45 MB x 10, round without training", unit="s", values=tuple(t.round_s for t in times)),
+        *(Figure(name=f"45 MB x 10, CPU of {who}", unit="s", values=(seconds,)) for who, seconds in cpu.items()),
     ]
     if not quick:
-        trained = tuple(t.round_s for t in _rounds(BIG, 3, training=True))
+        trained = tuple(t.round_s for t in _rounds(BIG, 3, training=True)[0])
         figures.append(Figure(name="45 MB x 10, round with one step", unit="s", values=trained))
     return figures
 
@@ -54,9 +56,9 @@ def _shares(speeds: tuple[float, ...], limit: tuple[float, ...]) -> tuple[float,
 
 def small(*, quick: bool) -> list[Figure]:
     """The 4 kB model: what is left is latency."""
-    times = _rounds(SMALL, 6 if quick else 20, training=False)
+    times, _ = _rounds(SMALL, 6 if quick else 20, training=False)
     transfer = tuple(t.down_s + t.up_s for t in times)
-    trained = _rounds(SMALL, 2 if quick else 5, training=True)
+    trained, _ = _rounds(SMALL, 2 if quick else 5, training=True)
     return [
         Figure(name="4 kB x 10, transfer", unit="s", values=transfer, at_most=0.25),
         Figure(name="4 kB x 10, workers in between", unit="s", values=tuple(t.between_s for t in times)),
@@ -65,13 +67,17 @@ def small(*, quick: bool) -> list[Figure]:
     ]
 
 
-def _rounds(hidden: list[int], rounds: int, *, training: bool) -> list[RoundTimes]:
-    """The times of a run's rounds; the first one also warms up, and is not counted."""
+def _rounds(hidden: list[int], rounds: int, *, training: bool) -> tuple[list[RoundTimes], dict[str, float]]:
+    """The times of a run's rounds (the first one also warms up, and is not counted), and CPU seconds per round."""
     with tempfile.TemporaryDirectory(dir=scratch()) as folder, Federation(Path(folder)) as federation:
         federation.start()
-        federation.start_devices(_DEVICES, training=training)
+        names = federation.start_devices(_DEVICES, training=training)
+        pids = {"the coordinator": [federation.pid("coordinator")], "the broker": [federation.broker_pid()]}
+        pids["all clients"] = [federation.pid(name) for name in names]
+        before = {who: sum(map(cpu_s, these)) for who, these in pids.items()}
         shown = federation.run(run_file(hidden=hidden, rounds=rounds + 1, devices=_DEVICES))
-        return federation.rounds(shown["run"])[1:]
+        cpu = {who: (sum(map(cpu_s, these)) - before[who]) / (rounds + 1) for who, these in pids.items()}
+        return federation.rounds(shown["run"])[1:], cpu
 
 
 def _periods(times: list[RoundTimes]) -> tuple[float, ...]:

@@ -28,12 +28,12 @@ from pathlib import Path
 
 import psutil
 
-from edge_client import durable
+from edge_client import durable, faults
 from edge_client.device import guard
 from edge_client.errors import MachineError
 from edge_client.records import is_id
 
-__all__ = ["DeviceAccess", "EmbeddedBroker", "TlsFiles", "find_binary", "new_password"]
+__all__ = ["DeviceAccess", "EmbeddedBroker", "TlsFiles", "find_binary", "new_password", "render_user"]
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ _RELOAD_S = 5.0
 _STOP_S = 3.0
 _PORT_TRIES = 5
 _ADDRESS_IN_USE = "address already in use"
-# it allocates every message anew: collecting half as often saves about a fifth of its CPU time, for about 60 MB
-_GO_RUNTIME = {"GOGC": "200", "GOMEMLIMIT": "256MiB"}
+# it allocates every message anew: collecting less often saves about a third of its CPU time, for about 130 MB
+_GO_RUNTIME = {"GOGC": "400", "GOMEMLIMIT": "256MiB"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +221,7 @@ class EmbeddedBroker:
     def _write_config(self) -> None:
         """Write, let the server check it, then rename: a broken file never replaces a good one."""
         candidate = self._directory / "nats.conf.new"
+        faults.point("broker.config.write")
         fd = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as file:
             file.write(self._render())
@@ -258,7 +259,7 @@ class EmbeddedBroker:
 
     def _render(self) -> str:
         """NATS' own format; JSON strings are valid in it."""
-        users = "\n".join(_render_user(user) for user in self.users)
+        users = "\n".join(render_user(user) for user in self.users)
         tls = ""
         if self._tls is not None:
             # a small device needs seconds for a handshake when a whole fleet comes back at once
@@ -295,7 +296,8 @@ def _quote(value: object) -> str:
     return json.dumps(str(value))
 
 
-def _render_user(user: DeviceAccess) -> str:
+def render_user(user: DeviceAccess) -> str:
+    """A user with its permissions, as it stands in the configuration."""
     publish = json.dumps([subject for topic in user.publish for subject in _subjects(topic)])
     subscribe = json.dumps([subject for topic in user.subscribe for subject in _subjects(topic)])
     permissions = f"{{ publish: {{ allow: {publish} }}, subscribe: {{ allow: {subscribe} }} }}"

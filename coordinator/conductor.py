@@ -498,7 +498,7 @@ class Conductor:
                     store.save_update(update, evaluation, lease_id)
                     self._remember(lease_id)
                 case rounds.SaveScore(version, score, best_version):
-                    store.save_score(self._run_id(), version, score, best_version)
+                    self._save_score(version, score, best_version)
                 case rounds.Judge(version):
                     self._judge(version)
                 case rounds.SendReceipt():
@@ -531,6 +531,15 @@ class Conductor:
                     )
                 case rounds.Finish(state, reason):
                     self._finish(state, reason)
+
+    def _save_score(self, version: int, score: float, best_version: int) -> None:
+        """A best version that is beaten was perhaps kept for that alone."""
+        before = self._store.run(self._run_id())
+        self._store.save_score(self._run_id(), version, score, best_version)
+        beaten = before.best_version if before is not None else None
+        model = self._store.model(self._run_id(), beaten) if beaten not in (None, best_version) else None
+        for sha256 in (model.sha256, model.sent_sha256) if model is not None else ():
+            self._drop_blob(sha256)
 
     def _run_id(self) -> str:
         assert self.run is not None

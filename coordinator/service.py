@@ -18,24 +18,24 @@ import select
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator import snapshot
 from coordinator.aggregation import Aggregation
 from coordinator.broker import DeviceAccess, EmbeddedBroker
 from coordinator.commands import Commands
 from coordinator.conductor import Conductor
 from coordinator.control import ControlServer
 from coordinator.roster import Roster
-from coordinator.store.base import DeviceRow
-from coordinator.store.sqlite import SqliteStore
+from coordinator.store.base import DeviceRow, Store
 from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
-from edge_client.errors import ConflictError, DiskFullError, FedfitError, MachineError, NetworkError, PayloadError
+from edge_client.errors import DiskFullError, FedfitError, MachineError, NetworkError, PayloadError
 from edge_client.transport.base import Connected, Disconnected, Event, Received, Transport
-from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull
+from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull, Refuse
 from edge_client.wire.topics import Topics
 
 __all__ = ["STATE_KIND", "STATE_VERSION", "Service", "ServiceOptions", "access_of", "default_state_dir"]
@@ -62,7 +62,7 @@ def access_of(device: DeviceRow, topics: Topics) -> DeviceAccess:
         name=device.name,
         password=device.password,
         publish=topics.device_publishes(device.name),
-        subscribe=topics.device_subscribes(device.name),
+        subscribe=topics.device_may_subscribe(device.name),
     )
 
 
@@ -81,7 +81,7 @@ class Service:
         self,
         *,
         state_dir: Path,
-        store: SqliteStore,
+        store: Store,
         broker: EmbeddedBroker | None,
         brokers: tuple[str, ...],
         ca: str | None,
@@ -157,6 +157,7 @@ class Service:
     def _begin(self, opened: contextlib.ExitStack) -> Transport:
         """Recover; what was `opened` is closed even if this fails half-way."""
         now = time.monotonic()
+        snapshot.drop_stale(self._state_dir)
         self.epoch = self.store.next_epoch(int(time.time()))
         devices = self.store.devices()
         self.roster = Roster(self.federation, devices, epoch=self.epoch, heartbeat_s=self._options.heartbeat_s)
@@ -179,6 +180,7 @@ class Service:
             aggregation=self._aggregation,
             send=self.send,
             announce=self._announce,
+            roster=self.roster,
             epoch=self.epoch,
         )
         self.conductor.recover(now)
@@ -218,7 +220,7 @@ class Service:
         if now >= self._tick_at:
             self._tick(now)
         self._grant(now)
-        self.downloads.send(lambda: self._queued(), self._send_chunk)
+        self.downloads.send(self._queued, self._send_chunk, self._share_chunk, now)
 
     def _queued(self) -> int:
         return self._transport.queued_bytes if self._transport else 0
@@ -230,7 +232,10 @@ class Service:
         if now >= self._suspend_at:
             self._suspend(now)
         self._aggregation.tick(now)
-        self.conductor.tick(self.roster.online(now), self.roster.num_enrolled, now)
+        online = self.roster.online(now)
+        for device, share in self.downloads.tick(online, now):
+            self.send(device, share)
+        self.conductor.tick(online, self.roster.num_enrolled, now)
 
     def _suspend(self, now: float) -> None:
         """The broker cuts those who flood us, and lets them in again."""
@@ -273,6 +278,7 @@ class Service:
                     raise NetworkError(f"cannot use the broker {', '.join(self.brokers)}: {event.reason}")
                 log.warning("not connected (%s): %s", event.code, event.reason)
                 self.uploads.lost_connection()
+                self.downloads.lost_connection()
             case Received():
                 self._received(event.topic, event.payload, time.monotonic())
 
@@ -319,9 +325,12 @@ class Service:
                 log.info("%s is here (client %r)", device, message.client)
                 self.uploads.lost_connection(device)
                 self.downloads.forget(device)
+                conductor.greeted(device, message.boot, now)
                 conductor.holding(device, message.held, finished=message.finished, now=now)
                 self._tick_at = now
             case Heartbeat():
+                if message.state != "fetching":
+                    self.downloads.left(device)  # its word that it left may have been lost
                 conductor.holding(device, message.lease, finished=message.state == "offering", now=now)
             case Accept():
                 conductor.accepted(device, message.lease, now)
@@ -330,11 +339,18 @@ class Service:
             case Offer():
                 conductor.offered(device, message, now)
             case Pull():
-                length = conductor.may_pull(device, message.sha256)
-                if length is not None:
-                    self.downloads.ask(device, message.sha256, length, message.ranges)
+                self._pulled(device, message, now)
             case _:
                 pass  # Goodbye: the roster knows
+
+    def _pulled(self, device: str, pull: Pull, now: float) -> None:
+        length = self.conductor.may_pull(device, pull.sha256)
+        if length is None:
+            self.downloads.left(device)
+            return
+        share = self.downloads.ask(device, pull.sha256, length, pull.ranges, heard=pull.heard, now=now)
+        if share is not None:
+            self.send(device, share)
 
     # what goes out
 
@@ -349,6 +365,14 @@ class Service:
         self._publish(device, "down", payload)
         faults.point("coordinator.sent.chunk")
 
+    def _share_chunk(self, devices: tuple[str, ...], payload: bytes) -> None:
+        """One publication that each of the devices gets."""
+        if self._transport is not None:
+            for device in devices:
+                self.conductor.count(device, down=len(payload))
+            self._transport.publish(self.topics.shared_down, payload)
+        faults.point("coordinator.sent.chunk")
+
     def _publish(self, device: str, channel: str, payload: bytes) -> None:
         if self._transport is not None:
             if self.roster.presence(device) is not None:
@@ -359,32 +383,58 @@ class Service:
         if self._transport is not None:
             self._transport.publish(self.topics.announcement, json.dumps(what).encode(), retain=True)
 
-    def add_devices(self, rows: list[DeviceRow]) -> None:
-        """Enrol devices: all, or none and an error."""
+    @property
+    def broker_is_external(self) -> bool:
+        """Whether somebody else keeps the broker's users."""
+        return self._broker is None
+
+    def add_devices(self, rows: list[DeviceRow], *, replace: bool = False) -> None:
+        """Enrol devices, or give enrolled ones new secrets: all, or none and an error."""
         before = self.store.devices()
-        taken = {device.name for device in before}
-        for row in rows:
-            if row.name in taken:
-                raise ConflictError(f"device {row.name!r} exists already; choose another name")
-        self._let_in([*before, *rows])  # first: an account that nobody knows harms less than a device without one
+        names = {row.name for row in rows}
+        others = [device for device in before if not (replace and device.name in names)]
+        self._let_in([*others, *rows])  # first: an account that nobody knows harms less than a device without one
         try:
-            self.store.add_device(*rows)
+            self.store.add_device(*rows, replace=replace)
         except FedfitError:
             with contextlib.suppress(MachineError):
                 self._let_in(before)
             raise
         self.roster.set_devices(self.store.devices())
+        for name in names if replace else ():
+            self.uploads.lost_connection(name)
+            self.downloads.forget(name)
+
+    def set_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        """Replace the labels that are given here to a device."""
+        self.store.set_labels(name, labels)
+        self.roster.set_devices(self.store.devices())
+
+    def take_snapshot(self) -> None:
+        """What a backup is made of, as things stand between two events."""
+        self.conductor.save_traffic()
+        snapshot.make(self.store, self._state_dir)
 
     def _let_in(self, devices: Iterable[DeviceRow]) -> None:
         if self._broker is not None:
             allowed = [device for device in devices if device.name not in self._suspended]
             self._broker.set_devices(access_of(device, self.topics) for device in allowed)
 
-    def remove_device(self, name: str) -> None:
-        """Forget a device: its leases end, and the broker cuts it and nobody else."""
-        self.store.remove_device(name)
+    def remove_devices(self, names: Sequence[str]) -> None:
+        """Forget devices: their leases end, and the broker cuts them and nobody else."""
+        for name in names:
+            self._dismiss(name)
+            self.store.remove_device(name)
         devices = self.store.devices()
         self.roster.set_devices(devices)
-        self.downloads.forget(name)
-        self.conductor.removed(name, time.monotonic())
+        for name in names:
+            self.downloads.forget(name)
+            self.conductor.removed(name, time.monotonic())
         self._let_in(devices)
+
+    def _dismiss(self, name: str) -> None:
+        """Tell a device that it is removed: the embedded broker will say so, another one may let it in for years."""
+        present = self.roster.presence(name)
+        if self._broker is None and present is not None:
+            detail = "this device was removed from the federation; join again with a new bundle"
+            self.send(name, Refuse(boot=present.boot, code="removed", detail=detail, retry_s=3600.0))

@@ -9,6 +9,7 @@ lie, the hash of the whole finds out and the transfer begins again.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from edge_client.wire.chunks import CHUNK_BYTES, Chunk, make_chunk, transfer_id
 from edge_client.wire.reassembly import Reassembly
 
 __all__ = ["BlobStore", "Incoming", "Outgoing"]
+
+_HASH_PIECE = 1 << 20
 
 
 class BlobStore:
@@ -71,6 +74,7 @@ class BlobStore:
         """A small blob from memory."""
         temporary = self.temporary_path(f"{sha256}.new")
         with durable.disk_errors(f"cannot write {temporary}"):
+            faults.point(f"{point}.write")
             temporary.write_bytes(data)
         return self.adopt(temporary, sha256, point=point)
 
@@ -130,6 +134,11 @@ class Incoming:
             os.ftruncate(self._map_fd, 0)
         os.ftruncate(self._map_fd, self.chunks.num_chunks)
         self.num_mismatches = 0
+        self._begin_hash()
+
+    def _begin_hash(self) -> None:
+        self._digest = hashlib.sha256()
+        self._num_hashed = 0  # leading chunks: hashed as they come, while they are in the processor's cache
 
     def add(self, chunk: Chunk, now: float) -> bool:
         """Write a chunk; False if it was here already. Raises `PayloadError` if it does not belong here."""
@@ -143,19 +152,34 @@ class Incoming:
         except OSError:
             self.chunks.forget(chunk.index)
             raise
+        if chunk.index == self._num_hashed:
+            self._digest.update(chunk.body)
+            self._num_hashed += 1
+            while self.chunks.has(self._num_hashed):  # those that overtook it
+                self._digest.update(os.pread(self._part_fd, CHUNK_BYTES, self._num_hashed * CHUNK_BYTES))
+                self._num_hashed += 1
         return True
 
     def finish(self) -> Path:
         """Check the hash and give the blob its name; a wrong hash starts it again and raises `PayloadError`."""
         os.ftruncate(self._part_fd, self.chunks.length)
-        if durable.sha256_file(self._part) != self.chunks.sha256:
+        if self._hash_rest() != self.chunks.sha256:
             self.num_mismatches += 1
+            self._begin_hash()
             self.chunks.restart()
             os.pwrite(self._map_fd, self.chunks.bitmap(), 0)
             raise PayloadError("hash", f"what arrived as {self.chunks.sha256[:12]} has another hash")
         path = self._store.adopt(self._part, self.chunks.sha256, point=self._point, sync=self._sync)
         self._map.unlink(missing_ok=True)
         return path
+
+    def _hash_rest(self) -> str:
+        """The hash of the whole; reads what came before a restart, and what followed it."""
+        offset = self._num_hashed * CHUNK_BYTES
+        while piece := os.pread(self._part_fd, _HASH_PIECE, offset):
+            self._digest.update(piece)
+            offset += len(piece)
+        return self._digest.hexdigest()
 
     def close(self) -> None:
         """Let go of the files; what has arrived stays for a later `Incoming`. Twice is as good as once."""

@@ -50,16 +50,20 @@ from edge_client.session import (
     WorkerFailed,
 )
 from edge_client.spool import Spool
+from edge_client.status import Moment, Status, StatusFile
+from edge_client.task import AllowedTasks
 from edge_client.transport.base import Connected, Disconnected, Received, Transport
 from edge_client.transport.base import Event as TransportEvent
-from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk, transfer_id
+from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk, peek_chunk, transfer_id
 from edge_client.wire.messages import (
     Assign,
     Hello,
     Message,
     Pull,
+    Receipt,
     Refuse,
     ReplayWindow,
+    Share,
     Welcome,
     context_down,
     context_up,
@@ -73,9 +77,10 @@ __all__ = ["Daemon", "run_daemon"]
 
 log = logging.getLogger(__name__)
 
-_PULL_WINDOW_BYTES = 1 << 20  # asked for at a time; the daemon's memory for a download
+_PULL_WINDOW_BYTES = 2 << 20  # asked for at a time; what the broker holds for a device at most
 _SEND_AHEAD_BYTES = 4 * CHUNK_BYTES  # handed to the transport before it has written them
 _IDLE_S = 1.0
+_SILENCE_S = 60.0  # no welcome for so long after a connect: tell people
 _DISK_RETRY_S = 1.0
 _LONGEST_DISK_RETRY_S = 60.0
 _LAST_RESORT_S = 9.0  # after SIGTERM, of the ten seconds that supervisors give
@@ -98,8 +103,10 @@ class Daemon:
         self._bundle = bundle
         self._worker_command = worker_command
         self._device_file = device_file
+        self._tasks = AllowedTasks(device_file.tasks)
         self._state_dir = state_dir
         self._topics = Topics(bundle.federation)
+        self._down_topic, self._shared_topic = self._topics.device(bundle.device, "down"), self._topics.shared_down
         self._key = bundle.key_bytes()
         self._boot = secrets.token_hex(8)
         self._blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
@@ -119,6 +126,8 @@ class Daemon:
         self._seq = 0
         self._window = ReplayWindow()
         self._incoming: dict[bytes, Incoming] = {}
+        self._listens_for = ""  # the blob for which we listen on the shared topic
+        self._may_listen = True
         self._outgoing: Outgoing | None = None
         self._send_queue: deque[int] = deque()
         self._worker: workers.Worker | None = None
@@ -126,6 +135,12 @@ class Daemon:
         self._events: deque[Event] = deque()
         self._coordinator_epoch = b""
         self._was_connected = False
+        self._num_refusals = 0
+        self._linked_at: float | None = None  # None: not connected
+        self._told = ""  # what has been logged once and would only be repeated
+        self._status = StatusFile(state_dir / "status.json")
+        self._receipt: Moment | None = None
+        self._error: Moment | None = None
         self._clean_up(saved.assign)
         self._transport = connect(self._on_transport, self._boot)
         self._transport.subscribe(self._topics.device_subscribes(bundle.device))
@@ -178,6 +193,45 @@ class Daemon:
             self._carry_out(self._session.handle(self._events.popleft(), time.monotonic()))
         self._pull()
         self._send_chunks()
+        if time.monotonic() >= self._status.due:
+            self._tell_silence()
+            self._status.update(self._snapshot(), time.monotonic())
+
+    def _tell_silence(self) -> None:
+        """A broker that somebody else runs goes on to let in a device that the coordinator has forgotten."""
+        waited = self._linked_at is not None and time.monotonic() - self._linked_at > _SILENCE_S
+        if waited and not self._session.online and not self._session.refusal and self._told != "silence":
+            self._told = "silence"
+            log.warning(
+                "connected to the broker, but the coordinator does not answer: is it running, and is device %r still "
+                "one of its devices, with this bundle? trying again",
+                self._bundle.device,
+            )
+
+    def _snapshot(self) -> Status:
+        """How things stand, for people."""
+        session, assign, progress = self._session, self._session.assign, self._session.progress
+        return Status(
+            pid=os.getpid(),
+            link="connecting" if self._linked_at is None else "let_in" if session.online else "connected",
+            state=session.state,
+            lease=assign.lease if assign else "",
+            run=assign.run if assign else "",
+            round=assign.round if assign else 0,
+            num_rounds=assign.num_rounds if assign else 0,
+            phase=progress.phase,
+            step=progress.step,
+            total=progress.total,
+            loss=progress.loss,
+            receipt=self._receipt,
+            error=self._error,
+        )
+
+    def _note_receipt(self, receipt: Receipt) -> None:
+        assign = self._session.assign
+        if assign is not None and assign.lease == receipt.lease:
+            reason = f" ({receipt.code}: {receipt.detail})" if receipt.status != "accepted" else ""
+            self._receipt = _moment(f"run {assign.run}, round {assign.round}: {receipt.status}{reason}")
 
     def _watch_worker(self) -> list[Event]:
         assert self._worker is not None
@@ -185,6 +239,9 @@ class Daemon:
         if ended:
             faults.point("daemon.worker.ended")
             self._worker = None
+        for event in events:
+            if isinstance(event, WorkerFailed):
+                self._error = _moment(f"the worker failed: {event.code}: {event.detail}")
         share_logs = self._device_file.share.logs != "none"
         return [replace(e, log=()) if isinstance(e, WorkerFailed) and not share_logs else e for e in events]
 
@@ -195,19 +252,40 @@ class Daemon:
             case Connected():
                 log.info("connected to the broker")
                 self._was_connected = True
+                self._linked_at = time.monotonic()
                 self._transport.publish(self._topics.device(self._bundle.device, "state"), b"online", retain=True)
                 self._events.append(LinkUp())
             case Disconnected():
-                if event.code == "credentials" and not self._was_connected:
+                self._num_refusals += event.code == "credentials"
+                if self._num_refusals >= len(self._bundle.brokers) and not self._was_connected:
                     raise NetworkError(
                         f"the broker does not let device {self._bundle.device!r} in ({event.reason}); "
                         "was it removed? join again with a new bundle: coordinator device add NAME"
                     )
-                log.warning("not connected (%s): %s; trying again", event.code, event.reason)
+                self._linked_at = None
+                self._tell_loss(event)
+                if event.code == "subscription" and self._listens_for:  # somebody else's broker: do without
+                    self._may_listen = False
                 self._lost_connection()
+                self._stop_listening()
                 self._events.append(LinkDown())
             case Received():
                 self._received(event.topic, event.payload)
+
+    def _tell_loss(self, event: Disconnected) -> None:
+        """One line per attempt, but for what only a person can mend: that is said once."""
+        self._error = _moment(f"not connected ({event.code}): {event.reason}")
+        if event.code != "credentials" or not self._was_connected:  # the bundle's other brokers are still to be tried
+            log.warning("not connected (%s): %s; trying again", event.code, event.reason)
+        elif self._told != event.code:
+            self._told = event.code
+            log.error(
+                "the broker does not let device %r in any more (%s): it was removed or suspended, or has a new bundle; "
+                "trying again, ever more rarely, at least once an hour; to mend it, join with a new bundle: "
+                "coordinator device add NAME",
+                self._bundle.device,
+                event.reason,
+            )
 
     def _lost_connection(self) -> None:
         self._send_queue.clear()
@@ -218,7 +296,9 @@ class Daemon:
         try:
             if topic == self._topics.coordinator_state:
                 self._coordinator_spoke(payload)
-            elif topic == self._topics.device(self._bundle.device, "down"):
+            elif topic == self._shared_topic:
+                self._shared_chunk(payload)
+            elif topic == self._down_topic:
                 self._chunk(payload)
             elif topic == self._topics.device(self._bundle.device, "cmd"):
                 self._message(payload)
@@ -245,7 +325,46 @@ class Daemon:
                 raise PayloadError("replayed", f"message {sealed.seq} came twice")
         if isinstance(message, Refuse) and message.boot == self._boot:  # a copy of this device hears it too
             log.warning("the coordinator refuses this device: %s: %s", message.code, message.detail)
-        self._events.append(message)
+            self._error = _moment(f"refused: {message.code}: {message.detail}")
+        if isinstance(message, Receipt):
+            self._note_receipt(message)
+        if isinstance(message, Share):
+            self._share(message)
+        else:
+            self._events.append(message)
+
+    def _share(self, share: Share) -> None:
+        """Begin or end to listen on the shared topic; the answer is in the next pull, or is sent now."""
+        incoming = self._incoming.get(transfer_id(share.sha256))
+        if share.listen and incoming is not None and self._may_listen:
+            self._listens_for = share.sha256
+            self._transport.subscribe((self._shared_topic,))
+            incoming.chunks.listen()
+        else:
+            self._stop_listening()
+            self._send(Pull(sha256=share.sha256, ranges=()))
+
+    def _stop_listening(self) -> str:
+        """What others fetch is not for us. Returns the blob for which we listened."""
+        sha256, self._listens_for = self._listens_for, ""
+        if sha256:
+            self._transport.unsubscribe((self._shared_topic,))
+        for incoming in self._incoming.values():
+            incoming.chunks.unlisten()
+        return sha256
+
+    def _leave_shared(self) -> None:
+        """Stop listening, and say so: until then nothing is published there that might be too much for us."""
+        sha256 = self._stop_listening()
+        if sha256 and self._session.online:
+            self._send(Pull(sha256=sha256, ranges=()))
+
+    def _shared_chunk(self, payload: bytes) -> None:
+        """Look at the header first: it may be of a blob that others fetch, or here already."""
+        place = peek_chunk(payload)
+        incoming = self._incoming.get(place[0]) if place is not None else None
+        if place is not None and incoming is not None and incoming.chunks.overhear(place[1]):
+            self._chunk(payload)
 
     def _chunk(self, payload: bytes) -> None:
         chunk = parse_chunk(payload)
@@ -261,6 +380,7 @@ class Daemon:
         incoming.finish()  # a wrong hash raises PayloadError and begins again
         incoming.close()
         del self._incoming[transfer]
+        self._leave_shared()
         self._events.append(PartReady(incoming.chunks.sha256))
 
     # what the session wants
@@ -274,6 +394,7 @@ class Daemon:
                     self._sid, self._seq, self._window = session, 0, ReplayWindow()
                     self._lost_connection()  # what was asked for or granted in the session before will not come
                     log.info("the coordinator let us in")
+                    self._told = ""
                 case Save(assign, update, attempts):
                     self._save(assign, update, attempts)
                 case Fetch(part):
@@ -290,6 +411,8 @@ class Daemon:
 
     def _send(self, message: Message) -> None:
         hello = isinstance(message, Hello)  # belongs to no session yet
+        if isinstance(message, Hello):
+            message = replace(message, tasks=self._tasks.hashes())
         context = context_up(self._bundle.federation, self._bundle.device)
         data = seal_message(message, session="" if hello else self._sid, seq=self._seq, key=self._key, context=context)
         self._seq += 1
@@ -321,6 +444,7 @@ class Daemon:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _close_incoming(self) -> None:
+        self._leave_shared()
         for incoming in self._incoming.values():
             incoming.close()
         self._incoming.clear()
@@ -352,8 +476,9 @@ class Daemon:
         if not self._session.online:
             return
         for incoming in self._incoming.values():
-            if ranges := incoming.chunks.request(time.monotonic()):
-                self._send(Pull(sha256=incoming.chunks.sha256, ranges=ranges))
+            ranges = incoming.chunks.pull(time.monotonic())
+            if ranges is not None:
+                self._send(Pull(sha256=incoming.chunks.sha256, ranges=ranges, heard=incoming.chunks.heard))
             break  # one part at a time: the window bounds this process's memory
 
     def _serve(self, update: Finished, ranges: tuple[tuple[int, int], ...]) -> None:
@@ -427,8 +552,13 @@ class Daemon:
             self._worker.stop(time.monotonic())
             self._worker.wait(time.monotonic())
         self._transport.close()
+        self._status.update(replace(self._snapshot(), link="stopped"), time.monotonic())
         self._close_outgoing()
         self._close_incoming()
+
+
+def _moment(text: str) -> Moment:
+    return Moment(text=text[:2000], at_s=time.time())
 
 
 def run_daemon(

@@ -22,6 +22,7 @@ __all__ = [
     "default_state_dir",
     "disk_errors",
     "free_bytes",
+    "is_claimed",
     "make_dir",
     "publish",
     "sha256_file",
@@ -152,6 +153,23 @@ def claim_state_dir(path: Path, *, kind: str, version: int, may_hold: Collection
             f"cannot use the state directory {path}: {error.strerror}; check its owner and rights"
         ) from error
     return fd
+
+
+def is_claimed(path: Path) -> bool:
+    """Whether a process holds the state directory now; takes the lock for a moment if nobody does."""
+    try:
+        fd = os.open(path / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise MachineError(f"cannot look at {path / 'lock'}: {error.strerror}; check its owner and rights") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _check_version(marker: Path, kind: str, version: int) -> None:

@@ -265,6 +265,11 @@ class Session:
         return self._welcomed
 
     @property
+    def progress(self) -> WorkerProgress:
+        """What is being done for the lease, as last told."""
+        return self._progress
+
+    @property
     def budget_bytes(self) -> int:
         """What a worker may use."""
         return self._profile.budget_bytes
@@ -416,7 +421,8 @@ class Session:
         if self.assign and self.assign.lease == assign.lease:
             yield Send(Accept(lease=assign.lease))
             return
-        if (assign.epoch, assign.issue) <= self._highest:
+        declined = self._declined is not None and self._declined.lease == assign.lease
+        if declined or (assign.epoch, assign.issue) <= self._highest:
             yield Send(self._declined_as(assign.lease))  # R1; said again, in case the first time was lost
             return
         needed = 3 * sum(part.length for part in assign.parts)

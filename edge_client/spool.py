@@ -47,14 +47,14 @@ class Spool:
     def save(self, assign: Assign, finished: Finished | None, attempts: int) -> None:
         """Keep the lease; durable when this returns."""
         highest = (assign.epoch, assign.issue)
-        point = "daemon.assign" if finished is None else "daemon.update"
-        self._write(Saved(assign=assign, finished=finished, attempts=attempts, highest=highest), point)
+        saved = Saved(assign=assign, finished=finished, attempts=attempts, highest=highest)
+        self._write(saved, point="daemon.assign" if finished is None else "daemon.update")
 
     def forget(self) -> None:
         """The lease is over; the newest assignment seen stays."""
-        self._write(Saved(highest=self._saved.highest), "daemon.forget")
+        self._write(Saved(highest=self._saved.highest), point="daemon.forget")
 
-    def _write(self, saved: Saved, point: str) -> None:
+    def _write(self, saved: Saved, *, point: str) -> None:
         with durable.disk_errors(f"cannot write {self._path}"):
             durable.write_bytes(self._path, json.dumps(to_map(saved)).encode(), point=point)
         self._saved = saved

@@ -202,10 +202,10 @@ def settle_method_state(root: Path, *, accepted: bool) -> None:
     """Promote what the method wrote as `next`, or drop it: a round that did not count must not be applied twice."""
     for following in root.glob("*/next"):
         if accepted:
-            os.replace(following, following.with_name("current"))
+            durable.publish(following, following.with_name("current"), point="daemon.state")
         else:
             following.unlink()
-        durable.sync_dir(following.parent)
+            durable.sync_dir(following.parent)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

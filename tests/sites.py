@@ -82,7 +82,7 @@ def access_of(topics: Topics, name: str) -> DeviceAccess:
         name=name,
         password=new_password(),
         publish=topics.device_publishes(name),
-        subscribe=topics.device_subscribes(name),
+        subscribe=topics.device_may_subscribe(name),
     )
 
 

@@ -142,7 +142,10 @@ class EvaluationRow:
 
 
 class Store(Protocol):
-    """The contract; `tests/contracts/test_store.py` runs over every implementation."""
+    """The contract; `tests/contracts/test_store.py` runs over every implementation.
+
+    A broken constraint, such as a second update of a device in one attempt, is a bug of ours: `sqlite3.IntegrityError`.
+    """
 
     def next_epoch(self, wall_s: int) -> int:
         """max(last + 1, wall clock): higher than all before, even after an older copy was restored."""

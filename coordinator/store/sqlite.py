@@ -1,4 +1,4 @@
-"""The store on SQLite: WAL, synchronous=FULL, one writer; and its twin in memory for simulation and unit tests."""
+"""The store on SQLite: WAL, synchronous=FULL, one writer."""
 
 from __future__ import annotations
 
@@ -136,13 +136,9 @@ def _commit(connection: sqlite3.Connection, *, point: str) -> None:
 class SqliteStore:
     """Implements `coordinator.store.base.Store`; used by one thread."""
 
-    def __init__(self, path: Path | None) -> None:
-        """`path` None: in memory, gone with the process."""
+    def __init__(self, path: Path) -> None:
         with _disk_errors(f"cannot open {path}"):
-            if path is None:
-                self._db = sqlite3.connect(":memory:", isolation_level="IMMEDIATE")
-            else:
-                self._db = _open_database(path)
+            self._db = _open_database(path)
             self._db.row_factory = sqlite3.Row
             self._prepare()
 

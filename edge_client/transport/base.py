@@ -88,6 +88,9 @@ class Transport(Protocol):
     def subscribe(self, topics: Sequence[str]) -> None:
         """Ask for topics, now and again on every connection; from any thread."""
 
+    def unsubscribe(self, topics: Sequence[str]) -> None:
+        """Do without topics, before anything that is published from now on; some messages may still come."""
+
     def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
         """Wait at most `timeout_s` (it may be less), do the work that is due, return the readable `extra_fds`."""
 

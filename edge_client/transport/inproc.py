@@ -152,6 +152,13 @@ class InprocTransport:
         """Ask for topics, now and again on every connection."""
         self._topics.update(dict.fromkeys(topics))
 
+    def unsubscribe(self, topics: Sequence[str]) -> None:
+        """Do without topics from now on."""
+        for topic in topics:
+            self._topics.pop(topic, None)
+            if topic in self._asked:
+                self._asked.remove(topic)
+
     def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
         """Connect if due, hand over what is queued, deliver what came; never waits if there was something to do."""
         wait_ms = 0.0 if self.busy else max(0.0, timeout_s) * 1000

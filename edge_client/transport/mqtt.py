@@ -1,10 +1,11 @@
-"""The MQTT 3.1.1 transport: clean sessions, QoS 0, TLS with the federation's own CA; the only import of paho.
+"""The MQTT 3.1.1 transport: clean sessions, QoS 0, TLS with the federation's own CA.
 
 One loop, `poll`, does everything that touches paho: connect when due, read, write, keep alive. A single-threaded caller
 puts its own file descriptors into it. Other threads only append to the queue and wake the loop, so no lock is ever held
 while paho runs.
 
-Covers: connection, back-off, subscriptions, queue. Does not cover: what messages mean, pacing (`queued_bytes` tells).
+Covers: connection, back-off, subscriptions, queue. Does not cover: packets (`transport.mqtt_client`), what messages
+mean, pacing (`queued_bytes` tells).
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_client.errors import InputError
+from edge_client.transport import certificates
 from edge_client.transport.base import (
     Connected,
     Disconnected,
@@ -39,18 +41,18 @@ from edge_client.transport.base import (
     Will,
     check_message,
 )
+from edge_client.transport.mqtt_client import MAX_PACKET_BYTES, Client, make_client
 
-__all__ = ["MAX_PACKET_BYTES", "Backoff", "MqttTransport", "tls_context"]
+__all__ = ["Backoff", "MqttTransport", "tls_context"]
 
 log = logging.getLogger(__name__)
 
-MAX_PACKET_BYTES = 262_144  # nothing of ours is larger; a hostile broker must not make a device allocate more
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME: devices without a battery wake up in 1970
-_CONNECT_TIMEOUT_S = 5.0
 _USER_TIMEOUT_MS = 20_000  # unacknowledged bytes for so long: the link is dead, whatever TCP would still try
 _FLUSH_S = 2.0
 _EARLY_BYTES = 4 << 20
-_PACKETS_PER_POLL = 32  # read so many before writing again, and the other way round
+_READS_PER_POLL = 8  # each at most a buffer, before writing again
+_WRITES_PER_POLL = 32  # messages, before reading again
 _CREDENTIAL_CODES = frozenset({134, 135})  # "bad user name or password", "not authorized": CONNACK 4 and 5
 _PROTOCOL_ERROR = 130  # paho's name for a broken packet, and for CONNACK 1 (another version of MQTT)
 
@@ -61,14 +63,16 @@ class Backoff:
 
     min_s: float = 1.0
     max_s: float = 60.0
+    slowest_s: float = 3600.0
 
     def delay_s(self, attempt: int, rng: random.Random) -> float:
         """Wait before the next attempt after `attempt` failures in a row."""
         return rng.uniform(0.0, min(self.max_s, self.min_s * 2.0 ** min(attempt, 32)))
 
-    def slow_delay_s(self, rng: random.Random) -> float:
-        """Wait when only a person can make the next attempt succeed."""
-        return rng.uniform(self.max_s / 2, self.max_s)
+    def slow_delay_s(self, attempt: int, rng: random.Random) -> float:
+        """Wait when only a person can make the next attempt succeed: twice as long each time, an hour at most."""
+        longest = min(self.slowest_s, self.max_s * 2.0 ** min(attempt, 32))
+        return rng.uniform(longest / 2, longest)
 
 
 def tls_context(ca_pem: str | None) -> ssl.SSLContext:
@@ -89,34 +93,19 @@ def tls_context(ca_pem: str | None) -> ssl.SSLContext:
     return context
 
 
-class _Client(paho.Client):
-    """paho with a limit on what it reads, and no socket left open by a failed handshake."""
-
-    def _sock_recv(self, bufsize: int) -> bytes:
-        if bufsize > MAX_PACKET_BYTES:
-            raise ConnectionError(f"the broker announced {bufsize} bytes, at most {MAX_PACKET_BYTES} are read")
-        return super()._sock_recv(bufsize)
-
-    def _ssl_wrap_socket(self, tcp_sock: socket.socket) -> ssl.SSLSocket:
-        assert self._ssl_context is not None
-        sock = self._ssl_context.wrap_socket(tcp_sock, server_hostname=self.host, do_handshake_on_connect=False)
-        try:
-            sock.settimeout(_CONNECT_TIMEOUT_S)
-            sock.do_handshake()
-        except OSError:
-            sock.close()
-            raise
-        return sock
-
-
 class MqttTransport:
-    """A `Transport` over one MQTT connection; `name` is the device's or the coordinator's, also the user by default."""
+    """A `Transport` over one MQTT connection; `name` is the device's or the coordinator's, also the user by default.
+
+    `others` (host, port) are tried in turn when an attempt fails; a connection that was lost is first sought where it
+    was. Waits grow with every turn through all of them.
+    """
 
     def __init__(
         self,
         *,
         host: str,
         port: int,
+        others: Sequence[tuple[str, int]] = (),
         name: str,
         on_event: OnEvent,
         username: str | None = None,
@@ -129,11 +118,11 @@ class MqttTransport:
         keepalive_s: int = 30,
     ) -> None:
         self._on_event = on_event
-        self._where = f"{host}:{port}"
         self._backoff = backoff or Backoff()
         self._rng = rng or random.Random(secrets.randbits(64))
         self._keepalive_s = keepalive_s
         self._topics: dict[str, None] = {}  # an ordered set
+        self._topics_changed = False
         self._asked: set[str] = set()  # topics of this connection that a SUBSCRIBE names
         self._unacknowledged: dict[int, list[str]] = {}  # message id of a SUBSCRIBE -> its topics
         self._queue: deque[tuple[str, bytes, bool]] = deque()
@@ -146,23 +135,25 @@ class MqttTransport:
         self._wanted = self._drop_asked = self._accepted = self._connected = False
         self._loss: tuple[str, LossCode] | None = None  # why we end a connection ourselves
         self._due_s = 0.0
-        self._failures = 0
+        self._failures = self._refusals = 0
         self._attempted_at_s = self._connected_at_s = 0.0
         self._waker_in, self._waker_out = socket.socketpair()
         self._waker_in.setblocking(False)
         self._waker_out.setblocking(False)
         # a broker may not bind client ids to users, so an id that others could guess would let them cut this connection
         client_id = f"{name}-{boot_id or secrets.token_hex(8)}"
-        self._client = self._make_client(client_id, username or name, password, tls, will)
+        self._clients = []
+        for address in ((host, port), *others):
+            self._clients.append(self._make_client(client_id, username or name, password, tls, will))
+            self._clients[-1].connect_async(*address, keepalive_s)
+        self._turn = 0  # which of them is next
+        self._client = self._clients[0]
         _keep_buffers()
-        self._client.connect_async(host, port, keepalive_s)
 
     def _make_client(
         self, client_id: str, username: str, password: str | None, tls: ssl.SSLContext | None, will: Will | None
-    ) -> _Client:
-        # reconnect_on_failure: otherwise paho answers a refused protocol version by trying MQTT 3.1 on its own
-        client = _Client(CallbackAPIVersion.VERSION2, client_id, clean_session=True, reconnect_on_failure=False)
-        client.connect_timeout = _CONNECT_TIMEOUT_S
+    ) -> Client:
+        client = make_client(client_id, self._on_text)
         if password is not None:
             client.username_pw_set(username, password)
         if tls is not None:
@@ -173,9 +164,12 @@ class MqttTransport:
         client.on_socket_register_write = _write_later
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
         client.on_disconnect = self._on_disconnect
         return client
+
+    @property
+    def _where(self) -> str:
+        return f"{self._client.host}:{self._client.port}"
 
     # any thread
 
@@ -205,6 +199,15 @@ class MqttTransport:
         """Ask for topics, now and again on every connection."""
         with self._lock:
             self._topics.update(dict.fromkeys(topics))
+            self._topics_changed = True
+        self.wake()
+
+    def unsubscribe(self, topics: Sequence[str]) -> None:
+        """Do without topics, before anything that is published from now on."""
+        with self._lock:
+            for topic in topics:
+                self._topics.pop(topic, None)
+            self._topics_changed = True
         self.wake()
 
     def drop(self) -> None:
@@ -236,6 +239,7 @@ class MqttTransport:
             seen = ready.get(sock.fileno(), 0)
             if seen & ~select.POLLOUT or _pending(sock):
                 self._read()
+            self._send_subscriptions()  # what was just read may have changed them; before what it made us publish
             if self._wants_write():
                 self._write()
             self._client.loop_misc()
@@ -263,6 +267,7 @@ class MqttTransport:
     def _connect_if_due(self) -> None:
         if not self._wanted or self._client.socket() is not None or time.monotonic() < self._due_s:
             return
+        self._client = self._clients[self._turn % len(self._clients)]
         self._attempted_at_s = time.monotonic()
         self._accepted = False
         self._loss = None
@@ -272,7 +277,7 @@ class MqttTransport:
         try:
             self._client.reconnect()
         except ssl.SSLCertVerificationError as error:
-            self._lost(f"the certificate of {self._where} is not acceptable: {error.verify_message}", "refused")
+            self._lost(certificates.explain(error, where=self._where, host=self._client.host), "refused")
         except (OSError, UnicodeError) as error:
             self._lost(f"cannot reach {self._where}: {getattr(error, 'strerror', None) or error}", "network")
         self._deliver()
@@ -292,10 +297,15 @@ class MqttTransport:
             self._lost(reason, code)
 
     def _send_subscriptions(self) -> None:
-        if not self._accepted:
+        if not self._accepted or (self._connected and not self._topics_changed):
             return
         with self._lock:
             topics = [topic for topic in self._topics if topic not in self._asked]
+            dropped = [topic for topic in self._asked if topic not in self._topics]
+            self._topics_changed = False
+        if dropped:
+            self._client.unsubscribe(dropped)
+            self._asked.difference_update(dropped)
         if topics:
             _, mid = self._client.subscribe([(topic, 0) for topic in topics])
             self._asked.update(topics)
@@ -306,6 +316,7 @@ class MqttTransport:
 
     def _announce(self) -> None:
         self._connected_at_s = time.monotonic()
+        self._refusals = 0
         with self._lock:
             self._connected = True
         self._events.append(Connected())
@@ -314,7 +325,7 @@ class MqttTransport:
         self._deliver()
 
     def _read(self) -> None:
-        for _ in range(_PACKETS_PER_POLL):
+        for _ in range(_READS_PER_POLL):
             try:
                 self._client.loop_read()
             except (struct.error, ValueError, IndexError) as error:  # paho's decoders trust lengths
@@ -324,7 +335,7 @@ class MqttTransport:
             self._deliver()
 
     def _write(self) -> None:
-        for _ in range(_PACKETS_PER_POLL):
+        for _ in range(_WRITES_PER_POLL):
             if not self._client.want_write():
                 self._writing_bytes = 0
                 with self._lock:
@@ -333,7 +344,7 @@ class MqttTransport:
                     topic, payload, retain = self._queue.popleft()
                     self._queued_bytes -= len(payload)
                     self._writing_bytes = len(payload)
-                self._client.publish(topic, payload, qos=0, retain=retain)
+                self._client.send_message(topic, payload, retain=retain)
             if self._client.loop_write() != MQTTErrorCode.MQTT_ERR_SUCCESS or self._client.want_write():
                 return
 
@@ -380,8 +391,8 @@ class MqttTransport:
             self._accepted = False
             self._drop_asked = True
 
-    def _on_message(self, client: paho.Client, userdata: Any, message: paho.MQTTMessage) -> None:
-        event = Received(topic=message.topic, payload=bytes(message.payload))
+    def _on_text(self, topic: str, payload: bytes) -> None:
+        event = Received(topic=topic, payload=payload)
         if self._connected:
             self._events.append(event)
         elif self._early_bytes < _EARLY_BYTES:
@@ -399,9 +410,15 @@ class MqttTransport:
         now = time.monotonic()
         if self._connected and now - self._connected_at_s > 2 * self._backoff.min_s:
             self._failures = 0  # not after a moment's connection: a broker that lets us in only to cut us is in trouble
-        slow = code in ("credentials", "subscription")
-        wait_s = self._backoff.slow_delay_s(self._rng) if slow else self._backoff.delay_s(self._failures, self._rng)
+        if not self._connected:
+            self._turn += 1
         self._failures += 1
+        turns, untried = divmod(self._failures, len(self._clients))
+        if code in ("credentials", "subscription") and not untried:
+            wait_s = self._backoff.slow_delay_s(self._refusals, self._rng)
+            self._refusals += 1
+        else:
+            wait_s = self._backoff.delay_s(0 if untried else turns - 1, self._rng)
         self._due_s = now + wait_s
         with self._lock:
             self._connected = self._accepted = False

@@ -29,6 +29,7 @@ __all__ = [
     "make_chunk",
     "num_chunks",
     "parse_chunk",
+    "peek_chunk",
     "transfer_id",
 ]
 
@@ -67,6 +68,13 @@ def make_chunk(transfer: bytes, index: int, body: bytes) -> bytes:
     head = _HEADER.pack(b"FC", VERSION, 0, transfer, index, len(body), 0)[:_CRC_OFFSET]
     crc = zlib.crc32(body, zlib.crc32(head))
     return b"".join((head, crc.to_bytes(4, "little"), body))
+
+
+def peek_chunk(payload: bytes) -> tuple[bytes, int] | None:
+    """The transfer and the index that a chunk claims, for a quick look at what nobody may want; None if it is none."""
+    if len(payload) <= HEADER_BYTES or payload[:2] != b"FC":
+        return None
+    return payload[4:20], int.from_bytes(payload[20:24], "little")
 
 
 def parse_chunk(payload: bytes) -> Chunk:

@@ -5,12 +5,12 @@ device's hello; its id is the coordinator's random choice, so that nothing recor
 it. Within a session each side counts its messages, and the other takes each number once (`ReplayWindow`).
 
     device -> coordinator      Hello Heartbeat Accept Decline Pull Offer Goodbye
-    coordinator -> device      Welcome Refuse Assign Cancel Grant Receipt
+    coordinator -> device      Welcome Refuse Assign Cancel Grant Receipt Share
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 from edge_client.errors import PayloadError
@@ -45,6 +45,7 @@ __all__ = [
     "Refuse",
     "ReplayWindow",
     "Sealed",
+    "Share",
     "Welcome",
     "context_down",
     "context_up",
@@ -66,6 +67,7 @@ class Hello:
     client: Annotated[str, Matches(r"(?s).{0,64}")] = ""
     profile: DeviceProfile
     labels: dict[str, Text]
+    tasks: dict[str, Hash] = field(default_factory=dict)  # what the owner allows: name -> hash of its file
     free_bytes: Count
     held: Id | None = None
     finished: bool = False  # the held lease is trained and waits for its receipt
@@ -103,10 +105,11 @@ class Decline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """Send me these chunks of that blob."""
+    """Send me these chunks of that blob, if any; and a word on the shared topic."""
 
     sha256: Hash
     ranges: Ranges
+    heard: Count | None = None  # None: does not listen there; else 1 + the index of the last chunk heard, or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +154,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Work for a device. Devices take only what is newer than all they have seen: (epoch, issue) grows."""
+    """Work for a device. Devices take only what is newer than all they have seen: (epoch, issue) grows.
+
+    Neither `train` nor `evaluate`: only the plan is asked for (a dry run), and no model is sent.
+    """
 
     lease: Id
     epoch: Count
@@ -199,8 +205,29 @@ class Receipt:
     detail: Text = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Listen on the shared topic for the chunks of that blob, or do not; the next `Pull` tells that it is done."""
+
+    sha256: Hash
+    listen: bool
+
+
 Message: TypeAlias = (
-    Hello | Heartbeat | Accept | Decline | Pull | Offer | Goodbye | Welcome | Refuse | Assign | Cancel | Grant | Receipt
+    Hello
+    | Heartbeat
+    | Accept
+    | Decline
+    | Pull
+    | Offer
+    | Goodbye
+    | Welcome
+    | Refuse
+    | Assign
+    | Cancel
+    | Grant
+    | Receipt
+    | Share
 )
 
 _KINDS: dict[int, type[Message]] = {
@@ -217,6 +244,7 @@ _KINDS: dict[int, type[Message]] = {
     36: Cancel,
     37: Grant,
     38: Receipt,
+    39: Share,
 }
 _NUMBERS = {cls: number for number, cls in _KINDS.items()}
 _FIRST_DOWN = 32  # kinds above travel from the coordinator to a device

@@ -24,6 +24,7 @@ _KEEPS_UP_S = 1.0  # a full window that arrives faster than this may double
 _STALL_S = 4.0
 _LONGEST_STALL_S = 60.0
 _MAX_RANGES = 64  # in one message, so that it stays far below 16 KiB
+_SAY_HEARD_AFTER = 8  # chunks from the shared topic; it holds four times as many for a listener
 _REPEATS = 64  # chunks that a broker may deliver twice, or that were asked for before a restart of ours
 
 
@@ -55,6 +56,8 @@ class Reassembly:
         self._progress_at = 0.0
         self._stall_s = _STALL_S
         self._may_repeat = _REPEATS
+        self.heard: int | None = None  # on the shared topic: 1 + the last index; None: does not listen
+        self._num_unsaid = 0
 
     @property
     def complete(self) -> bool:
@@ -65,6 +68,10 @@ class Reassembly:
     def outstanding_bytes(self) -> int:
         """Asked for and not here yet: what the peer may still send."""
         return len(self._asked) * CHUNK_BYTES
+
+    def has(self, index: int) -> bool:
+        """Whether there is such a chunk, and it is here."""
+        return index < self.num_chunks and bool(self._have[index])
 
     def bitmap(self) -> bytes:
         """One byte per chunk, to be kept over a restart."""
@@ -100,6 +107,32 @@ class Reassembly:
                 self._window = min(2 * self._window, self._max_window)
             self._since_window = 0
             self._window_began = now
+
+    def listen(self) -> None:
+        """The shared topic is heard from now on; to be said at once."""
+        if self.heard is None:
+            self.heard, self._num_unsaid = 0, _SAY_HEARD_AFTER
+
+    def unlisten(self) -> None:
+        """The shared topic is not heard any more."""
+        self.heard = None
+
+    def overhear(self, index: int) -> bool:
+        """A chunk came on the shared topic: whether it is missing here."""
+        if index >= self.num_chunks:
+            return False
+        if self.heard is not None:
+            self.heard = index + 1
+            self._num_unsaid += 1
+        return not self._have[index]
+
+    def pull(self, now: float) -> tuple[Range, ...] | None:
+        """What a download has to say now, beside `heard`: ranges, maybe none; None if there is nothing to say."""
+        ranges = self.request(now)
+        if not ranges and (self.heard is None or self._num_unsaid < _SAY_HEARD_AFTER):
+            return None
+        self._num_unsaid = 0
+        return ranges
 
     def request(self, now: float, *, allowance_bytes: int | None = None) -> tuple[Range, ...]:
         """Ranges to ask for now, if any; `allowance_bytes` is what others leave of a shared limit."""

@@ -1,6 +1,7 @@
 """Every MQTT topic of fedfit, built and parsed here only.
 
 fl/v1/{fed}/all/round       retained pointer to the newest model; carries no authority
+fl/v1/{fed}/all/down        chunks to all devices that listen; one listens only while it fetches, when it is asked to
 fl/v1/{fed}/coord/state     retained, with a will: the coordinator is there, and in which epoch
 fl/v1/{fed}/dev/{d}/state   retained, with a will: a hint that the device is there
 fl/v1/{fed}/dev/{d}/cmd     control messages to the device
@@ -47,6 +48,11 @@ class Topics:
         return f"{self._root}/all/round"
 
     @property
+    def shared_down(self) -> str:
+        """Where chunks are that several devices want."""
+        return f"{self._root}/all/down"
+
+    @property
     def coordinator_state(self) -> str:
         """Where the coordinator says that it is there."""
         return f"{self._root}/coord/state"
@@ -62,9 +68,13 @@ class Topics:
         return tuple(self.device(name, channel) for channel in _FROM_DEVICE)
 
     def device_subscribes(self, name: str) -> tuple[str, ...]:
-        """All that a device may subscribe to."""
+        """What a device subscribes to on every connection."""
         own = tuple(self.device(name, channel) for channel in _TO_DEVICE)
         return (*own, self.coordinator_state, self.announcement)
+
+    def device_may_subscribe(self, name: str) -> tuple[str, ...]:
+        """All that a device may subscribe to; exact topics, never a wildcard."""
+        return (*self.device_subscribes(name), self.shared_down)
 
     def coordinator_subscribes(self) -> tuple[str, ...]:
         """What the coordinator listens to: everything that devices say."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +24,8 @@ from rows import (
     update_row,
 )
 
-from coordinator.store.base import Store
+from coordinator.store import sqlite
+from coordinator.store.base import SERVER, Store
 from coordinator.store.memory import MemoryStore
 from coordinator.store.sqlite import SqliteStore
 from edge_client import faults
@@ -64,6 +68,12 @@ def _dump(store: Store) -> list[object]:
         store.updates("r-1", 1, 1),
         store.evaluations("r-1"),
         store.traffic("r-1"),
+        store.scores("r-1"),
+        store.remembered_devices("r-1"),
+        store.recent_failures("b", 9),
+        store.run_failures("r-1", 9),
+        store.last_plans("r-1"),
+        store.needed_blobs(1),
         store.setting("k"),
         store.next_issue(),
     ]
@@ -71,7 +81,14 @@ def _dump(store: Store) -> list[object]:
 
 WRITES: dict[str, Step] = {
     "device": lambda s: s.add_device(device_row("x")),
+    "labels": lambda s: s.set_labels("known", {"line": "a"}),
+    "removed device": lambda s: s.remove_device("known"),
     "run": lambda s: s.add_run(run_row("r-2")),
+    "removed run": lambda s: s.remove_run("r-1"),
+    "initial": lambda s: s.add_initial_model(model_row(0, "r-0"), digest("first"), 1),
+    "score": lambda s: s.save_score("r-1", 0, 0.5, 0),
+    "run-device": lambda s: s.remember_device("r-1", "a", {"client": "1"}),
+    "evaluation": lambda s: s.save_evaluation(evaluation_row(SERVER)),
     "run-state": lambda s: s.set_run_state("r-1", "stopped", "why"),
     "failed": lambda s: s.fail_run("r-1", "why"),
     "lost": lambda s: s.drop_update(update_row()),
@@ -89,14 +106,22 @@ WRITES: dict[str, Step] = {
 }
 
 
+def test_every_transaction_of_the_stores_is_among_the_writes() -> None:
+    """But for those of a start, whose values no dump shows."""
+    source = Path(sqlite.__file__).read_text(encoding="utf-8")
+    assert set(re.findall(r'self\._transaction\("([a-z-]+)"\)', source)) - set(WRITES) == {"epoch", "federation"}
+
+
 @pytest.mark.parametrize("point", sorted(WRITES))
 def test_a_full_disk_at_the_commit_leaves_the_state_unchanged(
     store: Store, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     """Every write; the next try works."""
-    _with_update(store)
+    _with_update(store).add_device(device_row("known"))
+    store.add_run(run_row("r-0"))
     before = _dump(store)
-    place = {"failed": "run-state", "lost": "update"}.get(point, point)
+    others = {"failed": "run-state", "lost": "update", "labels": "device", "removed device": "device"}
+    place = (others | {"removed run": "run"}).get(point, point)
     monkeypatch.setattr(faults, "_faults", [faults._parse(f"enospc:store.{place}.commit")])
     with pytest.raises(DiskFullError, match="cannot save"):
         WRITES[point](store)
@@ -108,9 +133,11 @@ def test_a_full_disk_at_the_commit_leaves_the_state_unchanged(
 def test_everything_survives_a_restart(tmp_path: Path) -> None:
     """Close and open again: every row is the same."""
     store = SqliteStore(tmp_path / "state.db")
-    _with_update(store)
-    for step in WRITES.values():
-        step(store)
+    _with_update(store).add_device(device_row("known"))
+    store.add_run(run_row("r-0"))
+    for name, step in WRITES.items():
+        if not name.startswith("removed"):
+            step(store)
     before = _dump(store)
     store.close()
     again = SqliteStore(tmp_path / "state.db")
@@ -245,6 +272,31 @@ def test_a_lost_update_is_dropped_and_its_lease_offered_again(store: Store, stat
     assert store.rounds("r-1")[0].state == "RUNNING"
     store.save_update(update_row(), None, "lease-1")
     assert store.updates("r-1", 1, 1) == [update_row()]
+
+
+@pytest.mark.parametrize("state", ["COMMITTED", "ANNOUNCED", "ABANDONED"])
+def test_a_round_that_is_over_stays_over_when_an_update_is_dropped(store: Store, state: str) -> None:
+    """Only a frozen one runs again."""
+    _with_update(store)
+    if state == "ABANDONED":
+        store.abandon("r-1", 1, 1, "few")
+    else:
+        store.commit_round(1, 1, model_row(1))
+    if state == "ANNOUNCED":
+        store.announce("r-1", 1, 1)
+    store.drop_update(update_row())
+    assert store.rounds("r-1")[0].state == state
+
+
+def test_a_lease_that_brought_its_update_has_no_reason_any_more(store: Store) -> None:
+    """Its log stays; so it is when the update is lost again."""
+    _with_round(store)
+    store.set_lease("lease-1", "expired", code="late", detail="why", log=["x"])
+    store.save_update(update_row(), None, "lease-1")
+    assert store.lease("lease-1") == lease_row(1, "a", state="stored", log=("x",))
+    store.set_lease("lease-1", "stored", code="c", detail="d")
+    store.drop_update(update_row())
+    assert store.lease("lease-1") == lease_row(1, "a", state="offered")
 
 
 def test_the_first_model_starts_the_run(store: Store) -> None:
@@ -419,3 +471,192 @@ def test_only_a_committed_round_makes_a_lease_count(store: Store) -> None:
     store.commit_round(1, 1, model_row(1))
     assert store.last_counted_lease("r-1", "a") == "lease-1"
     assert store.last_counted_lease("r-1", "b") is None
+
+
+def test_labels_are_replaced_as_a_whole(store: Store) -> None:
+    """Of a device that is there."""
+    store.add_device(device_row("a", labels={"line": "a", "site": "north"}))
+    store.set_labels("a", {"line": "b"})
+    assert store.devices()[0].labels == {"line": "b"}
+    with pytest.raises(NoSuchNameError, match="known: a"):
+        store.set_labels("b", {})
+
+
+def test_the_best_version_is_kept_with_its_score(store: Store) -> None:
+    """Of versions 0 to 3 the newest and the best are needed; a version without a score has none."""
+    _with_run(store)
+    for version in (1, 2, 3):
+        store.open_round(round_row(version), [])
+        store.commit_round(version, 1, model_row(version))
+    store.save_score("r-1", 0, 0.25, 0)
+    store.save_score("r-1", 2, 0.125, 0)
+    run, model = store.run("r-1"), store.model("r-1", 2)
+    assert run is not None
+    assert model is not None
+    assert (run.best_version, model.score) == (0, 0.125)
+    assert store.scores("r-1") == {0: 0.25, 2: 0.125}
+    assert store.needed_blobs(1) == {digest("settings"), model_row(0).sha256, model_row(3).sha256}
+    assert store.is_needed(model_row(0).sha256, 1)
+    assert not store.is_needed(model_row(2).sha256, 1)
+
+
+def test_the_first_word_about_a_device_stays(store: Store) -> None:
+    """By name; another run remembers others."""
+    _with_run(store)
+    store.remember_device("r-1", "b", {"cpu": "arm", "cores": [1, 2]})
+    store.remember_device("r-1", "b", {"cpu": "x86"})
+    store.remember_device("r-1", "a", {})
+    assert list(store.remembered_devices("r-1").items()) == [("a", {}), ("b", {"cpu": "arm", "cores": [1, 2]})]
+    assert store.remembered_devices("r-2") == {}
+
+
+def test_a_removed_run_leaves_nothing(store: Store) -> None:
+    """Its rows are gone, those of another are not; its numbers may be given again, and an unknown one is no error."""
+    _with_update(store)
+    store.add_traffic("r-1", {"a": (1, 2)})
+    store.remember_device("r-1", "a", {})
+    store.add_run(run_row("r-2"))
+    store.add_initial_model(model_row(0, "r-2"), digest("others"), 8)
+    store.remove_run("r-1")
+    store.remove_run("nobody")
+    assert [run.id for run in store.runs()] == ["r-2"]
+    gone = (store.models, store.rounds, store.evaluations, store.traffic, store.remembered_devices, store.last_plans)
+    assert [len(asked("r-1")) for asked in gone] == [0] * 6
+    assert (store.lease("lease-1"), store.update_of_lease("lease-1"), store.next_issue()) == (None, None, 1)
+    assert store.needed_blobs(2) == {digest("others"), model_row(0, "r-2").sha256}
+    _with_update(store)
+    assert [run.id for run in store.runs()] == ["r-2", "r-1"]
+
+
+def test_failures_are_the_newest_leases_that_brought_nothing(store: Store) -> None:
+    """declined, refused and expired; of a device over all runs, of a run over all devices."""
+    _with_run(store)
+    states = ["declined", "stored", "refused", "cancelled", "expired", "offered"]
+    store.open_round(round_row(), [lease_row(i, "ab"[i % 2], state=state) for i, state in enumerate(states, 1)])
+    store.add_run(run_row("r-2"))
+    store.open_round(round_row(run="r-2"), [lease_row(9, "b", run="r-2", state="declined", log=("x",))])
+    assert [lease.issue for lease in store.recent_failures("b", 9)] == [9, 5, 3, 1]
+    assert [lease.issue for lease in store.recent_failures("b", 1)] == [9]
+    assert store.recent_failures("b", 1)[0].log == ("x",)
+    assert [lease.issue for lease in store.run_failures("r-1", 2)] == [5, 3]
+
+
+def test_recent_updates_are_the_newest_oldest_first(store: Store) -> None:
+    """By round and attempt; within one, the devices backwards."""
+    _with_run(store)
+    for issue, (number, attempt, device) in enumerate([(1, 1, "a"), (1, 2, "b"), (1, 2, "a"), (2, 1, "a")], 1):
+        store.add_leases([lease_row(issue, device, round=number, attempt=attempt)])
+        update = update_row(device, f"lease-{issue}", round=number, attempt=attempt)
+        store.save_update(update, None, f"lease-{issue}")
+    assert [update.lease for update in store.recent_updates("r-1", 9)] == ["lease-1", "lease-2", "lease-3", "lease-4"]
+    assert [update.lease for update in store.recent_updates("r-1", 2)] == ["lease-3", "lease-4"]
+
+
+def test_the_servers_evaluation_is_one_more(store: Store) -> None:
+    """Without an update or a lease; repeated, it replaces the first."""
+    _with_update(store)
+    store.save_evaluation(evaluation_row(SERVER, num_correct=1))
+    store.save_evaluation(evaluation_row(SERVER, num_correct=2))
+    assert [(row.device, row.num_correct) for row in store.evaluations("r-1")] == [(SERVER, 2), ("a", 7)]
+
+
+def test_models_and_rounds_belong_to_a_run(store: Store) -> None:
+    """One that nobody started has none; nothing of the call stays."""
+    with pytest.raises(sqlite3.IntegrityError):
+        store.add_initial_model(model_row(0), digest("settings"), 8)
+    with pytest.raises(sqlite3.IntegrityError):
+        store.open_round(round_row(), [lease_row(1)])
+    with pytest.raises(sqlite3.IntegrityError):
+        store.commit_round(1, 1, model_row(1))
+    _with_run(store)
+    with pytest.raises(sqlite3.IntegrityError):
+        store.add_run(run_row("r-1"))
+    assert (store.models("r-1"), store.rounds("r-1"), store.lease("lease-1")) == ([model_row(0)], [], None)
+
+
+def test_what_is_not_a_number_is_not_stored(store: Store) -> None:
+    """A score that is none is as one that was never given."""
+    _with_round(store)
+    with pytest.raises(sqlite3.IntegrityError):
+        store.save_update(update_row(norm=math.nan), None, "lease-1")
+    with pytest.raises(sqlite3.IntegrityError):
+        store.save_update(update_row(), evaluation_row(loss_sum=math.nan), "lease-1")
+    assert store.updates("r-1", 1, 1) == []
+    store.save_score("r-1", 0, math.nan, 0)
+    assert store.scores("r-1") == {}
+
+
+def test_what_nobody_has_is_changed_without_an_error(store: Store) -> None:
+    """As `UPDATE` does: whoever asks after a restart may know more than the store."""
+    before = _dump(_with_update(store))
+    store.set_run_state("nobody", "stopped")
+    store.fail_run("nobody", "why")
+    store.set_lease("nobody", "declined")
+    store.save_deadline("r-1", 7, 1, remaining_s=1.0, extended=True, elapsed_s=1.0)
+    store.freeze("r-1", 7, 1, "hash")
+    store.announce("r-1", 7, 1)
+    store.abandon("r-1", 7, 1, "few")
+    store.save_score("nobody", 0, 1.0, 0)
+    store.drop_update(update_row("z", "nobody"))
+    assert _dump(store) == before
+
+
+def test_nobody_shares_a_map_with_the_store(store: Store) -> None:
+    """Changed after it was written, or after it was read."""
+    labels, info, log = {"line": "a"}, {"cores": [1]}, ["x"]
+    store.add_device(device_row("d", labels=labels))
+    _with_round(store).remember_device("r-1", "d", info)
+    store.set_lease("lease-1", "declined", log=log)
+    before = _dump(store)
+    labels["line"] = "b"
+    info["cores"].append(2)
+    log.append("y")
+    run = store.run("r-1")
+    assert run is not None
+    maps: tuple[object, ...] = (run.file, store.devices()[0].labels, store.remembered_devices("r-1")["d"])
+    for shared in maps:
+        assert isinstance(shared, dict)
+        shared["new"] = 1
+    assert _dump(store) == before
+
+
+def test_a_backup_is_a_database_that_says_the_same(store: Store, tmp_path: Path) -> None:
+    """Whatever the state of a run, with the store going on; a file that is there is not touched."""
+    store.federation("fed")
+    store.set_setting("k", "v")
+    store.next_epoch(7)
+    store.add_device(device_row("a", labels={"site": "north"}))
+    _with_update(store).add_traffic("r-1", {"a": (1, 2)})
+    store.remember_device("r-1", "a", {"cpu": "arm"})
+    store.commit_round(1, 1, model_row(1, set_hash="hash"))
+    store.save_score("r-1", 1, 0.5, 1)
+    store.open_round(round_row(2, elapsed_s=3.0), [lease_row(5, "b", round=2, plan=PLAN, log=("x",))])
+    store.set_run_state("r-1", "stopped", "why")
+    store.add_run(run_row("r-2", environment={"python": "3"}))
+    store.backup(tmp_path / "copy.db")
+    expected = _dump(store)
+    store.set_setting("k", "later")
+    with pytest.raises(MachineError, match="File exists"):
+        store.backup(tmp_path / "copy.db")
+    again = SqliteStore(tmp_path / "copy.db")
+    try:
+        assert _dump(again) == expected
+        assert again.leases("r-1", 2, 1) == store.leases("r-1", 2, 1)
+        assert (again.federation("other"), again.next_epoch(0)) == ("fed", 8)
+    finally:
+        again.close()
+    assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_newest_counted_lease_and_the_newest_plan_are_known(store: Store) -> None:
+    """Whatever the order in which rounds were written; a plan of a round that never counted is one, too."""
+    _with_run(store)
+    plans = {number: replace(PLAN, microbatch=number) for number in (1, 2, 3)}
+    for number in (2, 1, 3):
+        store.open_round(round_row(number), [lease_row(number, round=number)])
+        update = update_row(lease=f"lease-{number}", round=number, report=report(plan=plans[number]))
+        store.save_update(update, None, f"lease-{number}")
+    for number in (1, 2):
+        store.commit_round(number, 1, model_row(number))
+    assert store.last_counted_lease("r-1", "a") == "lease-2"
+    assert store.last_plans("r-1") == {"a": plans[3]}

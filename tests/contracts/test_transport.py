@@ -22,7 +22,8 @@ from edge_client.transport.base import (
     parse_broker_url,
 )
 from edge_client.transport.inproc import Faults, Hub, matches
-from edge_client.transport.mqtt import MAX_PACKET_BYTES, Backoff, MqttTransport
+from edge_client.transport.mqtt import Backoff, MqttTransport
+from edge_client.transport.mqtt_client import MAX_PACKET_BYTES
 
 CHUNK_BYTES = 122_880 + 32
 
@@ -157,6 +158,28 @@ def test_a_topic_can_be_added_to_a_connection(site: Site) -> None:
     device.transport.subscribe((topic,))
     pump(lambda: bool(device.received), device)
     assert device.events == [Connected(), Received(topic=topic, payload=b"kept")]
+
+
+def test_a_topic_can_be_left_and_taken_again(site: Site) -> None:
+    """What is published after a word that follows `unsubscribe` does not come; after `subscribe` it does again."""
+    shared, up = site.topics.shared_down, site.topics.device("d1", "up")
+    coordinator = connected(site, "coordinator", (up,))
+    device = connected(site, "d1", (*site.topics.device_subscribes("d1"), shared))
+    coordinator.transport.publish(shared, b"1")
+    pump(lambda: bool(device.received), device, coordinator)
+    device.transport.unsubscribe((shared, "never/asked/for"))
+    device.transport.publish(up, b"left")
+    pump(lambda: bool(coordinator.received), device, coordinator)
+    coordinator.transport.publish(shared, b"2")
+    coordinator.transport.publish(site.topics.device("d1", "cmd"), b"after 2")
+    pump(lambda: len(device.received) == 2, device, coordinator)
+    device.transport.subscribe((shared,))
+    device.transport.publish(up, b"back")
+    pump(lambda: len(coordinator.received) == 2, device, coordinator)
+    coordinator.transport.publish(shared, b"3")
+    pump(lambda: len(device.received) == 3, device, coordinator)
+    assert [payload for _, payload in device.received] == [b"1", b"after 2", b"3"]
+    assert device.count(Connected) == 1
 
 
 def test_queued_bytes_count_what_is_not_written_yet(site: Site, up: str) -> None:
@@ -394,7 +417,8 @@ def test_back_off_has_full_jitter_and_a_limit() -> None:
         waits = [backoff.delay_s(attempt, rng) for _ in range(500)]
         assert 0 <= min(waits) < 0.05 * limit
         assert 0.95 * limit < max(waits) <= limit
-    assert all(30 <= backoff.slow_delay_s(rng) <= 60 for _ in range(500))
+    assert all(30 <= backoff.slow_delay_s(0, rng) <= 60 for _ in range(500))
+    assert all(1800 <= backoff.slow_delay_s(attempt, rng) <= 3600 for attempt in range(6, 500))
 
 
 def test_broker_urls() -> None:

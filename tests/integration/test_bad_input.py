@@ -112,7 +112,7 @@ def test_a_bad_device_name_or_folder_is_refused(fleet: Fleet, tmp_path: Path) ->
     """3 for both."""
     result = _type("coordinator", "device", "add", "no spaces", "--out", tmp_path, "--state-dir", fleet.state_dir)
     _assert_one_line(result, 3, "'no spaces'", "letters, digits")
-    missing = tmp_path / "missing"
+    missing = tmp_path / "missing" / "deeper"
     result = _type("coordinator", "device", "add", "d", "--out", missing, "--state-dir", fleet.state_dir)
     _assert_one_line(result, 3, str(missing), "folder")
 
@@ -211,6 +211,7 @@ def test_a_device_without_bundle_or_device_file_is_told_what_to_do(fleet: Fleet,
         ('data = { source = "imagenet" }', ["'imagenet'", "digits"]),
         ('limits = { memory = "lots" }', ["limits.memory", "512MB", "'lots'"]),
         ("lables = {}", ["unknown key 'lables'", "did you mean 'labels'?"]),
+        ('data = { source = "npz", train = "/nowhere/x.npz" }', ["data.train: /nowhere/x.npz does not exist"]),
     ],
 )
 def test_a_bad_device_file_is_refused_at_the_start(fleet: Fleet, tmp_path: Path, text: str, parts: list[str]) -> None:

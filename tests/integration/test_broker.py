@@ -27,18 +27,19 @@ pytestmark = pytest.mark.broker
 
 TOPICS = Topics("f1")
 CHANNELS = [TOPICS.device(name, channel) for name in ("d1", "d2") for channel in ("state", "up", "data", "cmd", "down")]
-COMMON = [TOPICS.announcement, TOPICS.coordinator_state]
+COMMON = [TOPICS.announcement, TOPICS.shared_down, TOPICS.coordinator_state]
 OTHERS = [*COMMON, "fl/v1/f1", "fl/v1/f1/dev/d1", "fl/v1/f2/dev/d1/up", "elsewhere"]
 WILDCARDS = ["fl/v1/f1/#", "fl/v1/f1/dev/+/up", "fl/v1/f1/dev/d1/#", "#", "+/v1/f1/all/round"]
 
 
 def may(name: str, what: str, topic: str) -> bool:
-    """The table of design: a device has its own five topics and hears the two common ones, the coordinator has all."""
+    """The table of design: a device has its own five topics and hears three common ones, the coordinator has all."""
     if name == "coordinator":
         return topic == "fl/v1/f1" or topic.startswith("fl/v1/f1/")
     channels = ("state", "up", "data") if what == "publish" else ("cmd", "down")
     own = {f"fl/v1/f1/dev/{name}/{channel}" for channel in channels}
-    return topic in own or (what == "subscribe" and topic in ("fl/v1/f1/all/round", "fl/v1/f1/coord/state"))
+    common = ("fl/v1/f1/all/round", "fl/v1/f1/all/down", "fl/v1/f1/coord/state")
+    return topic in own or (what == "subscribe" and topic in common)
 
 
 @pytest.mark.parametrize("name", ["coordinator", "d1", "d2"])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import control
-from coordinator.commands import bundle_for, new_device
+from coordinator.device_commands import bundle_for, new_device
 from coordinator.service import Service, ServiceOptions
 from coordinator.store.sqlite import SqliteStore
 from edge_client import identity
@@ -141,6 +141,10 @@ class _Shared:
     def subscribe(self, topics: Sequence[str]) -> None:
         with self._lock:
             self._inner.subscribe(topics)
+
+    def unsubscribe(self, topics: Sequence[str]) -> None:
+        with self._lock:
+            self._inner.unsubscribe(topics)
 
     def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
         with self._lock:

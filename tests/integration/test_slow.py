@@ -169,7 +169,7 @@ class Mosquitto:
                     name=name,
                     password=bundle.password,
                     publish=topics.device_publishes(name),
-                    subscribe=topics.device_subscribes(name),
+                    subscribe=topics.device_may_subscribe(name),
                 )
             )
         mosquitto_config(self._folder, self.port, users)

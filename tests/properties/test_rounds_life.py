@@ -130,7 +130,14 @@ class World:
             case rounds.Abandon(round_, reason):
                 store.abandon(RUN, round_.number, round_.attempt, reason)
             case rounds.SaveDeadline(round_):
-                store.save_deadline(RUN, round_.number, round_.attempt, round_.remaining_s, round_.extended)
+                store.save_deadline(
+                    RUN,
+                    round_.number,
+                    round_.attempt,
+                    remaining_s=round_.remaining_s,
+                    extended=round_.extended,
+                    elapsed_s=round_.elapsed_s,
+                )
             case rounds.Finish(state, reason):
                 store.set_run_state(RUN, state, reason)
                 self.finish = instruction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,25 @@ def test_chunks_in_any_order_become_the_blob(tmp_path: Path) -> None:
     assert store.has(SHA)
     assert list(store.names()) == [SHA]
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+@pytest.mark.parametrize("restart_after", [0, 1, 2])
+def test_the_hash_is_right_whatever_came_first(tmp_path: Path, order: tuple[int, ...], restart_after: int) -> None:
+    """Also over a restart in between; and wrong bytes first make it begin again."""
+    store = _store(tmp_path)
+    incoming = _incoming(store)
+    for index in order:
+        incoming.add(_chunk(index, data=bytes(len(DATA))), 0.0)
+    with pytest.raises(PayloadError, match="another hash"):
+        incoming.finish()
+    for num, index in enumerate(order):
+        if num == restart_after:
+            incoming.close()
+            incoming = _incoming(store)
+        incoming.add(_chunk(index), 0.0)
+    assert incoming.finish().read_bytes() == DATA
+    incoming.close()
 
 
 def test_a_restart_goes_on_from_what_is_here(tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ import zlib
 import pytest
 
 from edge_client.errors import PayloadError
-from edge_client.wire.chunks import CHUNK_BYTES, chunk_length, make_chunk, num_chunks, parse_chunk, transfer_id
+from edge_client.wire.chunks import (
+    CHUNK_BYTES,
+    chunk_length,
+    make_chunk,
+    num_chunks,
+    parse_chunk,
+    peek_chunk,
+    transfer_id,
+)
 from edge_client.wire.reassembly import expand
 
 SHA = hashlib.sha256(b"blob").hexdigest()
@@ -62,3 +70,10 @@ def test_ranges_are_expanded_within_the_blob() -> None:
     for bad in ((-1, 1), (0, 0), (0, 6), (5, 1), (2**53, 2**53)):
         with pytest.raises(PayloadError, match="range"):
             list(expand((bad,), 5))
+
+
+def test_a_look_at_the_header_tells_transfer_and_index_or_nothing() -> None:
+    """Without looking at the body: it may be damaged. Too short, empty or something else is none."""
+    chunk = make_chunk(bytes(range(16)), 70_000, b"body")
+    assert peek_chunk(chunk) == peek_chunk(chunk[:-1] + b"?") == (bytes(range(16)), 70_000)
+    assert [peek_chunk(other) for other in (b"", chunk[:32], b"FF" + chunk[2:])] == [None, None, None]

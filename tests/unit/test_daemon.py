@@ -14,14 +14,17 @@ import pytest
 from rows import assign, digest
 
 from coordinator.pki import ensure_pki
+from edge_client import daemon as daemon_module
 from edge_client import identity
 from edge_client.daemon import Daemon
 from edge_client.files import DeviceFile, parse_table
 from edge_client.records import PartRef, from_map
 from edge_client.session import Finished
 from edge_client.spool import Saved, Spool
-from edge_client.transport.base import Event, Received
+from edge_client.status import read_status
+from edge_client.transport.base import Connected, Disconnected, Event, Received
 from edge_client.transport.inproc import Hub
+from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, transfer_id
 from edge_client.wire.messages import (
     Assign,
     Cancel,
@@ -30,6 +33,7 @@ from edge_client.wire.messages import (
     Message,
     Offer,
     Pull,
+    Share,
     Welcome,
     context_down,
     context_up,
@@ -52,6 +56,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.device_table: dict[str, object] = {"limits": {"memory": "1GB"}}
         self.heard: list[Message] = []
         self._hub = Hub()
         self._topics = Topics("fed")
@@ -66,7 +71,7 @@ class World:
         """Start on what is in the folder; its workers sleep."""
         daemon = Daemon(
             bundle=BUNDLE,
-            device_file=parse_table(DeviceFile, {"limits": {"memory": "1GB"}}, source="test"),
+            device_file=parse_table(DeviceFile, self.device_table, source="test"),
             state_dir=self.folder,
             connect=lambda on_event, boot: self._hub.transport("d", on_event),
             worker_command=(sys.executable, "-c", SLEEPS),
@@ -96,6 +101,12 @@ class World:
     def announce(self) -> None:
         """The coordinator's hint that it is there."""
         self._coordinator.publish(self._topics.coordinator_state, b"online 7", retain=True)
+        self._hub.poll()
+        self.turn()
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """To whoever listens there, and let the device react."""
+        self._coordinator.publish(topic, payload)
         self._hub.poll()
         self.turn()
 
@@ -177,6 +188,91 @@ def test_an_idle_device_asks_for_nothing(world: World) -> None:
     world.turn()
     world.welcome()
     assert len(world.told(Pull)) == 1
+
+
+LARGE = bytes(range(256)) * (20 * CHUNK_BYTES // 256)
+LARGE_PART = PartRef(key="model", sha256=hashlib.sha256(LARGE).hexdigest(), length=len(LARGE))
+SHARED_DOWN = "fl/v1/fed/all/down"
+
+
+def _chunk(index: int, sha256: str = LARGE_PART.sha256) -> bytes:
+    return make_chunk(transfer_id(sha256), index, LARGE[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+
+
+@pytest.fixture
+def listener(world: World) -> World:
+    """A device that fetches 20 chunks, listens on the shared topic and has said so."""
+    world.start()
+    world.welcome()
+    world.say(assign(parts=(LARGE_PART,)))
+    world.publish(SHARED_DOWN, _chunk(0))
+    assert world.told(Pull) == [Pull(sha256=LARGE_PART.sha256, ranges=((0, 4),))]  # it does not listen unasked
+    world.say(Share(sha256=LARGE_PART.sha256, listen=True))
+    assert world.told(Pull)[1:] == [Pull(sha256=LARGE_PART.sha256, ranges=(), heard=0)]
+    return world
+
+
+def test_a_part_arrives_over_the_shared_topic(listener: World) -> None:
+    """Two chunks on its own topic, the others on the shared one, once more each; then it leaves, and says so."""
+    own = "fl/v1/fed/dev/d/down"
+    for index in range(20):
+        for _ in range(2):
+            listener.publish(own if index in (3, 7) else SHARED_DOWN, _chunk(index))
+    assert listener.daemon is not None
+    assert listener.daemon._blobs.path(LARGE_PART.sha256).read_bytes() == LARGE
+    heard = [pull.heard for pull in listener.told(Pull) if isinstance(pull, Pull)]
+    assert heard[-1] is None
+    assert [number for number in heard[1:-1] if number is not None] == sorted(number or 0 for number in heard[1:-1])
+    before = len(listener.told(Pull))
+    listener.publish(SHARED_DOWN, _chunk(0))
+    assert len(listener.told(Pull)) == before
+    assert listener.daemon._transport._topics.keys() == set(Topics("fed").device_subscribes("d"))
+
+
+def test_what_is_heard_is_said_after_eight_chunks_that_were_not_needed(listener: World) -> None:
+    """The coordinator waits for it, although this device wants nothing."""
+    listener.publish(SHARED_DOWN, _chunk(0))
+    before = len(listener.told(Pull))
+    for _ in range(8):
+        listener.publish(SHARED_DOWN, _chunk(0))
+    assert listener.told(Pull)[before:] == [Pull(sha256=LARGE_PART.sha256, ranges=(), heard=1)]
+
+
+def test_chunks_on_the_shared_topic_that_are_not_wanted_are_ignored(
+    listener: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of another blob, behind the end, no chunk at all, empty: not even a line of log; a damaged one is dropped."""
+    foreign = make_chunk(transfer_id("ab" * 32), 0, b"x")
+    for payload in (foreign, make_chunk(transfer_id(LARGE_PART.sha256), 20, b"x"), b"FC", b"", b"x" * 1000):
+        listener.publish(SHARED_DOWN, payload)
+    assert "dropped" not in caplog.text
+    damaged = bytearray(_chunk(0))
+    damaged[-1] ^= 1
+    listener.publish(SHARED_DOWN, bytes(damaged))
+    assert "chunk checksum differs" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["told", "cancelled"])
+def test_a_listener_leaves_when_it_is_told_or_has_nothing_to_fetch(listener: World, how: str) -> None:
+    """It says so, and hears nothing more there."""
+    told = Share(sha256=LARGE_PART.sha256, listen=False)
+    listener.say(told if how == "told" else Cancel(lease=WORK.lease))
+    assert listener.told(Pull)[2:] == [Pull(sha256=LARGE_PART.sha256, ranges=())]
+    listener.publish(SHARED_DOWN, _chunk(0))
+    assert len(listener.told(Pull)) == 3
+    listener.say(told)
+    assert listener.told(Pull)[3:] == [Pull(sha256=LARGE_PART.sha256, ranges=())]  # the first word may be lost
+
+
+def test_a_new_connection_does_not_listen(listener: World) -> None:
+    """It asks again on its own topic, until it is invited again."""
+    assert listener.daemon is not None
+    listener.daemon._transport.drop()
+    listener.turn()
+    listener.welcome()
+    assert listener.told(Pull)[2:] == [Pull(sha256=LARGE_PART.sha256, ranges=((0, 4),))]
+    listener.say(Share(sha256=LARGE_PART.sha256, listen=True))
+    assert listener.told(Pull)[3:] == [Pull(sha256=LARGE_PART.sha256, ranges=(), heard=0)]
 
 
 def _finished(folder: Path) -> None:
@@ -267,7 +363,7 @@ def _ends(process: subprocess.Popen[bytes], ready: Callable[[], object]) -> int:
 _STUBBORN = """
 import sys
 from pathlib import Path
-from edge_client import cli, daemon, identity
+from edge_client import connection, daemon, identity
 from edge_client.files import DeviceFile, LimitsSection
 
 bundle = identity.read_bundle(Path(sys.argv[1]))
@@ -275,7 +371,7 @@ daemon.run_daemon(
     bundle=bundle,
     device_file=DeviceFile(limits=LimitsSection(memory=10**9)),
     state_dir=Path(sys.argv[2]),
-    connect=lambda on_event, boot: cli._connect(bundle, on_event, boot),
+    connect=lambda on_event, boot: connection.connect(bundle, on_event, boot),
     worker_command=(sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"),
 )
 """
@@ -303,6 +399,7 @@ class Stuck:
     queued_bytes = 0
     def connect(self): pass
     def subscribe(self, topics): pass
+    def unsubscribe(self, topics): pass
     def wake(self): pass
     def poll(self, timeout_s, extra_fds=()):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the signal ends no call of this thread
@@ -336,3 +433,63 @@ def test_a_worker_is_told_to_end_before_the_loop_is(world: World) -> None:
     assert worker._process.wait(10) == -15
     daemon._turn()  # its end is not taken for a crash
     assert daemon._session.state == "working"
+
+
+def test_a_device_that_was_removed_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Refused three times after it was let in: one line; let in and refused again: one more."""
+    daemon = world.start()
+    world.welcome()
+    refused = Disconnected(reason="h:1 does not accept the user or the password", code="credentials")
+    for _ in range(3):
+        daemon._on_transport(refused)
+    assert caplog.text.count("does not let device 'd' in any more") == 1
+    daemon._on_transport(Connected())
+    world.turn()
+    world.welcome()
+    daemon._on_transport(refused)
+    assert caplog.text.count("does not let device 'd' in any more") == 2
+    assert caplog.text.count("not connected") == 0
+
+
+def test_a_silent_coordinator_is_told_once(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker of somebody else goes on to let in a device that the coordinator has forgotten."""
+    monkeypatch.setattr(daemon_module, "_SILENCE_S", 0.0)
+    daemon = world.start()
+    for _ in range(3):
+        daemon._tell_silence()
+    assert caplog.text.count("the coordinator does not answer") == 1
+
+
+def test_the_status_follows_the_daemon(world: World) -> None:
+    """Connected, let in, a lease with its run and round, its receipt, an error, the end."""
+    daemon = world.start()
+    assert daemon._snapshot().link == "connected"
+    world.welcome()
+    assert (daemon._snapshot().link, daemon._snapshot().state) == ("let_in", "idle")
+    world.say(WORK)
+    told = daemon._snapshot()
+    assert (told.state, told.lease, told.run, told.round, told.phase) == ("fetching", "lease-1", "r-1", 1, "fetch")
+    daemon._on_transport(Disconnected(reason="gone", code="network"))
+    assert daemon._snapshot().link == "connecting"
+    assert daemon._snapshot().error is not None
+    daemon._shut_down()
+    written = read_status(world.folder / "status.json")
+    assert written is not None
+    assert (written.link, written.run) == ("stopped", "r-1")
+
+
+def test_every_hello_has_the_hashes_of_the_tasks_as_they_are_then(world: World) -> None:
+    """A task that is replaced while the daemon runs, and one that is not there."""
+    path = world.folder / "defects.py"
+    path.write_bytes(b"first")
+    world.device_table["tasks"] = {"defects": f"{path}:task", "gone": "/no/such/file.py:task"}
+    daemon = world.start()
+    path.write_bytes(b"second")
+    daemon._session._hello_tries = 9
+    world.announce()
+    assert [hello.tasks for hello in world.told(Hello) if isinstance(hello, Hello)] == [
+        {"defects": hashlib.sha256(b"first").hexdigest()},
+        {"defects": hashlib.sha256(b"second").hexdigest()},
+    ]

@@ -209,6 +209,24 @@ def test_r4_a_decline_that_was_lost_is_said_again() -> None:
     assert _sent(session.handle(assign(), 5.0)) == [declined]
 
 
+def test_r4_a_declined_lease_stays_declined_in_a_later_epoch() -> None:
+    """A coordinator that starts anew offers its open leases with its new epoch; the answer is the first one."""
+    session = _online()
+    session.handle(assign(1), 1.0)
+    _fetch_all(session)
+    (first,) = _sent(session.handle(_failed(code="over_budget", final=True), 2.0))
+    assert _sent(session.handle(assign(1, epoch=2), 3.0)) == [first]
+    assert session.state == "idle"
+
+
+def test_r1_a_lease_of_the_past_is_taken_again_from_a_restored_coordinator() -> None:
+    """It knows less than the device: lease 1 was done, 4 is the newest seen; the higher epoch is what counts."""
+    session = _online(highest=(1, 4))
+    sent = _sent(session.handle(assign(1, epoch=2), 1.0))
+    assert [type(message).__name__ for message in sent] == ["Accept"]
+    assert session.state == "fetching"
+
+
 def test_r5_a_crashed_worker_is_started_again_three_times() -> None:
     """After 1, 2 and 4 s; the fourth crash is declined."""
     session = _online()

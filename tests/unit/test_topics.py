@@ -46,10 +46,11 @@ def test_any_other_topic_is_refused(topic: str) -> None:
 
 def test_a_device_may_use_exactly_its_own_topics() -> None:
     """Never a wildcard; what it publishes it does not hear."""
-    publishes, subscribes = TOPICS.device_publishes("a"), TOPICS.device_subscribes("a")
+    publishes, subscribes = TOPICS.device_publishes("a"), TOPICS.device_may_subscribe("a")
     assert set(publishes) == {f"fl/v1/fed/dev/a/{channel}" for channel in ("state", "up", "data")}
     own = {f"fl/v1/fed/dev/a/{channel}" for channel in ("cmd", "down")}
-    assert set(subscribes) == own | {"fl/v1/fed/coord/state", "fl/v1/fed/all/round"}
+    assert set(subscribes) == own | {"fl/v1/fed/coord/state", "fl/v1/fed/all/round", "fl/v1/fed/all/down"}
+    assert set(TOPICS.device_subscribes("a")) == set(subscribes) - {"fl/v1/fed/all/down"}  # only while it fetches
     assert not any("+" in topic or "#" in topic for topic in (*publishes, *subscribes))
     assert not set(publishes) & set(subscribes)
 
