@@ -76,6 +76,7 @@ _AWAY_S = 60.0  # a device that was chosen, did not accept and is gone for so lo
 _SETTLE_S = 2.0  # more devices may be about to say hello
 _SAVE_DEADLINE_S = 5.0
 _EXTENSION = 0.5
+_RETURN_S = 30.0  # after a restart of ours the devices come back one by one
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 60.0
 _EVALUATORS_SHARE = 0.5  # of the time a round took: so long it waits for devices that only evaluate
@@ -425,6 +426,7 @@ class RunMachine:
         self._began = now - (snapshot.round.elapsed_s if snapshot.round else 0.0)
         self._opened_at = now
         self._complete_at: float | None = None
+        self._patient_until = now
         self._resume: list[Instruction] = list(self._restore(snapshot, now))
 
     def _restore(self, snapshot: Snapshot, now: float) -> Iterator[Instruction]:
@@ -439,6 +441,7 @@ class RunMachine:
             self._attempt = round_.attempt + 1
         else:
             self._open(round_, snapshot.leases, now)
+            self._patient_until = now + _RETURN_S
             self.updates = {update.device: update for update in snapshot.updates}
             if round_.state == "FROZEN":
                 yield self._fold()
@@ -766,7 +769,7 @@ class RunMachine:
             if substitutes:
                 yield AddLeases(substitutes)
                 yield from self._remind(now)
-            elif overdue or not self._evaluators_may_help():
+            elif overdue or (now >= self._patient_until and not self._evaluators_may_help()):
                 yield from self._abandon(now)
 
     def _waits_for_evaluators(self, now: float) -> bool:
