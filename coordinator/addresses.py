@@ -12,7 +12,7 @@ import psutil
 
 from edge_client.errors import InputError
 
-__all__ = ["Place", "bracketed", "choose", "is_loopback", "usable_addresses"]
+__all__ = ["Place", "bracketed", "check_listen", "choose", "is_loopback", "usable_addresses"]
 
 _ALL = ("0.0.0.0", "::")
 _LOOPBACK = "127.0.0.1"
@@ -29,8 +29,8 @@ class Place:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        return is_loopback(self.listen)
+        """Whether only this machine reaches it; through a tunnel, others do."""
+        return all(is_loopback(host) for host in (self.listen, *self.names))
 
     @property
     def here(self) -> str:
@@ -70,6 +70,17 @@ def _the_only_address(retype: str) -> str:
     return found[0][1]
 
 
+def check_listen(listen: str) -> None:
+    """Raise `InputError` unless this machine can listen on the address; a port is not taken."""
+    try:
+        for family, kind, _, _, place in socket.getaddrinfo(listen or "?", 0, type=socket.SOCK_STREAM)[:1]:
+            with socket.socket(family, kind) as probe:
+                probe.bind(place)
+    except (OSError, UnicodeError) as error:
+        have = ", ".join((*_ALL, _LOOPBACK, *(address for _, address in usable_addresses())))
+        raise InputError(f"--listen {listen!r}: expected an address of this machine ({have}), got {error}") from error
+
+
 def usable_addresses() -> list[tuple[str, str]]:
     """(interface, address) of this machine that others may reach: IPv4, and IPv6 only where there is no IPv4."""
     stats = psutil.net_if_stats()
@@ -94,7 +105,8 @@ def _check_name(name: str) -> None:
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
-        if len(name) > 253 or not re.fullmatch(rf"{_NAME}(\.{_NAME})*", name):
+        # a name that ends in a number is a mistyped address: 192.168.1.300
+        if len(name) > 253 or not re.fullmatch(rf"{_NAME}(\.{_NAME})*", name) or name.rpartition(".")[2].isdigit():
             raise InputError(f"--advertise: expected a host name or an IP address without port, got {name!r}") from None
         return
     if address.is_unspecified:

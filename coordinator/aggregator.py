@@ -171,7 +171,8 @@ def _init(job: InitJob) -> Reply:
 def _recipe(run: RunFile, task: str | None) -> Recipe:
     """How to make the run's model; a task's file is called as the run calls it."""
     from edge_client.run_model import recipe
-    from edge_client.task import read_source, split_place
+    from edge_client.task import read_source
+    from edge_client.task_files import split_place
 
     if run.task is None or task is None:
         return recipe(run, None)

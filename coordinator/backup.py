@@ -54,7 +54,7 @@ def make_backup(state_dir: Path, path: Path) -> Backup:
     _check_new(path)
     if not path.absolute().parent.is_dir():
         raise InputError(f"{path}: expected a folder that exists, got {str(path.parent)!r}")
-    if not (state_dir / "version").exists():
+    if not durable.is_there(state_dir / "version"):
         raise MachineError(f"there is no coordinator in {state_dir}; name its directory with --state-dir")
     with snapshot.only_one(state_dir):
         try:

@@ -13,7 +13,7 @@ from coordinator import control, tables
 from coordinator.cli_options import formatted, show, verb
 from coordinator.run_commands import check_run
 from edge_client import files
-from edge_client.errors import InputError, NothingFitsError
+from edge_client.errors import InputError, NothingFitsError, RunFailedError
 from edge_client.records import to_map
 
 __all__ = ["add_run"]
@@ -87,9 +87,11 @@ def _with_task(file: files.RunFile, task: files.TaskSection, path: Path) -> tupl
 
 def _dry_run(options: argparse.Namespace, run: str, num_needed: int) -> None:
     """Wait for the devices' plans and show them; raises if too few devices can train."""
+    from coordinator import follow
+
     try:
         while True:
-            data = control.request(options.state_dir, "run-show", run=run)
+            data = follow.ask(options.state_dir, "run-show", run=run)
             if data["state"] not in ("queued", "running"):
                 break
             time.sleep(_POLL_S)
@@ -98,7 +100,9 @@ def _dry_run(options: argparse.Namespace, run: str, num_needed: int) -> None:
         raise
     if data["state"] == "failed":
         raise InputError(f"{options.file}: {data['reason']}")
-    listed = control.request(options.state_dir, "device-list")["devices"]
+    if data["state"] == "stopped":
+        raise RunFailedError(f"the dry run {run} was stopped by somebody; start it again")
+    listed = follow.ask(options.state_dir, "device-list")["devices"]
     result = tables.dry_run_rows(data, listed)
     show(options, result, tables.dry_run)
     if result["num_able"] < num_needed:

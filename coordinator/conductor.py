@@ -174,13 +174,17 @@ class Conductor:
         if model is None or not self._store.is_needed(model.sha256, KEPT_MODELS):
             what = "no model" if version is None else f"no version {version} any more"
             raise InputError(f"init: run {run_id!r} has {what}; the last {KEPT_MODELS} and the best are kept")
+        if not self._blobs.verified(model.sha256):
+            raise InputError(
+                f"init: version {model.version} of run {run_id!r} (blob {model.sha256[:12]}) is missing or damaged on "
+                "disk; name another version, or restore a backup"
+            )
         return model
 
     def _begin(self, run: RunRow, model: ModelRow) -> None:
         self._preparing = False
-        asked = self._store.run(run.id)
-        if asked is None or asked.state != "queued":
-            return  # stopped while its first model was made
+        if self._store.run(run.id) != run:
+            return  # stopped while its first model was made; a dry run's id may have a new owner by now
         settings = json.dumps(run.file, sort_keys=True).encode()
         sha256 = hashlib.sha256(settings).hexdigest()
         self._blobs.write(settings, sha256, point="settings")
@@ -585,8 +589,8 @@ class Conductor:
             self.machine.drop_rate = self._store.drop_rate(self.machine.run, _DROP_LEASES)
 
     def _note_end(self, lease_id: str, state: str, code: str, detail: str) -> None:
-        if state in ("declined", "refused", "expired") and self.machine:
-            lease = self.machine.leases.get(lease_id)
+        if state in ("declined", "refused", "expired"):
+            lease = self._store.lease(lease_id)  # the machine may be past its round
             device = lease.device if lease else "?"
             log.warning("%s: %s (%s%s)", device, state, code, f": {detail!r}" if detail else "")
 

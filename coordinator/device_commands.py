@@ -210,9 +210,11 @@ class StoredDevices:
         """As the request `device-add`."""
         store = self._store
         rows = _fresh(names, labels, store.devices(), again=replace)
+        brokers = tuple(store.setting("brokers").split())
+        if not brokers:  # every start before this one failed: nobody knows yet where devices would connect to
+            raise MachineError("this coordinator has never served: start it, then add devices: coordinator start")
         store.add_device(*rows, replace=replace)
         federation, ca = store.federation(""), store.setting("ca") or None
-        brokers = tuple(store.setting("brokers").split("\n"))
         bundles = [bundle_for(row, federation=federation, brokers=brokers, ca=ca) for row in rows]
         return {"bundles": [to_map(bundle) for bundle in bundles], "external": bool(store.setting("external"))}
 
@@ -235,7 +237,7 @@ class StoredDevices:
 @contextlib.contextmanager
 def without_coordinator(state_dir: Path, *, kind: str, version: int) -> Iterator[StoredDevices]:
     """The store of a coordinator that does not run, locked meanwhile."""
-    if not (state_dir / "version").exists():
+    if not durable.is_there(state_dir / "version"):
         raise MachineError(
             f"there is no coordinator in {state_dir} yet; start it once: coordinator start --state-dir {state_dir}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,7 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
         return None
     total = [0] * (num_classes * (num_classes if num_classes <= MATRIX_CLASSES else 3))
     for row in rows:
-        for index, count in enumerate(row.confusion[: len(total)]):
-            total[index] += count
+        total[: len(row.confusion)] = map(operator.add, total, row.confusion)
     recalls, f1s = _per_class(total, num_classes)
     present = [r for r in recalls if r is not None]
     return FleetResult(

@@ -17,13 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from coordinator import control, tables
-from edge_client.errors import RunFailedError
+from edge_client.errors import MachineError, RunFailedError
 from edge_client.files import format_bytes
 
-__all__ = ["check_model", "follow", "is_over"]
+__all__ = ["ask", "check_model", "follow", "is_over"]
 
 _POLL_S = 0.5
 _SHOWN_EVALUATIONS = 1000
+_NEWEST = 5  # results in each answer while nothing was missed
 _PATIENCE_S = 120.0  # a coordinator that is started again comes back within this time
 _BAR = 20
 
@@ -38,7 +39,8 @@ def is_over(data: Json) -> bool:
 def check_model(data: Json) -> None:
     """Raise `RunFailedError` if an ended run has no trained model."""
     if data["state"] == "failed" or data["round"] == 0:
-        raise RunFailedError(f"run {data['run']} {data['state']} without a model: {data['reason']}")
+        where = f"after round {data['round']}, whose model is kept" if data["round"] else "without a model"
+        raise RunFailedError(f"run {data['run']} {data['state']} {where}: {data['reason']}")
 
 
 def follow(state_dir: Path, run: str, *, check: Callable[[Json], None] = lambda data: None) -> Json:
@@ -48,23 +50,24 @@ def follow(state_dir: Path, run: str, *, check: Callable[[Json], None] = lambda 
     live = Live(console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while True:
-            data = _ask(state_dir, run, console)
+            data = _look(state_dir, run, told)
             check(data)
             told.tell(data)
             if is_over(data):
                 return data
             if live is not None:
-                live.update(_now(data, control.request(state_dir, "device-list")["devices"]))
+                live.update(_now(data, ask(state_dir, "device-list", console=console)["devices"]))
             time.sleep(_POLL_S)
 
 
-def _ask(state_dir: Path, run: str, console: Console) -> Json:
-    """The run as it stands; a coordinator that is being started again is waited for."""
+def ask(state_dir: Path, what: str, *, console: Console | None = None, **fields: Any) -> Json:
+    """The coordinator's answer; one that is killed meanwhile, or being started again, is waited for."""
     until, said = time.monotonic() + _PATIENCE_S, False
+    console = console or Console(stderr=True)
     while True:
         try:
-            return control.request(state_dir, "run-show", run=run, newest=_SHOWN_EVALUATIONS)
-        except control.NotRunningError:
+            return control.request(state_dir, what, **fields)
+        except MachineError:
             if time.monotonic() > until:
                 raise
             if not said:
@@ -73,11 +76,20 @@ def _ask(state_dir: Path, run: str, console: Console) -> Json:
             time.sleep(_POLL_S)
 
 
+def _look(state_dir: Path, run: str, told: _Told) -> Json:
+    """The run as it stands; all its results only when that is needed: the coordinator reads every row that it shows."""
+    data = ask(state_dir, "run-show", console=told.console, run=run, newest=_NEWEST)
+    if is_over(data) or data["num_evaluations"] - told.num_evaluations >= _NEWEST:
+        data = ask(state_dir, "run-show", console=told.console, run=run, newest=_SHOWN_EVALUATIONS)
+    return data
+
+
 class _Told:
     """What has been shown already."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self.console = console
+        self.num_evaluations = 0  # versions that somebody had judged; the newest one may not be complete
         self._versions: set[int] = set()
         self._failures: set[tuple[str, int, int]] = set()
         self._waiting = ""
@@ -87,6 +99,7 @@ class _Told:
         """Print what is new."""
         if self._first is None:
             self._first = (time.monotonic(), data["round"])
+        self.num_evaluations = data["num_evaluations"]
         scored = {model["version"] for model in data["models"] if model["score"] is not None}
         for result in data["evaluations"]:
             if result["version"] in scored - self._versions:
@@ -103,14 +116,16 @@ class _Told:
         self._waiting = waiting
 
     def _print(self, line: str) -> None:
-        self._console.print(escape(line), highlight=False, soft_wrap=True)
+        self.console.print(escape(line), highlight=False, soft_wrap=True)
 
     def _result(self, result: Json, data: Json) -> str:
         version = result["version"]
         name = "before round 1" if version == 0 else f"after round {version}"
         values = f"accuracy {result['accuracy']:.4f}, macro-F1 {result['macro_f1']:.4f}, loss {result['loss']:.4f}"
         left = self._time_left(data)
-        return f"{name:>15}: {values} ({result['num_devices']} devices, {result['num_samples']} samples){left}"
+        here = data["file"]["evaluate"]["on"] != "devices"
+        judges = "on the server" if here else f"{result['num_devices']} devices"
+        return f"{name:>15}: {values} ({judges}, {result['num_samples']} samples){left}"
 
     def _time_left(self, data: Json) -> str:
         """From the pace since the watching began; nothing is promised before a whole round was seen."""

@@ -16,7 +16,7 @@ from coordinator.service import STATE_KIND, STATE_VERSION, Service, ServiceOptio
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable
 from edge_client.errors import InputError, MachineError
-from edge_client.transport.base import Event, Transport, Will, parse_broker_url
+from edge_client.transport.base import BrokerUrl, Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import Backoff, MqttTransport, tls_context
 from edge_client.wire.topics import Topics
 
@@ -43,7 +43,6 @@ class StartOptions:
     broker_ca: Path | None = None
     heartbeat_s: float = 10.0
 
-
     def retyped(self) -> str:
         """The command again, without what it advertises."""
         words = ["coordinator", "start"]
@@ -69,11 +68,28 @@ def start(options: StartOptions) -> None:
 
 def _place(options: StartOptions) -> Place | None:
     """Of the embedded broker; somebody else's has its own."""
+    if options.port is not None and not 0 <= options.port <= 65_535:
+        raise InputError(f"--port: expected 0 to 65535, got {options.port}")
     if options.broker is None:
-        return addresses.choose(options.listen, options.advertise, retype=options.retyped())
-    if options.listen is not None or options.advertise:
-        raise InputError("--listen and --advertise are of fedfit's own broker; devices connect to the one of --broker")
+        if options.broker_ca is not None:
+            raise InputError("--broker-ca is of a broker of your own; name it with --broker")
+        place = addresses.choose(options.listen, options.advertise, retype=options.retyped())
+        addresses.check_listen(place.listen)
+        return place
+    typed = (options.listen is not None, bool(options.advertise), options.port is not None, options.tls)
+    of_ours = [name for name, given in zip(("--listen", "--advertise", "--port", "--tls"), typed, strict=True) if given]
+    if of_ours:
+        raise InputError(f"{', '.join(of_ours)}: of fedfit's own broker only; devices connect to the one of --broker")
+    _external_url(options)
     return None
+
+
+def _external_url(options: StartOptions) -> BrokerUrl:
+    assert options.broker is not None
+    url = parse_broker_url(options.broker)
+    if not (url.tls or is_loopback(url.host) or options.insecure):
+        raise InputError(f"{options.broker!r} is not encrypted; use mqtts://, or type --insecure if you mean it")
+    return url
 
 
 def _serve(options: StartOptions, place: Place | None, store: SqliteStore) -> None:
@@ -142,10 +158,7 @@ def _port(options: StartOptions, store: SqliteStore, tls: bool) -> int:
 
 
 def _external(options: StartOptions, topics: Topics) -> Parts:
-    assert options.broker is not None
-    url = parse_broker_url(options.broker)
-    if not (url.tls or is_loopback(url.host) or options.insecure):
-        raise InputError(f"{options.broker!r} is not encrypted; use mqtts://, or type --insecure if you mean it")
+    url = _external_url(options)
     password = os.environ.get("FEDFIT_BROKER_PASSWORD", url.password or "")
     try:
         ca = options.broker_ca.read_text(encoding="ascii") if options.broker_ca else None

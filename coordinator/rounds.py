@@ -863,6 +863,8 @@ class RunMachine:
         reasons = sorted({f"{lease.device}: {lease.code}" for lease in self.leases.values() if lease.code})
         text = f"{len(self.updates)} of {self.round.quorum} needed updates ({'; '.join(reasons) or 'deadline'})"
         yield from self._drop_round(text)
+        if self._stopping:
+            yield from self._finish("stopped", "stopped on request")
         doublings = min(self._attempt - 2, 10)  # a run may wait for weeks
         self._not_before = now + min(_FIRST_PAUSE_S * 2**doublings, _LONGEST_PAUSE_S)
 

@@ -107,7 +107,10 @@ class RunCommands:
             return real[-1]
         exact = [run for run in runs if run.id == name]
         found = exact or [run for run in real if run.id.startswith(name)]
-        if len(found) != 1:
+        if len(found) > 1:
+            several = ", ".join(run.id for run in found)
+            raise NoSuchNameError(f"run {name!r} may be any of {several}; name one of them, or latest")
+        if not found or not name:
             raise NoSuchNameError.of("run", name, [run.id for run in real])
         return found[0]
 

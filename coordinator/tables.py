@@ -178,6 +178,8 @@ def dry_run_rows(data: Json, devices: Sequence[Json]) -> Json:
     answered = {entry["id"]: entry for entry in data["devices"]}
     refused = {found["device"]: found for found in data["failures"]}
     barred = {found["id"]: found for found in data["barred"]}
+    late = {"code": "not_asked", "detail": "it came when the others had been asked already; try again"}
+    barred |= {row["id"]: late for row in devices if row["online"] and row["id"] not in barred}
     rows = [_dry_row(row["id"], data, answered, refused, barred) for row in devices]
     return {"run": data["file"]["name"], "num_able": sum(row["code"] == "" for row in rows), "devices": rows}
 

@@ -38,7 +38,8 @@ from edge_client.planning.cost import Workload
 from edge_client.planning.planner import check_fixed, plan
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
 from edge_client.run_model import Recipe, load_weights, recipe
-from edge_client.task import Device, Source, Task, UserCode, data_table, read_source, split_place
+from edge_client.task import Device, Source, Task, UserCode, data_table, read_source
+from edge_client.task_files import split_place
 from edge_client.training import optimizers
 from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
@@ -161,8 +162,8 @@ class _Work:
         if place is None:
             raise DeclinedError(
                 "task_missing",
-                f"task {section.name!r} is not allowed on this device; put its file there and write into device.toml: "
-                f'tasks = {{ {section.name} = "/path/{section.name}.py:task" }}',
+                f"task {section.name!r} is not allowed on this device; put its file there, write into device.toml, "
+                f'and start the client again: tasks = {{ {section.name} = "/path/{section.name}.py:task" }}',
             )
         try:
             source = read_source(*split_place(place))
@@ -272,7 +273,7 @@ class _Work:
         if self.recipe.task is not None:
             section = section or DataSection()
             self.train_data, self.test_data = self._task_data(self.recipe.task, section)
-            source = f"task {run.what!r}"
+            source = run.what
         else:
             if section is None or not section.source:
                 raise DeclinedError("no_data", "this device has no data; name it in the data section of device.toml")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_client import __version__, connection, daemon, identity, owner_file, status
+from edge_client import __version__, connection, daemon, files, identity, owner_file, status
 from edge_client.errors import FedfitError, InputError
 
 __all__ = ["main"]
@@ -52,6 +53,14 @@ def _add_owners_commands(commands: Any) -> None:
     config.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
     _state_dir(config)
     config.set_defaults(do=_config)
+    profile = commands.add_parser("profile", help="what this device is, how much memory it may use, and why")
+    other = profile.add_mutually_exclusive_group()
+    other.add_argument("--root", metavar="DIR", type=Path, help="a copy of another system's /proc, /sys and /etc")
+    other.add_argument("--profile", metavar="NAME", help="a device that is not at hand: a known model, or a TOML file")
+    profile.add_argument("--format", choices=["table", "json"], default="table", help="default: %(default)s")
+    profile.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    _state_dir(profile)
+    profile.set_defaults(do=_profile)
     leave = commands.add_parser("leave", help="end this device's membership; device.toml stays")
     leave.add_argument("--yes", action="store_true", help="do not ask")
     _state_dir(leave)
@@ -72,9 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         do: Callable[[argparse.Namespace], None] = options.do
         do(options)
+        sys.stdout.flush()
     except FedfitError as error:
         print(f"edge-client: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
+        return 141
     return 0
 
 
@@ -132,6 +147,32 @@ def _config(options: argparse.Namespace) -> None:
         print(f"# {path}, with all defaults\n{owner_file.to_toml(device_file)}")
 
 
+def _profile(options: argparse.Namespace) -> None:
+    from edge_client.device import report  # a daemon need not hold it
+
+    limit = _own_limit(options)
+    if options.profile is not None:
+        found = report.report_known(options.profile, limit)
+    else:
+        found = report.report_found(Path("/") if options.root is None else options.root, limit)
+    print(json.dumps(report.to_json(found), indent=1) if options.format == "json" else report.describe(found))
+
+
+def _own_limit(options: argparse.Namespace) -> int | None:
+    """limits.memory; that of this device says nothing about another one, unless it is named."""
+    path: Path = options.config or options.state_dir / "device.toml"
+    if options.config is None:
+        if options.root is not None or options.profile is not None:
+            return None
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+    return files.load_device_file(path).limits.memory
+
+
 def _leave(options: argparse.Namespace) -> None:
     from edge_client import leaving  # a daemon need not hold it
 
@@ -148,7 +189,11 @@ def _leave(options: argparse.Namespace) -> None:
 def _confirm(question: str) -> None:
     if not sys.stdin.isatty():
         raise InputError("nobody is there to ask: type --yes to leave without a question")
-    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+    try:
+        answer = input(f"{question} [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
         raise InputError("nothing was changed")
 
 

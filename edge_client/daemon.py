@@ -50,8 +50,8 @@ from edge_client.session import (
     WorkerFailed,
 )
 from edge_client.spool import Spool
-from edge_client.status import Moment, Status, StatusFile
-from edge_client.task import AllowedTasks
+from edge_client.status import Moment, Status, StatusFile, one_line
+from edge_client.task_files import AllowedTasks
 from edge_client.transport.base import Connected, Disconnected, Received, Transport
 from edge_client.transport.base import Event as TransportEvent
 from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk, peek_chunk, transfer_id
@@ -242,6 +242,7 @@ class Daemon:
         for event in events:
             if isinstance(event, WorkerFailed):
                 self._error = _moment(f"the worker failed: {event.code}: {event.detail}")
+                log.warning("the worker failed: %s: %s", event.code, one_line(event.detail))
         share_logs = self._device_file.share.logs != "none"
         return [replace(e, log=()) if isinstance(e, WorkerFailed) and not share_logs else e for e in events]
 

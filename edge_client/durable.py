@@ -155,6 +155,19 @@ def claim_state_dir(path: Path, *, kind: str, version: int, may_hold: Collection
     return fd
 
 
+def is_there(path: Path) -> bool:
+    """Whether something lies at `path`; raises `MachineError` if this user may not know."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a name that no file can have
+        return False
+    except OSError as error:
+        raise MachineError(
+            f"cannot look at {path}: {error.strerror}; if it is another user's, type the command as that user"
+        ) from error
+    return True
+
+
 def is_claimed(path: Path) -> bool:
     """Whether a process holds the state directory now; takes the lock for a moment if nobody does."""
     try:

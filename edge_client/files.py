@@ -44,6 +44,7 @@ __all__ = [
 T = TypeVar("T")
 
 _SIZE = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_MAX_RUN_NAME = 48  # an id has 64 characters at most, with "-dry-" and a number
 _MAX_LABELS = 64
 _MAX_LABEL_BYTES = 8192
 _MAX_TASKS = 32
@@ -129,7 +130,9 @@ class MethodSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
-    name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = _key("a built-in model: small-cnn, mlp")
+    name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = _key(
+        "a built-in model: small-cnn, mlp, preresnet20, resnet10 (14, 18, 22, 26, 34), vit-t-16, vit-s-8 (9 to 12)"
+    )
     input: tuple[Annotated[int, Between(1, 65536)], ...] = _key("shape of one sample: channels, height, width")
     init: Init = _key(_INIT_HELP, "random")
     options: Options = _key("the model's own options", dict)
@@ -295,11 +298,19 @@ def check_run_file(file: RunFile) -> None:
     if (file.model is None) == (file.task is None):
         came = "neither" if file.model is None else "both"
         raise InputError(f"expected either model or task, got {came}")
+    if len(file.name) > _MAX_RUN_NAME:
+        raise InputError(
+            f"name: expected at most {_MAX_RUN_NAME} characters, got {len(file.name)}; runs become NAME-1, NAME-2, ..."
+        )
     if len(set(file.classes)) != len(file.classes) or len(file.classes) < 2:
         raise InputError(f"classes: expected two or more different names, got {list(file.classes)!r}")
     for rule in ("target", "patience"):
         if getattr(file.stop, rule) is not None and file.evaluate.every == 0:
             raise InputError(f"stop.{rule} needs evaluations; set evaluate.every to 1 or more")
+    metric, target = file.stop.metric, file.stop.target
+    if target is not None and not (0 <= target if metric == "loss" else 0 <= target <= 1):
+        wanted = "0 or more" if metric == "loss" else "0 to 1"
+        raise InputError(f"stop.target: expected {wanted} for {metric}, got {target:g}; it would never be reached")
 
 
 def load_device_file(path: Path) -> DeviceFile:

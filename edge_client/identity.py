@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from edge_client import durable
 from edge_client.errors import ConflictError, InputError, MachineError, PayloadError
@@ -31,6 +32,8 @@ __all__ = [
 STATE_KIND = "device"
 STATE_VERSION = 1
 
+_PASSWORD = r"[A-Za-z0-9_-]{16,128}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
@@ -41,7 +44,7 @@ class Bundle:
     device: Id
     brokers: tuple[Text, ...]  # mqtt[s]://host:port; tried in turn
     ca: Annotated[str, Matches(r"(?s).{0,16000}")] | None = None  # PEM; the only authority that is trusted
-    password: Annotated[str, Matches(r"[A-Za-z0-9_-]{16,128}")]
+    password: Annotated[str, Matches(_PASSWORD)]
     key: Hash  # 32 bytes as hex
 
     def key_bytes(self) -> bytes:
@@ -57,7 +60,7 @@ def default_state_dir() -> Path:
 def parse_bundle(text: str, source: str) -> Bundle:
     """A bundle from its JSON text; raises `InputError`."""
     try:
-        bundle = from_map(Bundle, json.loads(text), where="bundle")
+        bundle = from_map(Bundle, _checked_secrets(json.loads(text)), where="bundle")
         if not bundle.brokers:
             raise InputError("expected at least one broker, got none")
         for broker in bundle.brokers:
@@ -67,6 +70,15 @@ def parse_bundle(text: str, source: str) -> Bundle:
             f"{source} is not a join bundle ({error}); make one with: coordinator device add NAME"
         ) from None
     return bundle
+
+
+def _checked_secrets(data: Any) -> Any:
+    """The same data, or an error that does not repeat a secret with a slip in it, as that of `from_map` would."""
+    for name, form in (("password", _PASSWORD), ("key", r"[0-9a-f]{64}")):
+        value = data.get(name, "") if isinstance(data, dict) else ""
+        if value and not (isinstance(value, str) and re.fullmatch(form, value)):
+            raise InputError(f"bundle.{name} does not match {form}")
+    return data
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -107,7 +119,7 @@ def join(state_dir: Path, bundle: Bundle) -> None:
 
 def _held(state_dir: Path) -> Bundle | None:
     path = state_dir / "identity" / "bundle.json"
-    return read_bundle(path) if path.exists() else None
+    return read_bundle(path) if durable.is_there(path) else None
 
 
 def load_identity(state_dir: Path) -> Bundle:

@@ -14,9 +14,10 @@ from typing import Any
 
 from edge_client import durable, files
 from edge_client.data import registry as data
-from edge_client.errors import InputError, NoSuchNameError
+from edge_client.errors import InputError, MachineError, NoSuchNameError
 from edge_client.files import DeviceFile
 from edge_client.records import to_map
+from edge_client.task_files import task_sha256
 
 __all__ = ["load", "task_hashes", "to_json", "to_toml"]
 
@@ -27,7 +28,7 @@ _OWN_NAMES = ("rename", "labels", "tasks")  # tables whose keys are the owner's 
 
 def load(path: Path) -> DeviceFile:
     """Read and check a device file, its paths included; raises `InputError` that names every key that is wrong."""
-    if not path.exists():
+    if not durable.is_there(path):
         raise InputError(
             f"{path} is missing: it says where this device's data is, for example\n"
             '  data = { source = "npz", train = "/data/train.npz" }\n'
@@ -37,12 +38,21 @@ def load(path: Path) -> DeviceFile:
     try:
         if device.data is not None and (device.data.source or not device.tasks):
             data.validate(device.data)
+        elif device.data is not None:
+            data.validate_part(device.data)
     except (NoSuchNameError, InputError) as error:
         raise InputError(f"{path}: {error}") from None
-    missing = [f"{key}: {place} does not exist on this device" for key, place in _paths(device) if not place.exists()]
-    if missing:
-        raise InputError(f"{path}: {'; '.join(missing)}")
+    problems = [f"{key}: {problem}" for key, place in _paths(device) if (problem := _problem(place))]
+    if problems:
+        raise InputError(f"{path}: {'; '.join(problems)}")
     return device
+
+
+def _problem(place: Path) -> str:
+    try:
+        return "" if durable.is_there(place) else f"{place} does not exist on this device"
+    except MachineError as error:
+        return str(error)
 
 
 def _paths(device: DeviceFile) -> Iterator[tuple[str, Path]]:
@@ -62,13 +72,7 @@ def _file_of(task: str) -> Path:
 
 def task_hashes(device: DeviceFile) -> dict[str, str]:
     """SHA-256 of each task's file: what the coordinator compares before a run."""
-    hashes = {}
-    for name, place in device.tasks.items():
-        try:
-            hashes[name] = durable.sha256_file(_file_of(place))
-        except OSError as error:
-            raise InputError(f"tasks.{name}: cannot read {_file_of(place)}: {error.strerror}") from error
-    return hashes
+    return {name: task_sha256(_file_of(place)) for name, place in device.tasks.items()}
 
 
 def to_json(device: DeviceFile) -> Json:

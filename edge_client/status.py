@@ -21,7 +21,7 @@ from edge_client.errors import PayloadError
 from edge_client.identity import Bundle
 from edge_client.records import Between, Count, Matches, Text, from_map, to_map
 
-__all__ = ["Moment", "Status", "StatusFile", "describe", "read_status", "summary"]
+__all__ = ["Moment", "Status", "StatusFile", "describe", "one_line", "read_status", "summary"]
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def describe(data: dict[str, Any]) -> str:
     for key, name in (("receipt", "last receipt"), ("error", "last error")):
         if data[key]:
             rows.append((name, f"{data[key]['text']} ({data[key]['at']})"))
-    return "\n".join(f"{name:<12}  {_plain(text)}" for name, text in rows)
+    return "\n".join(f"{name:<12}  {one_line(text)}" for name, text in rows)
 
 
 def _link(data: dict[str, Any]) -> str:
@@ -145,6 +145,6 @@ def _doing(data: dict[str, Any]) -> str:
     return f"{data['state']}: run {data['run']}, round {data['round']} of {data['num_rounds']}{phase}"
 
 
-def _plain(text: str) -> str:
-    """One line without control characters."""
+def one_line(text: str) -> str:
+    """A text of somebody else's without control characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

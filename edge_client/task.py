@@ -16,9 +16,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
-import re
-import stat
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +27,12 @@ from typing import TYPE_CHECKING, Final
 from edge_client.device import meter
 from edge_client.errors import FedfitError, InputError
 from edge_client.files import DataSection
+from edge_client.task_files import read_task_file, split_place
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
-    "AllowedTasks",
     "Device",
     "Source",
     "Task",
@@ -43,13 +40,8 @@ __all__ = [
     "data_table",
     "load_task",
     "read_source",
-    "split_place",
-    "task_sha256",
 ]
 
-_log = logging.getLogger(__name__)
-
-_MAX_FILE_BYTES = 2**20
 _MAX_SHOWN: Final = 300
 
 
@@ -190,61 +182,14 @@ class _ReadOnce(SourceFileLoader):
         return code
 
 
-def split_place(place: str) -> tuple[Path, str]:
-    """`FILE.py:OBJECT` as path and name; the name is `task` if none is given."""
-    path, colon, name = place.rpartition(":")
-    if not colon or "/" in name:
-        path, name = place, "task"
-    if not path.endswith(".py") or not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise InputError(f"expected a task as FILE.py:OBJECT, got {place!r}")
-    return Path(path), name
-
-
 def read_source(path: Path, name: str = "task", *, shown: str = "") -> Source:
     """Read a task's file; `shown` is how messages call it, if not by its path."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise InputError(f"cannot read the task {shown or path}: it is no file")
-        with open(path, "rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"cannot read the task {shown or path}: {error.strerror}") from error
-    if len(data) > _MAX_FILE_BYTES:
-        raise InputError(f"{shown or path}: expected a task of at most {_MAX_FILE_BYTES} bytes, got more")
-    return Source(path=shown or str(path), name=name, data=data)
+    return Source(path=shown or str(path), name=name, data=read_task_file(path, shown=shown))
 
 
 def load_task(place: str) -> Task:
     """The task at `FILE.py:OBJECT`; raises `InputError` for everything that is wrong with it."""
     return read_source(*split_place(place)).load()
-
-
-def task_sha256(path: Path) -> str:
-    """The hash of a task's file; raises `InputError` if it cannot be read."""
-    return read_source(path).sha256
-
-
-class AllowedTasks:
-    """The tasks that a device's owner allows, as the daemon tells them: read again each time, so that a file may be
-    replaced while the daemon runs."""
-
-    def __init__(self, tasks: Mapping[str, str]) -> None:
-        self._tasks = dict(tasks)
-        self._told: set[str] = set()
-
-    def hashes(self) -> dict[str, str]:
-        """Name -> hash of its file; one that cannot be read is left out, and told once."""
-        found: dict[str, str] = {}
-        for name, place in self._tasks.items():
-            try:
-                found[name] = task_sha256(split_place(place)[0])
-            except InputError as error:
-                if name not in self._told:
-                    _log.warning("task %r is left out: %s", name, error)
-                self._told.add(name)
-            else:
-                self._told.discard(name)
-        return found
 
 
 def data_table(section: DataSection) -> Mapping[str, str]:
@@ -261,4 +206,6 @@ class _DataTable(dict[str, str]):
     """A key that device.toml does not have is an error that says so, not a bare `KeyError`."""
 
     def __missing__(self, key: str) -> str:
-        raise InputError(f"the task reads device.data[{key!r}], and device.toml has no data.{key}; add it")
+        known = [field.name.replace("_", "-") for field in dataclasses.fields(DataSection)]
+        what = f"has no data.{key}; add it" if key in known else f"can only have {', '.join(known)} below data"
+        raise InputError(f"the task reads device.data[{key!r}], and device.toml {what}")

@@ -497,8 +497,10 @@ class SqliteStore:
 
     def evaluations(self, run_id: str, version: int | None = None) -> list[EvaluationRow]:
         """Results by version and device."""
-        query = "SELECT * FROM evaluation WHERE run = ? AND (?2 IS NULL OR version = ?2) ORDER BY version, device"
-        return self._all(EvaluationRow, query.replace("run = ?", "run = ?1", 1), run_id, version)
+        if version is None:
+            return self._all(EvaluationRow, "SELECT * FROM evaluation WHERE run = ? ORDER BY version, device", run_id)
+        query = "SELECT * FROM evaluation WHERE run = ? AND version = ? ORDER BY device"
+        return self._all(EvaluationRow, query, run_id, version)
 
     def evaluated_versions(self, run_id: str) -> list[int]:
         """The versions that somebody judged, oldest first."""

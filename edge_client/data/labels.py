@@ -102,7 +102,7 @@ def _unknown(unknown: Sequence[str], classes: Sequence[str], rename: Mapping[str
     return (
         f"{where}: {'class' if len(unknown) == 1 else 'classes'} {shown}{more} not in the run, which has "
         f"{', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}; write the run's name of each into "
-        f"device.toml: rename = {{ {line} }}"
+        f"device.toml, and start the client again: rename = {{ {line} }}"
     )
 
 

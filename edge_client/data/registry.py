@@ -7,7 +7,7 @@ import math
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.files import DataSection
 
-__all__ = ["names", "parse_partition", "validate"]
+__all__ = ["names", "parse_partition", "validate", "validate_part"]
 
 _SOURCES = {
     "csv": "a header line, then numbers; the labels in the column `label`, or else in the last one",
@@ -33,6 +33,11 @@ def validate(section: DataSection) -> None:
         raise InputError("data source 'digits' is part of fedfit; remove train and test, or name another source")
     if section.source != "digits" and not section.train:
         raise InputError(f"data source {section.source!r} needs a path in data.train")
+    validate_part(section)
+
+
+def validate_part(section: DataSection) -> None:
+    """Raise `InputError` for a part that there is not; a task's data is divided, too."""
     part, num_parts = section.part
     if part >= num_parts:
         raise InputError(f"data.part: expected [i, n] with 0 <= i < n, got [{part}, {num_parts}]")

@@ -106,7 +106,28 @@ class ArraySet:
 
     def rows(self, indices: Indices, shape: tuple[int, ...]) -> tuple[Rows, Convert]:
         """Read from the file, or from what was unpacked of it."""
-        return self._images.select(indices), _converter(self._images, shape, self._levels)
+        convert = _converter(self._images, shape, self._levels)
+        rows = self._images.select(indices)
+        return (_FiniteRows(rows, indices, self._images) if self._images.dtype.kind == "f" else rows), convert
+
+
+class _FiniteRows:
+    """Rows of numbers that a model can learn from: one NaN would spoil it without a sound."""
+
+    def __init__(self, rows: Rows, chosen: Indices, file: ArrayFile) -> None:
+        self._rows = rows
+        self._chosen = chosen
+        self._file = file
+        self.held_bytes = rows.held_bytes
+
+    def take(self, indices: Indices) -> NDArray[Any]:
+        raw = self._rows.take(indices)
+        with np.errstate(over="ignore"):
+            fine = np.isfinite(raw.astype(np.float32, copy=False)).reshape(len(raw), -1).all(axis=1)
+        if not fine.all():
+            number = int(self._chosen[indices][np.flatnonzero(~fine)[0]])
+            raise InputError(f"{self._file.path}: {self._file.what}: sample {number} has values that are not finite")
+        return raw
 
 
 def _names(file: ArrayFile | None) -> list[str] | None:

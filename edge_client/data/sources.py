@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edge_client import durable
 from edge_client.data import partitions, registry
 from edge_client.data.arrays import Indices, Rows
 from edge_client.data.formats import idx_array, npz_arrays
 from edge_client.data.images import ImageSet
 from edge_client.data.labels import positions
 from edge_client.data.sets import ArraySet, Convert, SampleSet, csv, open_npz
-from edge_client.errors import InputError
+from edge_client.errors import InputError, MachineError
 from edge_client.files import DataSection
 
 __all__ = ["Samples", "all_samples", "divide", "open_data"]
@@ -131,7 +132,11 @@ def _find(section: DataSection, shape: tuple[int, ...]) -> tuple[SampleSet, Samp
     if section.source == "digits":
         return open_npz(_DIGITS, ("x",), levels=_DIGITS_LEVELS), None
     for key, path in (("train", section.train), ("test", section.test)):
-        if path and not Path(path).exists():
+        try:
+            there = not path or durable.is_there(Path(path))
+        except MachineError as error:
+            raise InputError(f"data.{key}: {error}") from error
+        if not there:
             raise InputError(f"data.{key}: {path} does not exist on this device; correct it in device.toml")
     if section.source == "image-folder":
         return ImageSet(train_path, shape), ImageSet(test_path, shape) if section.test else None

@@ -90,7 +90,10 @@ class CsvSet:
             )
         if all(_is_number(name) for name in names):
             raise InputError(f"{self._path}, line 1: expected the columns' names, got numbers; add a header line")
-        self._label_column = names.index("label") if "label" in names else len(names) - 1
+        labels = [number for number, name in enumerate(names) if name.lower() == "label"]
+        if len(labels) > 1:
+            raise InputError(f"{self._path}, line 1: expected one column 'label', got {len(labels)}; rename the others")
+        self._label_column = labels[0] if labels else len(names) - 1
         self._width = len(names)
         self.num_columns = len(names) - 1
 

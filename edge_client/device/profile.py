@@ -1,53 +1,101 @@
-"""What this device is and how much memory a worker may use: a `DeviceProfile` from `/proc`, without torch.
+"""What follows from what a device is: how much memory a worker may use, and why.
 
-Does not cover: accelerators, boards by name, cgroup limits.
+    budget = min(80 % of (MemAvailable - reserve), room in every control group); reserve = max(128 MB, 10 % of MemTotal)
+
+`limits.memory` of device.toml stands above all of it. Swap and zram are never counted, and where a GPU shares the
+system's memory, that memory is counted once. Does not cover: reading the system (`probe`). No torch.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from edge_client.device.cgroups import CpuQuota, MemoryLimit
+from edge_client.device.probe import Memory, probe
 from edge_client.errors import MachineError
+from edge_client.files import format_bytes
 from edge_client.records import DeviceProfile
 
-__all__ = ["measure"]
+__all__ = ["Budget", "derive_budget", "measure", "no_memory", "usable_cores"]
+
+_log = logging.getLogger(__name__)
 
 _RESERVE_BYTES = 128 * 10**6  # what the rest of a small board needs to stay reachable
-_RESERVE_SHARE = 0.1
-_USABLE_SHARE = 0.8  # other processes grow while a worker trains
+_RESERVE_SHARE = 10  # one part in ten
+_USABLE_PERCENT = 80  # other processes grow while a worker trains
 
 
-def measure(limit: int | None, *, meminfo: Path = Path("/proc/meminfo")) -> DeviceProfile:
-    """Profile of this machine; the budget is `limit` if given, else a careful share of what is free now."""
-    total, available = _memory(meminfo)
-    if limit is None:
-        reserve = max(_RESERVE_BYTES, int(_RESERVE_SHARE * total))
-        limit = max(0, int(_USABLE_SHARE * (available - reserve)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a worker process may use, and each step that led to it, for people."""
+
+    num_bytes: int
+    reasons: tuple[str, ...]
+
+
+def measure(limit: int | None, *, root: Path = Path("/")) -> DeviceProfile:
+    """Profile of this machine for the coordinator; the budget is `limit` if given."""
+    found = probe(root)
+    for note in found.notes:
+        _log.warning("%s", note)
+    if limit is None and found.memory is None:
+        raise MachineError(no_memory(root))
     return DeviceProfile(
-        budget_bytes=limit,
-        memory_bytes=total,
-        cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
-        machine=platform.machine()[:64],
+        budget_bytes=derive_budget(found.memory, found.groups.memory, limit).num_bytes,
+        memory_bytes=found.memory.total_bytes if found.memory else 0,
+        cores=usable_cores(found.cores, found.groups.cpu),
+        kind=found.kind,
+        machine=(found.model or found.machine)[:64],
     )
 
 
-def _memory(meminfo: Path) -> tuple[int, int]:
-    """(total, available) in bytes."""
-    if sys.platform != "linux":
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return total, total // 2  # macOS does not say what is available; it serves for development only
-    found: dict[str, int] = {}
-    try:
-        with open(meminfo, encoding="ascii", errors="replace") as lines:
-            for line in lines:
-                name, _, rest = line.partition(":")
-                if name in ("MemTotal", "MemAvailable"):
-                    found[name] = int(rest.split()[0]) * 1024
-        return found["MemTotal"], found["MemAvailable"]
-    except (OSError, KeyError, ValueError, IndexError) as error:
-        raise MachineError(
-            f"cannot read MemTotal and MemAvailable from {meminfo} ({error}); set limits.memory in device.toml"
-        ) from error
+def no_memory(root: Path) -> str:
+    """What to tell where the system hides how much memory it has."""
+    return f"expected MemTotal and MemAvailable in {root / 'proc/meminfo'}; set limits.memory in device.toml"
+
+
+def usable_cores(cores: int, quotas: Sequence[CpuQuota]) -> int:
+    """Cores that can be kept busy: those that are allowed, or the CPU time that a group has, rounded up."""
+    return max(1, min([cores, *(math.ceil(quota.cores) for quota in quotas)]))
+
+
+def derive_budget(memory: Memory | None, limits: Sequence[MemoryLimit], limit: int | None) -> Budget:
+    """The budget from free memory and control groups; `limit` is `limits.memory` of device.toml."""
+    steps = [] if memory is None else _from_memory(memory)
+    steps += [_from_group(group) for group in limits]
+    counts = [num_bytes for num_bytes, _ in steps if num_bytes is not None]
+    reasons = [reason for _, reason in steps]
+    if limit is not None:
+        reasons.append(_from_owner(limit, min(counts, default=None)))
+        return Budget(num_bytes=limit, reasons=tuple(reasons))
+    if len(counts) > 1:
+        reasons.append(f"the smallest counts: {format_bytes(min(counts))}")
+    return Budget(num_bytes=min(counts, default=0), reasons=tuple(reasons))
+
+
+def _from_memory(memory: Memory) -> list[tuple[int | None, str]]:
+    reserve = max(_RESERVE_BYTES, memory.total_bytes // _RESERVE_SHARE)
+    usable = max(0, memory.available_bytes - reserve) * _USABLE_PERCENT // 100
+    available, total = format_bytes(memory.available_bytes), format_bytes(memory.total_bytes)
+    return [
+        (None, f"MemAvailable: {available} of {total} are available"),
+        (None, f"reserve: {format_bytes(reserve)} are left to the system (10 % of MemTotal, at least 128 MB)"),
+        (usable, f"{_USABLE_PERCENT} % of the rest, because other programs grow meanwhile: {format_bytes(usable)}"),
+    ]
+
+
+def _from_group(limit: MemoryLimit) -> tuple[int | None, str]:
+    allowed, used, left = (format_bytes(n) for n in (limit.limit_bytes, limit.used_bytes, limit.headroom_bytes))
+    where = f"cgroup v{limit.version} {limit.group}"
+    return limit.headroom_bytes, f"{where}: {limit.file} allows {allowed}, {used} are used: {left} are left"
+
+
+def _from_owner(limit: int, derived: int | None) -> str:
+    reason = f"limits.memory of device.toml stands above all: {format_bytes(limit)}"
+    if derived is not None and limit > derived:
+        reason += f"; that is more than the {format_bytes(derived)} that are free, so the system may end a worker"
+    return reason

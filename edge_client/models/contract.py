@@ -3,13 +3,16 @@
     forward(x)  ==  forward_from(units[k + 1].name, forward_to(units[k].name, x))    for every k
 
 Methods and planners ask the model; none looks at its name or class. An `nn.Sequential` gets the contract for free, any
-other module by naming its units in order (`models.adopted` checks that they are the whole model).
+other module by naming its units in order (`models.adopted` checks that they are the whole model). A `Staged` sequence
+also tells the stages of its units and taps inside of them.
 Does not cover: slices of depth or width; they will be index maps into the full model and change nothing here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +20,7 @@ from torch import Tensor, nn
 
 from edge_client.errors import NoSuchNameError
 
-__all__ = ["Model", "Unit", "children_of", "describe", "from_sequential"]
+__all__ = ["Model", "Staged", "Unit", "children_of", "count_outputs", "describe", "from_sequential"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +32,15 @@ class Unit:
     stage: int  # 0: stem; blocks of equal resolution share a stage; the head comes after the last
     index: int  # position inside its stage
     parameters: tuple[str, ...]  # names in the whole model
+    buffers: tuple[str, ...]  # those that travel, such as the running statistics of a BatchNorm
     in_shape: tuple[int, ...]  # without the batch axis
     out_shape: tuple[int, ...]
     num_activations: int  # elements that all layers of the unit put out for one sample
+    min_batch: int  # samples to train on at least: 2 where a BatchNorm gets one value per channel, which it refuses
 
 
 class Model(nn.Module):
-    """Units that run one after another; `taps` maps a name to the unit whose output it is."""
+    """Units that run one after another; `taps` maps a name to the module, a unit or part of one, that puts it out."""
 
     units: tuple[Unit, ...]
     taps: Mapping[str, str]
@@ -78,12 +83,26 @@ class Model(nn.Module):
         return self._order.index(unit)
 
 
+class Staged(nn.Sequential):
+    """A sequence of units that knows what their order does not tell: stages, and taps inside of units."""
+
+    def __init__(self, units: OrderedDict[str, nn.Module], *, stages: Sequence[int], taps: Mapping[str, str]) -> None:
+        """`taps` come on top of those that follow from the units, or replace them."""
+        super().__init__(units)
+        self.stages = tuple(stages)
+        self.taps = dict(taps)
+
+
 def from_sequential(layers: nn.Sequential, *, input_shape: Sequence[int], stages: Sequence[int] | None = None) -> Model:
     """Give a sequence the contract: each child is a unit, the first the stem, the last the head.
 
-    `stages` names the stage of each child; without it every block is a stage of its own. The model shares the children.
+    `stages` names the stage of each child; without it every block is a stage of its own, or what a `Staged` sequence
+    says. The model shares the children.
     """
-    return describe(Model(children_of(layers)), input_shape=input_shape, stages=stages)
+    model = Model(children_of(layers))
+    if not isinstance(layers, Staged):
+        return describe(model, input_shape=input_shape, stages=stages)
+    return describe(model, input_shape=input_shape, stages=stages or layers.stages, taps=layers.taps)
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -91,64 +110,101 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
     return {name: child for name, child in module._modules.items() if child is not None}
 
 
-def describe(model: Model, *, input_shape: Sequence[int], stages: Sequence[int] | None = None) -> Model:
-    """Fill in the model's units and taps by running one sample of zeros."""
+def describe(
+    model: Model,
+    *,
+    input_shape: Sequence[int],
+    stages: Sequence[int] | None = None,
+    taps: Mapping[str, str] | None = None,
+) -> Model:
+    """Fill in the model's units and taps by running one sample of zeros; `taps` come on top of the usual ones."""
     model.input_shape = tuple(input_shape)
     model.units = _describe(model, list(stages) if stages is not None else list(range(len(model.order))))
-    model.taps = _taps(model.units)
+    model.taps = {**_taps(model.units), **(taps or {})}
+    for name in model.taps.values():
+        model.get_submodule(name)  # a tap on nothing is a mistake of the architecture's file: known at once
     return model
 
 
 def _describe(model: Model, stages: list[int]) -> tuple[Unit, ...]:
     """Run one sample of zeros through the units to learn shapes and sizes."""
-    children = {name: model.get_submodule(name) for name in model.order}
-    if len(stages) != len(children):
-        raise ValueError(f"expected a stage for each of {len(children)} units, got {len(stages)}")
+    if len(stages) != len(model.order):
+        raise ValueError(f"expected a stage for each of {len(model.order)} units, got {len(stages)}")
     units: list[Unit] = []
     was_training = model.training
     model.eval()  # one sample has no batch statistics
     with torch.no_grad():
         x = torch.zeros(1, *model.input_shape)
-        for position, (name, child) in enumerate(children.items()):
-            out, num_activations = _count_outputs(child, x)
-            kind = "head" if position == len(children) - 1 else "stem" if position == 0 else "block"
-            unit = Unit(
-                name=name,
-                kind=kind,
-                stage=stages[position],
-                index=stages[:position].count(stages[position]),
-                parameters=tuple(f"{name}.{parameter}" for parameter, _ in child.named_parameters()),
-                in_shape=tuple(x.shape[1:]),
-                out_shape=tuple(out.shape[1:]),
-                num_activations=num_activations,
-            )
+        for position in range(len(stages)):
+            unit, x = _describe_unit(model, position, stages, x)
             units.append(unit)
-            x = out
     model.train(was_training)
     return tuple(units)
 
 
-def _count_outputs(unit: nn.Module, x: Tensor) -> tuple[Tensor, int]:
-    """The unit's output, and the number of elements that its innermost modules put out."""
+def _describe_unit(model: Model, position: int, stages: list[int], x: Tensor) -> tuple[Unit, Tensor]:
+    """The unit at a position, and its output for `x`."""
+    name = model.order[position]
+    module = model.get_submodule(name)
+    leaves = [part for part in module.modules() if not any(part.children())]
+    with _single_values(module) as single:
+        out, num_activations = count_outputs(module, x, leaves)
+    parameters = dict(module.named_parameters())
+    unit = Unit(
+        name=name,
+        kind="head" if position == len(stages) - 1 else "stem" if position == 0 else "block",
+        stage=stages[position],
+        index=stages[:position].count(stages[position]),
+        parameters=tuple(f"{name}.{parameter}" for parameter in parameters),
+        buffers=tuple(f"{name}.{tensor}" for tensor in module.state_dict() if tensor not in parameters),
+        in_shape=tuple(x.shape[1:]),
+        out_shape=tuple(out.shape[1:]),
+        num_activations=max(num_activations, out.numel()),
+        min_batch=2 if single else 1,
+    )
+    return unit, out
+
+
+def count_outputs(module: nn.Module, x: Tensor, counted: Iterable[nn.Module]) -> tuple[Tensor, int]:
+    """The module's output, and the number of elements that the `counted` ones of its parts put out on the way."""
     count = 0
 
-    def add(module: nn.Module, inputs: object, output: object) -> None:
+    def add(part: nn.Module, inputs: object, output: object) -> None:
         nonlocal count
         count += output.numel() if isinstance(output, Tensor) else 0
 
-    leaves = [module for module in unit.modules() if not any(module.children())]
-    hooks = [leaf.register_forward_hook(add) for leaf in leaves]
+    hooks = [part.register_forward_hook(add) for part in counted]
     try:
-        out: Tensor = unit(x)
+        out: Tensor = module(x)
     finally:
         for hook in hooks:
             hook.remove()
-    return out, max(count, out.numel())
+    return out, count
+
+
+@contextmanager
+def _single_values(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """The BatchNorms that get one value per channel of a sample, while the module is run."""
+    found: list[nn.Module] = []
+
+    def look(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if inputs and inputs[0].numel() == inputs[0].shape[1]:
+            found.append(part)
+
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _taps(units: Sequence[Unit]) -> dict[str, str]:
-    """`stem_out`, `stage_<i>_out` (its last block), `features` (input of the head), `logits`."""
-    taps = {f"stage_{unit.stage}_out": unit.name for unit in units if unit.kind == "block"}
+    """`stem_out`, `block_<k>_out`, `stage_<i>_out` (its last block), `features` (input of the head), `logits`."""
+    blocks = [unit for unit in units if unit.kind == "block"]
+    taps = {f"block_{number}_out": unit.name for number, unit in enumerate(blocks, start=1)}
+    taps |= {f"stage_{unit.stage}_out": unit.name for unit in blocks}
     if units[0].kind == "stem":
         taps["stem_out"] = units[0].name
     if len(units) > 1:

@@ -2,80 +2,113 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.files import parse_table
-from edge_client.records import Between
+from edge_client.models import options as known
 
 if TYPE_CHECKING:
     from torch import nn
 
     from edge_client.models.contract import Model
 
-__all__ = ["MlpOptions", "SmallCnnOptions", "build", "names", "options_type", "parameter_sizes", "validate"]
+__all__ = ["build", "names", "options_type", "parameter_sizes", "validate"]
 
-_MAX_ELEMENTS = 2**28  # of one sample or one weight: 1 GiB of float32; beyond, a number is a typing error
+# input shape, number of classes, options -> units; what makes them imports torch, hence not at the top
+_Layers = Callable[[tuple[int, ...], int, Any], "nn.Sequential"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallCnnOptions:
-    """Options of `small-cnn`."""
-
-    width: Annotated[int, Between(1, 1024)] = field(
-        default=32, metadata={"help": "channels of the first convolution; the second has twice as many"}
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlpOptions:
-    """Options of `mlp`."""
-
-    hidden: tuple[Annotated[int, Between(1, 65536)], ...] = field(
-        default=(64,), metadata={"help": "widths of the hidden layers, such as [64] or [256, 64]; [] is linear"}
-    )
+_RESNET_BLOCKS = {  # per stage
+    "resnet10": (1, 1, 1, 1),
+    "resnet14": (1, 1, 2, 2),
+    "resnet18": (2, 2, 2, 2),
+    "resnet22": (2, 2, 3, 3),
+    "resnet26": (3, 3, 3, 3),
+    "resnet34": (3, 4, 6, 3),
+}
+_VIT_S_DEPTHS = (8, 9, 10, 11, 12)
 
 
-def _small_cnn(input_shape: tuple[int, ...], num_classes: int, options: SmallCnnOptions) -> nn.Sequential:
+def _small_cnn(input_shape: tuple[int, ...], num_classes: int, options: known.SmallCnnOptions) -> nn.Sequential:
     from edge_client.models.small_cnn import small_cnn
 
     return small_cnn(input_shape, num_classes, width=options.width)
 
 
-def _mlp(input_shape: tuple[int, ...], num_classes: int, options: MlpOptions) -> nn.Sequential:
+def _mlp(input_shape: tuple[int, ...], num_classes: int, options: known.MlpOptions) -> nn.Sequential:
     from edge_client.models.mlp import mlp
 
     return mlp(input_shape, num_classes, hidden=options.hidden)
 
 
-def _check_small_cnn(shape: tuple[int, ...], options: SmallCnnOptions) -> None:
-    if len(shape) != 3 or min(shape[1:]) < 4:
-        raise InputError(
-            f"model 'small-cnn' needs an input of channels, height, width with at least 4x4 pixels, got {list(shape)}"
+def _preresnet(input_shape: tuple[int, ...], num_classes: int, options: known.PreResNetOptions) -> nn.Sequential:
+    from edge_client.models.preresnet import preresnet
+
+    return preresnet(
+        input_shape,
+        num_classes,
+        width=options.width,
+        shortcut=options.shortcut,
+        stem_norm=options.stem_norm,
+        track_running_stats=options.track_running_stats,
+    )
+
+
+def _resnet(blocks: tuple[int, ...]) -> _Layers:
+    def layers(input_shape: tuple[int, ...], num_classes: int, options: known.ResNetOptions) -> nn.Sequential:
+        from edge_client.models.resnet import resnet
+
+        return resnet(
+            input_shape,
+            num_classes,
+            blocks=blocks,
+            base_width=options.base_width,
+            small_stem=options.small_stem,
         )
 
+    return layers
 
-def _check_mlp(shape: tuple[int, ...], options: MlpOptions) -> None:
-    widths = (math.prod(shape), *options.hidden)
-    largest = max((a * b for a, b in itertools.pairwise(widths)), default=0)
-    if largest > _MAX_ELEMENTS:
-        raise InputError(f"model 'mlp': hidden {list(options.hidden)} makes a layer of {largest} weights; narrow it")
+
+def _vit_t(input_shape: tuple[int, ...], num_classes: int, options: known.VitTOptions) -> nn.Sequential:
+    return _vit(options.depth)(input_shape, num_classes, options)
+
+
+def _vit(depth: int) -> _Layers:
+    def layers(input_shape: tuple[int, ...], num_classes: int, options: known.VitOptions) -> nn.Sequential:
+        from edge_client.models.vit import vit
+
+        return vit(
+            input_shape,
+            num_classes,
+            patch=options.patch,
+            width=options.width,
+            heads=options.heads,
+            depth=depth,
+        )
+
+    return layers
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     options: type
-    check: Callable[[tuple[int, ...], Any], None]
-    layers: Callable[[tuple[int, ...], int, Any], nn.Sequential]  # imports torch, hence not at the top
+    check: Callable[[str, tuple[int, ...], Any], None]
+    layers: _Layers
 
 
 _MODELS = {
-    "mlp": _Entry(MlpOptions, _check_mlp, _mlp),
-    "small-cnn": _Entry(SmallCnnOptions, _check_small_cnn, _small_cnn),
+    "mlp": _Entry(known.MlpOptions, known.check_mlp, _mlp),
+    "small-cnn": _Entry(known.SmallCnnOptions, known.check_small_cnn, _small_cnn),
+    "preresnet20": _Entry(known.PreResNetOptions, known.check_preresnet, _preresnet),
+    "vit-t-16": _Entry(known.VitTOptions, known.check_vit, _vit_t),
+    **{
+        name: _Entry(known.ResNetOptions, known.check_resnet, _resnet(blocks))
+        for name, blocks in _RESNET_BLOCKS.items()
+    },
+    **{f"vit-s-{depth}": _Entry(known.VitSOptions, known.check_vit, _vit(depth)) for depth in _VIT_S_DEPTHS},
 }
 
 
@@ -125,9 +158,9 @@ def _parse(name: str, input_shape: Sequence[int], options: Mapping[str, Any]) ->
     if name not in _MODELS:
         raise NoSuchNameError.of("model", name, names())
     shape = tuple(input_shape)
-    if not shape or min(shape) < 1 or math.prod(shape) > _MAX_ELEMENTS:
+    if not shape or min(shape) < 1 or math.prod(shape) > known.MAX_ELEMENTS:
         raise InputError(f"model {name!r}: expected an input shape such as [1, 28, 28], got {list(shape)}")
     entry = _MODELS[name]
     parsed: Any = parse_table(entry.options, options, source=f"model {name!r}")
-    entry.check(shape, parsed)
+    entry.check(name, shape, parsed)
     return parsed

@@ -203,7 +203,10 @@ def test_a_key_that_is_not_served_yet_is_refused_by_its_name(cls: type, key: str
         ({"task": {"name": "t"}}, "expected either model or task, got both"),
         ({"model": None}, "expected either model or task, got neither"),
         ({"classes": ["a", "a"]}, "expected two or more different names"),
+        ({"name": "n" * 49}, "name: expected at most 48 characters, got 49"),
         ({"stop": {"target": 0.5}, "evaluate": {"every": 0}}, "stop.target needs evaluations"),
+        ({"stop": {"target": 95.0}}, "stop.target: expected 0 to 1 for accuracy, got 95"),
+        ({"stop": {"target": -1.0, "metric": "loss"}}, "stop.target: expected 0 or more for loss, got -1"),
     ],
 )
 def test_what_no_single_key_can_tell_is_checked(changes: dict[str, Any], problem: str) -> None:

@@ -58,6 +58,9 @@ def test_a_sequence_gets_taps_and_stages_for_free() -> None:
     model = from_sequential(layers, input_shape=(4,), stages=[0, 1, 1, 2, 3])
     assert dict(model.taps) == {
         "stem_out": "0",
+        "block_1_out": "1",
+        "block_2_out": "2",
+        "block_3_out": "3",
         "stage_1_out": "2",
         "stage_2_out": "3",
         "features": "3",
@@ -76,7 +79,7 @@ def test_an_unknown_unit_lists_the_known_ones() -> None:
 
 def test_an_unknown_model_lists_the_known_ones() -> None:
     """Both `validate` and `build` say so."""
-    with pytest.raises(NoSuchNameError, match="unknown model 'resnet'; known: mlp, small-cnn"):
+    with pytest.raises(NoSuchNameError, match=r"unknown model 'resnet'; known: mlp, preresnet20, .*, vit-t-16"):
         registry.validate("resnet", (1, 8, 8), {})
     with pytest.raises(NoSuchNameError, match="unknown model"):
         registry.build("resnet", input_shape=(1, 8, 8), num_classes=10, options={})
@@ -94,6 +97,17 @@ def test_an_unknown_model_lists_the_known_ones() -> None:
         ("mlp", (65536, 65536), {}, "input shape"),
         ("mlp", (65536, 16), {"hidden": [65536]}, "narrow it"),
         ("mlp", (), {}, "input shape"),
+        ("preresnet20", (3, 7, 32), {}, "'preresnet20' needs .* at least 8x8"),
+        ("preresnet20", (3, 32, 32), {"shortcut": "none"}, "shortcut"),
+        ("preresnet20", (3, 32, 32), {"track-running-stat": True}, "did you mean 'track-running-stats'"),
+        ("preresnet20", (200000, 8, 8), {"width": 256}, "460800000 weights, expected at most 268435456"),
+        ("resnet18", (64,), {}, "'resnet18' needs .* channels, height, width"),
+        ("resnet18", (3, 32, 32), {"base-width": 257}, "expected 1 to 256, got 257"),
+        ("resnet18", (65536, 64, 64), {"base-width": 128}, "first convolution would have 411041792 weights"),
+        ("vit-t-16", (3, 32, 40), {}, r"multiples of patch = 16, got \[3, 32, 40\]"),
+        ("vit-t-16", (3, 32, 32), {"heads": 5}, "multiples of heads = 5, got 192"),
+        ("vit-t-16", (1, 16384, 16384), {"patch": 4}, "table of 16777217 positions"),
+        ("vit-s-12", (3, 32, 32), {"depth": 4}, "unknown key 'depth'"),
     ],
 )
 def test_options_and_shapes_are_checked(
@@ -118,13 +132,25 @@ def test_names_are_checked_without_torch_and_numpy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", ["mlp", "small-cnn", "preresnet20", "resnet10", "vit-t-16"])
 def test_the_sizes_of_parameters_are_known_without_the_model(name: str) -> None:
-    """As those of the model itself, and torch's shape functions (77 MB) stay out."""
-    model = registry.build(name, input_shape=(1, 8, 8), num_classes=10, options={})
-    sizes = registry.parameter_sizes(name, input_shape=(1, 8, 8), num_classes=10, options={})
-    assert sizes == [tensor.numel() for tensor in model.parameters()]
-    code = "import sys\nfrom edge_client.models import registry as r\nimport torch\nbefore = len(sys.modules)\n"
-    code += f"r.parameter_sizes({name!r}, input_shape=(1, 8, 8), num_classes=10, options={{}})\n"
-    code += "assert len(sys.modules) < before + 10"
+    """As those of the model itself, with its buffers."""
+    model = registry.build(name, input_shape=(1, 16, 16), num_classes=10, options={})
+    sizes = registry.parameter_sizes(name, input_shape=(1, 16, 16), num_classes=10, options={})
+    assert sizes == [tensor.numel() for tensor in (*model.parameters(), *model.buffers())]
+
+
+def test_neither_sizes_nor_a_step_load_more_of_torch() -> None:
+    """Its shape functions and its compiler (77 MB, some 800 modules) stay out, whichever model it is."""
+    code = (
+        "import sys\n"
+        "from edge_client.models import registry as r\n"
+        "import torch\n"
+        "before = len(sys.modules)\n"
+        "for n in r.names(): r.parameter_sizes(n, input_shape=(1, 16, 16), num_classes=10, options={})\n"
+        "for n in ('preresnet20', 'resnet10', 'vit-t-16'):\n"
+        "    model = r.build(n, input_shape=(1, 16, 16), num_classes=10, options={})\n"
+        "    model(torch.zeros(2, 1, 16, 16)).sum().backward()\n"
+        "assert len(sys.modules) < before + 20, len(sys.modules) - before"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

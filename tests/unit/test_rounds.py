@@ -332,6 +332,17 @@ def test_a_stop_waits_for_the_round_unless_it_is_urgent() -> None:
     assert _kinds(stopped) == [*["CloseLease", "SendCancel"] * 2, "Abandon", "Finish"]
 
 
+def test_a_stop_ends_a_run_whose_round_brings_nothing() -> None:
+    """The round is abandoned: that is its end, too; it is not tried again."""
+    machine = _machine(file={"devices": {"min": 1}})
+    _tick(machine, "a", 0)
+    assert machine.handle(rounds.StopAsked(False), 1.0) == []
+    lease = _lease_of(machine, "a")
+    ended = machine.handle(rounds.Declined(lease=lease, code="crashed"), 2.0)
+    assert _kinds(ended) == ["CloseLease", "Abandon", "Finish"]
+    assert ended[-1] == rounds.Finish("stopped", "stopped on request")
+
+
 def test_the_last_model_is_judged_before_the_run_ends() -> None:
     """After the last of one rounds everybody evaluates version 1; a device that stays away cannot hold it up."""
     machine = _machine(file={"stop": {"rounds": 1}, "evaluate": {"every": 1}})

@@ -24,6 +24,7 @@ from coordinator.service import Service, ServiceOptions
 from coordinator.store.memory import MemoryStore
 from edge_client.blobs import BlobStore
 from edge_client.errors import InputError, NoSuchNameError
+from edge_client.records import to_map
 from edge_client.transport.inproc import Hub
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, transfer_id
 from edge_client.wire.messages import (
@@ -311,6 +312,76 @@ def test_a_run_that_fails_in_its_fold_gives_up_its_round(site: Site) -> None:
     assert [round_.state for round_ in site.store.rounds("r-1")] == ["ABANDONED"]
     assert not site.store.is_needed(update, 10)
     assert not site.blobs.has(update)
+
+
+def _ended_run(site: Site) -> None:
+    """The run r-1 with the model `model`, over."""
+    _with_run(site)
+    site.store.fail_run("r-1", "over")
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_a_run_that_goes_on_from_a_lost_model_fails_alone(site: Site, how: str) -> None:
+    """Queued while the model was there: it ends with the reason, and the coordinator serves; a new one is refused."""
+    _ended_run(site)
+    file = run_file(model={"name": "mlp", "input": [1, 2, 2], "init": "run:r-1"})
+    site.store.add_run(run_row("r-2", file))
+    _damage(site, b"model", how)
+    with site.serving() as service:
+        service.conductor.tick(frozenset(), 2, 0.0)
+        run = site.store.run("r-2")
+        assert run is not None
+        assert run.state == "failed"
+        assert "version 0 of run 'r-1'" in run.reason
+        assert "missing or damaged" in run.reason
+        with pytest.raises(InputError, match="missing or damaged"):
+            Commands(service).handle({"request": "run-start", "file": to_map(file)})
+
+
+def test_a_dry_run_does_not_get_the_first_model_of_one_that_was_stopped(site: Site) -> None:
+    """The first is stopped while its model is made, the second takes its id; the answer for the first is dropped."""
+    first, second = (to_map(run_file(seed=seed)) for seed in (1, 2))
+    with site.serving() as service:
+        commands = Commands(service)
+        commands.handle({"request": "run-start", "file": first, "dry": True})
+        stopped = site.store.run("r-dry-1")
+        assert stopped is not None
+        service.conductor.tick(frozenset(), 2, 0.0)
+        commands.handle({"request": "run-stop", "run": "r-dry-1", "now": True})
+        assert commands.handle({"request": "run-start", "file": second, "dry": True})["run"] == "r-dry-1"
+        service.conductor._begin(stopped, model_row(0, "r-dry-1"))
+        assert site.store.last_model("r-dry-1") is None
+        waiting = site.store.run("r-dry-1")
+        assert waiting is not None
+        assert (waiting.state, waiting.file["seed"]) == ("queued", 2)
+
+
+def test_a_run_is_named_by_its_id_or_a_beginning_that_no_other_has(site: Site) -> None:
+    """`r-1` is an id, though r-10 begins with it; `r` and nothing at all are no names."""
+    for name in ("r-1", "r-10", "s-1"):
+        site.store.add_run(run_row(name, state="failed"))
+    with site.serving() as service:
+        commands = Commands(service)
+        for asked, found in {"r-1": "r-1", "r-10": "r-10", "s": "s-1", "latest": "s-1"}.items():
+            assert commands.handle({"request": "run-show", "run": asked})["run"] == found
+        with pytest.raises(NoSuchNameError, match="run 'r' may be any of r-1, r-10; name one of them"):
+            commands.handle({"request": "run-show", "run": "r"})
+        with pytest.raises(NoSuchNameError, match="unknown run 'x'; known: r-1, r-10, s-1"):
+            commands.handle({"request": "run-show", "run": "x"})
+
+
+def test_the_log_names_the_device_whose_failure_ends_a_round(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """b is the last that could answer, and a's update is lost: the round is abandoned in the same step."""
+    _with_run(site)
+    _damage(site, b"update of a", "missing")
+    with site.serving() as service, caplog.at_level(logging.WARNING):
+        later = time.monotonic() + 31.0  # nobody waits for substitutes any more
+        for number, name in enumerate("ab", 1):
+            site.hello(name, later)
+            site.say(name, Decline(lease=f"lease-{number}", code="crashed", detail="why"), later)
+        assert service.conductor.machine is not None
+        assert service.conductor.machine.round is None
+    assert [f"{name}: declined (crashed: 'why')" in caplog.text for name in "ab"] == [True, True]
 
 
 def test_a_removed_device_ends_its_leases_at_once(site: Site) -> None:

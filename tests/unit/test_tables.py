@@ -8,6 +8,7 @@ from coordinator import tables
 
 LABELS = ["line=a", "site=b"]
 
+
 def _device(**changes: Any) -> dict[str, Any]:
     row = {"id": "jetson-1", "online": True, "seen_s_ago": 3.2, "budget_bytes": 1_500_000_000, "client": "0.1"}
     return row | {"labels": {}, "state": "working", "phase": "train", "step": 3, "total": 8} | changes
@@ -84,3 +85,94 @@ def test_runs_are_listed_with_their_rounds() -> None:
     assert "1/3" in first
     assert "macro-f1 0.5000 (round 1)" in first
     assert second.endswith("waits for r-1")
+
+
+def test_a_device_is_shown_with_its_machine_its_tasks_and_its_failures() -> None:
+    """One fact per line, names padded to the longest (17 letters); the failures name the run instead of the device."""
+    profile = {"kind": "jetson", "machine": "aarch64", "cores": 6, "memory_bytes": 8_000_000_000}
+    lease = {"run": "r-1", "state": "declined", "round": 2, "code": "no_data", "detail": "nothing there", "log": ["l"]}
+    facts = {"labels_given": {"line": "a"}, "labels_own": {}, "profile": profile, "free_bytes": 4_000_000_000}
+    facts |= {"tasks": {"defects": "ab12"}, "brokers": ["mqtts://10.0.0.1:8883"], "failures": [lease]}
+    assert tables.device(_device(**facts)).splitlines() == [
+        "jetson-1",
+        "  state              online, seen 3 s ago",
+        "  doing              train 3/8",
+        "  client             0.1",
+        "  labels given here  line=a",
+        "  its own labels     -",
+        "  machine            jetson aarch64, 6 cores, 8.0 GB of memory",
+        "  budget             1.5 GB",
+        "  free on disk       4.0 GB",
+        "  task defects       ab12",
+        "  new bundles name   mqtts://10.0.0.1:8883",
+        "",
+        "last failures",
+        "r-1 declined in round 2: no_data: nothing there",
+        "    l",
+    ]
+
+
+def test_a_device_that_was_never_here_is_shown() -> None:
+    """Nothing is known of it but what was given here."""
+    unknown = _device(online=False, seen_s_ago=None, budget_bytes=None, client="", state="", phase="", total=0)
+    unknown |= {"labels_given": {}, "labels_own": {}, "profile": None, "free_bytes": None, "tasks": {}}
+    lines = tables.device(unknown | {"brokers": [], "failures": []}).splitlines()
+    assert lines[1] == "  state              offline, seen not yet"
+    assert [line.split()[-1] for line in lines[2:]] == ["-"] * 7
+
+
+def test_a_run_that_waits_tells_for_what_and_why() -> None:
+    """Devices that may be asked are not among those that may not."""
+    candidates = [
+        {"id": "a", "code": "", "detail": ""},
+        {"id": "b", "code": "label", "detail": "the run wants line=a, the device has line=b"},
+    ]
+    progress = {"waiting": "waits for devices: 2 are needed, 1 can take part", "candidates": candidates}
+    assert tables.run(_run(progress=progress)).splitlines() == [
+        "r-1: running, round 1 of 3",
+        "",
+        "waits for devices: 2 are needed, 1 can take part",
+        "device  not asked  why",
+        "------  ---------  -------------------------------------------",
+        "b       label      the run wants line=a, the device has line=b",
+    ]
+
+
+def _dry(devices: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    plan = {"id": "a", "budget_bytes": 300_000_000, "plan": "full, microbatch 8", "predicted_bytes": 271_000_000}
+    data = {"file": {"name": "r"}, "payload_bytes": 85_800, "failures": [], "barred": []}
+    data |= {"devices": [plan | {"num_samples": 480, "num_test": 119}]}
+    return tables.dry_run_rows(data | changes, devices)
+
+
+def test_a_dry_run_shows_plans_and_what_stands_in_the_way() -> None:
+    """a can; b declined; c is barred; d came too late; e is not there. One of five."""
+    refused = {"device": "b", "code": "unknown_class", "detail": "kratzer", "log": ["line"]}
+    barred = [{"id": "c", "code": "label", "detail": "the run wants line=a"}]
+    devices = [{"id": name, "online": name != "e"} for name in "abcde"]
+    result = _dry(devices, failures=[refused], barred=[*barred, {"id": "e", "code": "offline", "detail": "gone"}])
+    assert [row["code"] for row in result["devices"]] == ["", "unknown_class", "label", "not_asked", "offline"]
+    assert (result["run"], result["num_able"]) == ("r", 1)
+    assert tables.dry_run(result).splitlines() == [
+        "device  budget  plan                predicted peak  samples  test  down/round  up/round",
+        "------  ------  ------------------  --------------  -------  ----  ----------  --------",
+        "a       300 MB  full, microbatch 8          271 MB      480   119     85.8 kB   85.8 kB",
+        "",
+        "b cannot: unknown_class: kratzer",
+        "c cannot: label: the run wants line=a",
+        "d cannot: not_asked: it came when the others had been asked already; try again",
+        "e cannot: offline: gone",
+        "",
+        "1 of 5 devices can train; nothing was trained",
+    ]
+
+
+def test_a_dry_run_in_which_nobody_can_train_has_no_table() -> None:
+    """Only the reason and the count; without any device, the command that adds one."""
+    nobody = _dry([{"id": "b", "online": False}])
+    assert tables.dry_run(nobody).splitlines() == [
+        "b cannot: offline: not connected",
+        "",
+        "0 of 1 devices can train; nothing was trained",
+    ]
+    assert "coordinator device add" in tables.dry_run(_dry([]))

@@ -14,7 +14,8 @@ import pytest
 import edge_client
 from edge_client.errors import InputError
 from edge_client.files import DataSection
-from edge_client.task import AllowedTasks, Task, data_table, load_task, read_source, split_place, task_sha256
+from edge_client.task import Task, data_table, load_task, read_source
+from edge_client.task_files import AllowedTasks, split_place, task_sha256
 
 ROOT = Path(__file__).parents[2]
 GOOD = """\

@@ -1,0 +1,112 @@
+"""NVIDIA GPUs: which there are, and whether they have memory of their own.
+
+The kernel driver tells the names below `/proc`; memory is asked of NVML (`nvidia-ml-py`), where that is installed and
+only on the running system. GPUs of a system-on-chip (Jetson, GB10) share the memory of the system: NVML answers "not
+supported" for them, and `MemAvailable` is the truth. Does not cover: GPUs of AMD, Intel and Apple.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge_client.device.tree import Tree, printable
+
+__all__ = ["Accelerator", "Nvml", "NvmlAnswer", "ask_nvml", "discrete", "integrated"]
+
+_DRIVER = "/proc/driver/nvidia/gpus"
+_ON_CHIP = {
+    "tegra210": "Maxwell",
+    "tegra186": "Pascal",
+    "tegra194": "Volta",
+    "tegra234": "Ampere",
+    "tegra264": "Blackwell",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """Something that computes beside the CPU."""
+
+    name: str
+    memory: str  # unified: the system's; separate: its own; unknown
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlAnswer:
+    """What the driver's library says: per GPU (total, free), None where it has no memory of its own; or why nothing."""
+
+    memory: Sequence[tuple[int, int] | None] = ()
+    reason: str = ""
+
+
+Nvml = Callable[[], NvmlAnswer]
+
+
+def integrated(compatible: Sequence[str]) -> Accelerator | None:
+    """The GPU of a Jetson, from the names that its device tree has for the chip."""
+    for name in compatible:
+        chip = name.removeprefix("nvidia,")
+        if chip in _ON_CHIP:
+            return Accelerator(name=f"NVIDIA {_ON_CHIP[chip]} GPU of {chip}", memory="unified")
+    return None
+
+
+def discrete(tree: Tree, *, container: bool, nvml: Nvml | None) -> tuple[Accelerator, ...]:
+    """The GPUs of a host; in a container only if it was given one, because `/proc` shows those of the host."""
+    if container and not any(re.fullmatch(r"nvidia\d+", name) for name in tree.names("/dev")):
+        return ()
+    names = [_name(tree, folder) for folder in tree.names(_DRIVER)]
+    if not names or nvml is None:
+        return tuple(Accelerator(name=name, memory="unknown") for name in names)
+    answer = nvml()
+    if answer.reason:
+        tree.notes.append(f"the GPU's memory is not known: {answer.reason}")
+    known: list[tuple[int, int] | str | None] = [*answer.memory[: len(names)]]
+    known += ["not told"] * (len(names) - len(known))
+    return tuple(_with_memory(name, memory) for name, memory in zip(names, known, strict=True))
+
+
+def _name(tree: Tree, folder: str) -> str:
+    match = re.search(r"^Model:\s*(.+)$", tree.text(f"{_DRIVER}/{folder}/information") or "", re.MULTILINE)
+    return printable(match[1]) if match else "NVIDIA GPU"
+
+
+def _with_memory(name: str, memory: tuple[int, int] | str | None) -> Accelerator:
+    if isinstance(memory, str):
+        return Accelerator(name=name, memory="unknown")
+    if memory is None:
+        return Accelerator(name=name, memory="unified")
+    return Accelerator(name=name, memory="separate", total_bytes=memory[0], free_bytes=memory[1])
+
+
+def ask_nvml() -> NvmlAnswer:
+    """Ask the driver's library; never fails."""
+    try:
+        library: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return NvmlAnswer(reason="nvidia-ml-py is not installed (pip install nvidia-ml-py)")
+    try:
+        library.nvmlInit()
+    except library.NVMLError as error:
+        return NvmlAnswer(reason=f"NVML does not answer: {printable(str(error))}")
+    try:
+        handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+        return NvmlAnswer(memory=[_memory(library, handle) for handle in handles])
+    except library.NVMLError as error:
+        return NvmlAnswer(reason=f"NVML answers: {printable(str(error))}")
+    finally:
+        library.nvmlShutdown()
+
+
+def _memory(library: Any, handle: Any) -> tuple[int, int] | None:
+    try:
+        found = library.nvmlDeviceGetMemoryInfo(handle)
+    except library.NVMLError_NotSupported:
+        return None
+    return (int(found.total), int(found.free)) if found.total else None

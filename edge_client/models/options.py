@@ -1,0 +1,160 @@
+"""The options of the built-in models, and which inputs they take: all that is checked of a model without torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from edge_client.errors import InputError
+from edge_client.records import Between, Matches
+
+__all__ = [
+    "MAX_ELEMENTS",
+    "MlpOptions",
+    "PreResNetOptions",
+    "ResNetOptions",
+    "SmallCnnOptions",
+    "VitOptions",
+    "VitSOptions",
+    "VitTOptions",
+    "check_mlp",
+    "check_preresnet",
+    "check_resnet",
+    "check_small_cnn",
+    "check_vit",
+]
+
+MAX_ELEMENTS = 2**28  # of one sample or one weight: 1 GiB of float32; beyond, a number is a typing error
+
+_Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallCnnOptions:
+    """Options of `small-cnn`."""
+
+    width: Annotated[int, Between(1, 1024)] = field(
+        default=32, metadata={"help": "channels of the first convolution; the second has twice as many"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpOptions:
+    """Options of `mlp`."""
+
+    hidden: tuple[Annotated[int, Between(1, 65536)], ...] = field(
+        default=(64,), metadata={"help": "widths of the hidden layers, such as [64] or [256, 64]; [] is linear"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreResNetOptions:
+    """Options of `preresnet20`."""
+
+    width: Annotated[int, Between(1, 256)] = field(
+        default=16, metadata={"help": "channels of the first stage; each further stage has twice as many"}
+    )
+    shortcut: Annotated[str, Matches(r"conv|pad")] = field(
+        default="conv", metadata={"help": "past a block that widens: a 1x1 convolution, or channels of zeros"}
+    )
+    stem_norm: bool = field(default=False, metadata={"help": "whether a BatchNorm follows the first convolution"})
+    track_running_stats: bool = field(
+        default=False,
+        metadata={"help": "whether BatchNorm keeps running statistics for tests; otherwise each batch has its own"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResNetOptions:
+    """Options of `resnet10` to `resnet34`."""
+
+    base_width: Annotated[int, Between(1, 256)] = field(
+        default=64, metadata={"help": "channels of the first stage; each further stage has twice as many"}
+    )
+    small_stem: bool = field(
+        default=False, metadata={"help": "a 3x3 convolution at full size instead of 7x7 and pooling, for small images"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VitTOptions:
+    """Options of `vit-t-16`."""
+
+    patch: Annotated[int, Between(1, 256)] = field(default=16, metadata={"help": "height and width of a patch"})
+    width: Annotated[int, Between(1, 2048)] = field(default=192, metadata={"help": "features of a token"})
+    heads: Annotated[int, Between(1, 64)] = field(default=3, metadata={"help": "attention heads; width is a multiple"})
+    depth: Annotated[int, Between(1, 64)] = field(default=12, metadata={"help": "blocks"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VitSOptions:
+    """Options of `vit-s-8` to `vit-s-12`, whose names tell the number of blocks."""
+
+    patch: Annotated[int, Between(1, 256)] = field(default=16, metadata={"help": "height and width of a patch"})
+    width: Annotated[int, Between(1, 2048)] = field(default=384, metadata={"help": "features of a token"})
+    heads: Annotated[int, Between(1, 64)] = field(default=6, metadata={"help": "attention heads; width is a multiple"})
+
+
+VitOptions = VitTOptions | VitSOptions
+
+
+def check_small_cnn(name: str, shape: _Shape, options: SmallCnnOptions) -> None:
+    """Raise `InputError` for a shape that `small-cnn` cannot use."""
+    _check_image(name, shape, 4)
+
+
+def check_mlp(name: str, shape: _Shape, options: MlpOptions) -> None:
+    """Raise `InputError` for widths that make a huge layer."""
+    widths = (math.prod(shape), *options.hidden)
+    largest = max((a * b for a, b in itertools.pairwise(widths)), default=0)
+    if largest > MAX_ELEMENTS:
+        raise InputError(f"model {name!r}: hidden {list(options.hidden)} makes a layer of {largest} weights; narrow it")
+
+
+def check_preresnet(name: str, shape: _Shape, options: PreResNetOptions) -> None:
+    """Raise `InputError` for a shape that is no image of 8x8 or more: the last stage needs more than one pixel.
+
+    Without running statistics a BatchNorm could not judge a single sample there.
+    """
+    _check_image(name, shape, 8)
+    _check_weight(name, "the first convolution", shape[0] * 9 * options.width)
+
+
+def check_resnet(name: str, shape: _Shape, options: ResNetOptions) -> None:
+    """Raise `InputError` for a shape that is no image of 8x8 or more."""
+    _check_image(name, shape, 8)
+    _check_weight(name, "the first convolution", shape[0] * (9 if options.small_stem else 49) * options.base_width)
+
+
+def check_vit(name: str, shape: _Shape, options: VitOptions) -> None:
+    """Raise `InputError` unless patches tile the image and heads share the width."""
+    patch = options.patch
+    _check_image(name, shape, 1)
+    if shape[1] % patch or shape[2] % patch:
+        raise InputError(
+            f"model {name!r}: expected height and width in multiples of patch = {patch}, got {list(shape)}; "
+            "resize the images, or set patch"
+        )
+    if options.width % options.heads:
+        raise InputError(
+            f"model {name!r}: expected a width in multiples of heads = {options.heads}, got {options.width}"
+        )
+    _check_weight(name, "the embedding of patches", shape[0] * patch * patch * options.width)
+    tokens = 1 + (shape[1] // patch) * (shape[2] // patch)
+    _check_weight(name, f"the table of {tokens} positions", tokens * options.width)
+
+
+def _check_image(name: str, shape: Sequence[int], smallest: int) -> None:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise InputError(
+            f"model {name!r} needs an input of channels, height, width with at least {smallest}x{smallest} pixels, "
+            f"got {list(shape)}"
+        )
+
+
+def _check_weight(name: str, what: str, count: int) -> None:
+    if count > MAX_ELEMENTS:
+        raise InputError(f"model {name!r}: {what} would have {count} weights, expected at most {MAX_ELEMENTS}")

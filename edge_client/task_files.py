@@ -1,0 +1,73 @@
+"""The files of tasks: where they are, their bytes, their hash. All that the daemon needs of tasks, and small for it.
+
+Does not cover: what is in them (`task`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge_client.errors import InputError
+
+__all__ = ["AllowedTasks", "read_task_file", "split_place", "task_sha256"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_FILE_BYTES = 2**20
+
+
+def split_place(place: str) -> tuple[Path, str]:
+    """`FILE.py:OBJECT` as path and name; the name is `task` if none is given."""
+    path, colon, name = place.rpartition(":")
+    if not colon or "/" in name:
+        path, name = place, "task"
+    if not path.endswith(".py") or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise InputError(f"expected a task as FILE.py:OBJECT, got {place!r}")
+    return Path(path), name
+
+
+def read_task_file(path: Path, *, shown: str = "") -> bytes:
+    """The bytes of a task's file; `shown` is how messages call it, if not by its path. Raises `InputError`."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise InputError(f"cannot read the task {shown or path}: it is no file")
+        with open(path, "rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot read the task {shown or path}: {error.strerror}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise InputError(f"{shown or path}: expected a task of at most {_MAX_FILE_BYTES} bytes, got more")
+    return data
+
+
+def task_sha256(path: Path) -> str:
+    """The hash of a task's file; raises `InputError` if it cannot be read."""
+    return hashlib.sha256(read_task_file(path)).hexdigest()
+
+
+class AllowedTasks:
+    """The tasks that a device's owner allows, as the daemon tells them: read again each time, so that a file may be
+    replaced while the daemon runs."""
+
+    def __init__(self, tasks: Mapping[str, str]) -> None:
+        self._tasks = dict(tasks)
+        self._told: set[str] = set()
+
+    def hashes(self) -> dict[str, str]:
+        """Name -> hash of its file; one that cannot be read is left out, and told once."""
+        found: dict[str, str] = {}
+        for name, place in self._tasks.items():
+            try:
+                found[name] = task_sha256(split_place(place)[0])
+            except InputError as error:
+                if name not in self._told:
+                    _log.warning("task %r is left out: %s", name, error)
+                self._told.add(name)
+            else:
+                self._told.discard(name)
+        return found

@@ -1,0 +1,92 @@
+"""Watching a run: whom it waits for, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import follow
+from coordinator.control import ControlServer
+from edge_client.errors import RunFailedError
+
+Json = dict[str, Any]
+
+
+@contextlib.contextmanager
+def _serving(folder: Path, handle: Callable[[Json], Json]) -> Iterator[None]:
+    server, over = ControlServer(folder, handle), threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            server.serve(select.select(server.fds(), [], [], 0.05)[0])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        server.close()
+
+
+def test_a_coordinator_that_dies_while_it_is_asked_is_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first connection is cut without an answer; whoever watches is told once and gets the second answer."""
+    asked: list[str] = []
+
+    def handle(request: Json) -> Json:
+        asked.append(request["request"])
+        if len(asked) == 1:
+            raise ConnectionResetError
+        return {"devices": []}
+
+    with _serving(tmp_path, handle):
+        assert follow.ask(tmp_path, "device-list") == {"devices": []}
+    assert asked == ["device-list"] * 2
+    assert capsys.readouterr().err.count("waiting for it to come back") == 1
+
+
+def _shown(num: int, newest: int, state: str) -> Json:
+    """A run of `num` judged versions, of which the newest are shown."""
+    numbers = {"accuracy": 0.5, "macro_f1": 0.5, "loss": 1.0, "num_devices": 2, "num_samples": 9}
+    run = {"run": "r-1", "state": state, "round": num, "rounds": 99, "failures": [], "progress": None}
+    run |= {"waits_for": None, "file": {"evaluate": {"on": "devices"}}, "num_evaluations": num}
+    run |= {"models": [{"version": version, "score": 0.5} for version in range(num)]}
+    return run | {"evaluations": [{"version": version, **numbers} for version in range(max(0, num - newest), num)]}
+
+
+def test_every_result_is_told_once_and_all_are_asked_for_only_if_some_were_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2, 6 and 11 results, then the end: 11 - 6 = 5 may be one more than 5 shows, so all are asked for there."""
+    monkeypatch.setattr(follow, "_POLL_S", 0.0)
+    asked: list[int] = []
+
+    def handle(request: Json) -> Json:
+        asked.append(request["newest"])
+        num = {1: 2, 2: 6}.get(len(asked), 11)
+        return _shown(num, request["newest"], "running" if len(asked) < 5 else "finished")
+
+    with _serving(tmp_path, handle):
+        assert len(follow.follow(tmp_path, "r-1")["evaluations"]) == 11
+    assert asked == [5, 5, 5, 1000, 5, 1000]
+    told = [line.strip().partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["before round 1", *(f"after round {number}" for number in range(1, 11))]
+
+
+def test_a_failed_run_says_whether_a_model_is_left() -> None:
+    """Both end a command with code 9; a run that was stopped after a round is no failure."""
+    run = {"run": "r-1", "state": "failed", "reason": "why", "round": 0}
+    with pytest.raises(RunFailedError, match=r"^run r-1 failed without a model: why$"):
+        follow.check_model(run)
+    with pytest.raises(RunFailedError, match=r"^run r-1 failed after round 3, whose model is kept: why$"):
+        follow.check_model(run | {"round": 3})
+    follow.check_model(run | {"state": "stopped", "round": 3})
