@@ -189,13 +189,16 @@ class Daemon:
             self._events.extend(self._watch_worker())
         self._session.free_bytes = self._free_bytes()
         self._events.append(Tick())
-        while self._events:
-            self._carry_out(self._session.handle(self._events.popleft(), time.monotonic()))
+        self._handle_events()
         self._pull()
         self._send_chunks()
         if time.monotonic() >= self._status.due:
             self._tell_silence()
             self._status.update(self._snapshot(), time.monotonic())
+
+    def _handle_events(self) -> None:
+        while self._events:
+            self._carry_out(self._session.handle(self._events.popleft(), time.monotonic()))
 
     def _tell_silence(self) -> None:
         """A broker that somebody else runs goes on to let in a device that the coordinator has forgotten."""
@@ -333,6 +336,8 @@ class Daemon:
             self._share(message)
         else:
             self._events.append(message)
+        if isinstance(message, Welcome):  # what was read together with it belongs to the session that it begins
+            self._handle_events()
 
     def _share(self, share: Share) -> None:
         """Begin or end to listen on the shared topic; the answer is in the next pull, or is sent now."""

@@ -91,12 +91,16 @@ class World:
 
     def say(self, message: Message, session: str = "s") -> None:
         """To the device, and let it react."""
+        self.send(message, session)
+        self._hub.poll()
+        self.turn()
+
+    def send(self, message: Message, session: str) -> None:
+        """To the device, which reads it with whatever else is on its way."""
         context = context_down("fed", "d")
         data = seal_message(message, session=session, seq=self._seq, key=bytes.fromhex(KEY), context=context)
         self._seq += 1
         self._coordinator.publish(self._topics.device("d", "cmd"), data)
-        self._hub.poll()
-        self.turn()
 
     def announce(self) -> None:
         """The coordinator's hint that it is there."""
@@ -435,6 +439,21 @@ def test_a_worker_is_told_to_end_before_the_loop_is(world: World) -> None:
     assert daemon._session.state == "working"
 
 
+def test_what_a_worker_died_of_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Its owner reads the log of the client; the work directory is gone by then. One line, whatever the text."""
+    _leave(world.folder, assign(parts=()))
+    daemon = world.start()
+    assert daemon._worker is not None
+    text = json.dumps({"code": "x", "detail": "two\nlines \x1b[31m"})
+    (world.folder / "work" / "lease-1" / "error.json").write_text(text)
+    daemon._worker._process.kill()
+    daemon._worker._process.wait(10)
+    world.turn()
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "the worker failed: crashed: two lines ?[31m"
+    ]
+
+
 def test_a_device_that_was_removed_says_so_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Refused three times after it was let in: one line; let in and refused again: one more."""
     daemon = world.start()
@@ -493,3 +512,15 @@ def test_every_hello_has_the_hashes_of_the_tasks_as_they_are_then(world: World) 
         {"defects": hashlib.sha256(b"first").hexdigest()},
         {"defects": hashlib.sha256(b"second").hexdigest()},
     ]
+
+
+def test_work_that_comes_right_behind_the_welcome_is_taken(world: World) -> None:
+    """Both are read at once: the assignment belongs to the session that the welcome begins."""
+    daemon = world.start()
+    hello = world.told(Hello)[-1]
+    assert isinstance(hello, Hello)
+    welcome = Welcome(boot=hello.boot, hello=hello.hello, session="s", epoch=1, heartbeat_s=60.0)
+    for message, session in ((welcome, ""), (WORK, "s")):
+        world.send(message, session)
+    world.turn()
+    assert daemon._session.assign == WORK
