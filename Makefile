@@ -26,7 +26,7 @@ check: $(STAMP) ## ruff and mypy
 	@.venv/bin/mypy
 
 test: check ## check, then the tests
-	@.venv/bin/python -m pytest -q
+	@.venv/bin/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(STAMP) ## the tests that take minutes
 	@.venv/bin/python -m pytest -q -m slow
