@@ -72,13 +72,19 @@ def _the_only_address(retype: str) -> str:
 
 def check_listen(listen: str) -> None:
     """Raise `InputError` unless this machine can listen on the address; a port is not taken."""
+    problem = "none"
     try:
-        for family, kind, _, _, place in socket.getaddrinfo(listen or "?", 0, type=socket.SOCK_STREAM)[:1]:
-            with socket.socket(family, kind) as probe:
-                probe.bind(place)
-    except (OSError, UnicodeError) as error:
-        have = ", ".join((*_ALL, _LOOPBACK, *(address for _, address in usable_addresses())))
-        raise InputError(f"--listen {listen!r}: expected an address of this machine ({have}), got {error}") from error
+        for family, kind, _, _, place in socket.getaddrinfo(listen, 0, type=socket.SOCK_STREAM) if listen else ():
+            try:
+                with socket.socket(family, kind) as probe:
+                    probe.bind(place)
+                return
+            except OSError as error:
+                problem = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # a name that nobody knows, or that is no name
+        problem = str(error)
+    have = ", ".join((*_ALL, _LOOPBACK, *(address for _, address in usable_addresses())))
+    raise InputError(f"--listen {listen!r}: expected an address of this machine ({have}), got {problem}")
 
 
 def usable_addresses() -> list[tuple[str, str]]:

@@ -62,7 +62,8 @@ def describe_file(path: Path, name: str) -> Entry:
 
 def write(path: Path, manifest: Manifest, root: Path) -> None:
     """Make the archive of files below `root` in a new file, 0600; not synced. Raises `OSError`."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    path.unlink(missing_ok=True)  # of a backup that was killed, or of somebody who wants to read ours
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
         text = json.dumps(to_map(manifest)).encode()
         tar.addfile(_member(_MANIFEST, len(text), manifest.created_s), io.BytesIO(text))

@@ -194,6 +194,7 @@ class Daemon:
         self._send_chunks()
         if time.monotonic() >= self._status.due:
             self._tell_silence()
+            self._tell_tasks()
             self._status.update(self._snapshot(), time.monotonic())
 
     def _handle_events(self) -> None:
@@ -210,6 +211,12 @@ class Daemon:
                 "one of its devices, with this bundle? trying again",
                 self._bundle.device,
             )
+
+    def _tell_tasks(self) -> None:
+        """A device is left out of a run if its hello has another hash: a file that was mended is said at once."""
+        if self._session.online and self._session.assign is None and self._tasks.changed():
+            log.info("the file of a task has changed; telling the coordinator")
+            self._carry_out(self._session.say_hello(time.monotonic()))
 
     def _snapshot(self) -> Status:
         """How things stand, for people."""

@@ -5,6 +5,7 @@ Does not cover: what is in them (`task`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -57,9 +58,11 @@ class AllowedTasks:
     def __init__(self, tasks: Mapping[str, str]) -> None:
         self._tasks = dict(tasks)
         self._told: set[str] = set()
+        self._hashed: dict[str, tuple[int, ...]] = {}
 
     def hashes(self) -> dict[str, str]:
         """Name -> hash of its file; one that cannot be read is left out, and told once."""
+        self._hashed = self._stamps()  # first: a file that changes meanwhile has changed
         found: dict[str, str] = {}
         for name, place in self._tasks.items():
             try:
@@ -70,4 +73,16 @@ class AllowedTasks:
                 self._told.add(name)
             else:
                 self._told.discard(name)
+        return found
+
+    def changed(self) -> bool:
+        """Whether a file was replaced, came or went since the hashes were read; reads none."""
+        return self._stamps() != self._hashed
+
+    def _stamps(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for name, place in self._tasks.items():
+            with contextlib.suppress(OSError, ValueError, InputError):
+                info = split_place(place)[0].stat()
+                found[name] = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
         return found

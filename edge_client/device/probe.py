@@ -8,7 +8,6 @@ Every path is taken below a root, so that a recorded system is read like this on
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 from collections.abc import Sequence
@@ -138,7 +137,7 @@ def _cpu_field(tree: Tree, name: str) -> str:
 
 
 def _machine(tree: Tree) -> str:
-    return tree.line("/proc/sys/kernel/arch") or (platform.machine() if tree.is_this_machine else "")
+    return tree.line("/proc/sys/kernel/arch") or (os.uname().machine if tree.is_this_machine else "")
 
 
 def _is_pi(compatible: Sequence[str], board: str) -> bool:

@@ -43,7 +43,7 @@ def measure(limit: int | None, *, root: Path = Path("/")) -> DeviceProfile:
     for note in found.notes:
         _log.warning("%s", note)
     if limit is None and found.memory is None:
-        raise MachineError(no_memory(root))
+        raise no_memory(root, found.notes)
     return DeviceProfile(
         budget_bytes=derive_budget(found.memory, found.groups.memory, limit).num_bytes,
         memory_bytes=found.memory.total_bytes if found.memory else 0,
@@ -53,9 +53,11 @@ def measure(limit: int | None, *, root: Path = Path("/")) -> DeviceProfile:
     )
 
 
-def no_memory(root: Path) -> str:
-    """What to tell where the system hides how much memory it has."""
-    return f"expected MemTotal and MemAvailable in {root / 'proc/meminfo'}; set limits.memory in device.toml"
+def no_memory(root: Path, notes: Sequence[str]) -> MachineError:
+    """What to raise where the system hides how much memory it has."""
+    path = root / "proc/meminfo"
+    why = "".join(f" ({note})" for note in notes if "/proc/meminfo" in note)
+    return MachineError(f"expected MemTotal and MemAvailable in {path}{why}; set limits.memory in device.toml")
 
 
 def usable_cores(cores: int, quotas: Sequence[CpuQuota]) -> int:

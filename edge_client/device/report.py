@@ -17,7 +17,6 @@ from edge_client.device.cgroups import MemoryLimit
 from edge_client.device.gpus import Accelerator, Nvml
 from edge_client.device.probe import Found, Swap, TorchBuild, find_torch, probe
 from edge_client.device.profile import derive_budget, no_memory, usable_cores
-from edge_client.errors import MachineError
 from edge_client.files import format_bytes
 from edge_client.records import to_map
 
@@ -56,7 +55,7 @@ def report_found(root: Path, limit: int | None, *, nvml: Nvml | None = None) -> 
     here = os.path.realpath(root) == "/"
     found = probe(root, nvml=nvml or (gpus.ask_nvml if here else None))
     if limit is None and found.memory is None:
-        raise MachineError(no_memory(root))
+        raise no_memory(root, found.notes)
     budget = derive_budget(found.memory, found.groups.memory, limit)
     return DeviceReport(
         source="this device" if here else f"root {root}",

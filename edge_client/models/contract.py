@@ -60,6 +60,11 @@ class Model(nn.Module):
         """The names of the units."""
         return self._order
 
+    @property
+    def min_batch(self) -> int:
+        """Samples that one training pass needs at least."""
+        return max(unit.min_batch for unit in self.units)
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
         return self._run(self._order, x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge_client.errors import NothingFitsError
+from edge_client.errors import InputError, NothingFitsError
 from edge_client.files import format_bytes
 from edge_client.models.contract import Model
 from edge_client.planning.cost import Workload, predict, predict_fixed
@@ -29,12 +29,15 @@ def microbatches(batch: int) -> list[int]:
 
 def plan(model: Model, workload: Workload, *, budget_bytes: int) -> TrainingPlan:
     """The plan for a budget; raises `NothingFitsError` with the smallest budget that would do."""
-    predicted = 0
-    for microbatch in microbatches(workload.batch):
+    predicted, least = 0, model.min_batch
+    if workload.batch < least:
+        raise InputError(f"train.batch: this model trains on at least {least} samples at a time, got {workload.batch}")
+    for microbatch in (size for size in microbatches(workload.batch) if size >= least):
         predicted = predict(model, workload, microbatch=microbatch)
         if predicted <= budget_bytes:
             return TrainingPlan(microbatch=microbatch, budget_bytes=budget_bytes, predicted_bytes=predicted)
-    raise _nothing_fits("one sample at a time needs", predicted, budget_bytes)
+    what = "one sample" if least == 1 else f"{least} samples"
+    raise _nothing_fits(f"{what} at a time needs", predicted, budget_bytes)
 
 
 def check_fixed(sizes: Sequence[int], workload: Workload, *, budget_bytes: int) -> None:

@@ -82,7 +82,10 @@ def train(model: Model, client: Client, data: Data, settings: Settings, *, progr
     for phase, num_steps in zip(phases, planned, strict=True):
         optimizer = _optimizer(phase, settings, shared)
         with _prepared(model, phase) as params:
-            for chosen in _batches(len(data), min(num_steps, total - steps), phase, settings):
+            for batch in _batches(len(data), min(num_steps, total - steps), phase, settings):
+                chosen = _trainable(batch, settings.microbatch, model.min_batch)
+                if len(chosen) == 0:
+                    continue
                 loss = _step(model, client, data, chosen, phase, settings, params, optimizer)
                 steps += 1
                 losses += loss
@@ -105,6 +108,12 @@ def _batches(num_samples: int, num_steps: int, phase: Phase, settings: Settings)
         yield from pieces
         num_steps -= len(pieces)
         epoch += 1
+
+
+def _trainable(chosen: Tensor, microbatch: int, least: int) -> Tensor:
+    """A batch without a last piece that is too small for the model: BatchNorm has no statistics of one value."""
+    too_small = len(chosen) % microbatch < least
+    return chosen[: len(chosen) - len(chosen) % microbatch] if too_small else chosen
 
 
 @contextmanager

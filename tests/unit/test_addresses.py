@@ -84,11 +84,19 @@ def test_no_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         _choose("::")
 
 
-@pytest.mark.parametrize("name", ["", "host:8883", "mqtts://host", "a b", "-a", "0.0.0.0", "::", "x" * 64, "a..b"])
+@pytest.mark.parametrize(
+    "name", ["", "host:8883", "mqtts://host", "a b", "-a", "0.0.0.0", "::", "x" * 64, "a..b", "192.168.1.300"]
+)
 def test_what_no_device_could_connect_to_is_refused(name: str) -> None:
     """Before anything is made."""
     with pytest.raises(InputError, match="--advertise"):
         _choose(None, name)
+
+
+def test_a_tunnel_to_loopback_is_not_loopback() -> None:
+    """Devices elsewhere send their passwords through it: encrypted, unless somebody says otherwise."""
+    assert _choose("127.0.0.1", "localhost").is_loopback
+    assert not _choose("127.0.0.1", "tunnel.example").is_loopback
 
 
 def test_the_certificate_has_all_names_and_those_of_loopback() -> None:

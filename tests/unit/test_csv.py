@@ -73,6 +73,7 @@ def test_what_is_held_is_three_numbers_per_row(tmp_path: Path) -> None:
         ("a;b;label\n1;2;ok\n", "line 1: expected a header"),
         ("1,2,3\n4,5,6\n", "line 1: expected the columns' names, got numbers; add a header line"),
         ("a,label\n1,ok\n\n2\n", "line 4: expected 2 columns as in the header, got 1"),
+        ("label,a,Label\nok,1,ok\n", "line 1: expected one column 'label', got 2"),
         ("a,label\n1,ok,3\n", "line 2: expected 2 columns as in the header, got 3"),
         ("a,label\n1,ok\nx1,ok\n", "line 3: expected a finite number, got 'x1'"),
         ("a,label\nnan,ok\n", "line 2: expected a finite number, got 'nan'"),
@@ -91,6 +92,14 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str | bytes, message: str) ->
     """Before anything is trained, with the file."""
     with pytest.raises(InputError, match=rf"d\.csv.*{message}"):
         open_data(DataSection(source="csv", train=str(write(tmp_path, text))), CLASSES, (1,))
+
+
+def test_the_label_column_is_found_however_it_is_capitalised(tmp_path: Path) -> None:
+    """The last column would do as labels, too: nobody would notice."""
+    path = write(tmp_path, "Label,a,b\n2,7,0\n1,8,1\n")
+    train, _ = open_data(DataSection(source="csv", train=str(path), test_fraction=0.0), ["0", "1", "2"], (2,))
+    x, y = train.batch([0, 1])
+    assert (x.tolist(), y.tolist()) == ([[7, 0], [8, 1]], [2, 1])
 
 
 def test_a_file_that_shrinks_while_it_is_used_is_an_input_error(tmp_path: Path) -> None:

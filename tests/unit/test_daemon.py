@@ -514,6 +514,28 @@ def test_every_hello_has_the_hashes_of_the_tasks_as_they_are_then(world: World) 
     ]
 
 
+def test_a_task_that_is_replaced_is_said_as_soon_as_the_device_is_idle(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator would leave the device out for ever; a lease in hand is not disturbed."""
+    monkeypatch.setattr("edge_client.status._EVERY_S", 0.0)
+    path = world.folder / "defects.py"
+    path.write_bytes(b"first")
+    world.device_table["tasks"] = {"defects": f"{path}:task"}
+    world.start()
+    world.welcome()
+    world.say(WORK)
+    path.write_bytes(b"mended")
+    world.turn()
+    assert len(world.told(Hello)) == 1
+    world.say(Cancel(lease=WORK.lease))
+    world.turn()
+    assert [hello.tasks for hello in world.told(Hello) if isinstance(hello, Hello)] == [
+        {"defects": hashlib.sha256(b"first").hexdigest()},
+        {"defects": hashlib.sha256(b"mended").hexdigest()},
+    ]
+
+
 def test_work_that_comes_right_behind_the_welcome_is_taken(world: World) -> None:
     """Both are read at once: the assignment belongs to the session that the welcome begins."""
     daemon = world.start()

@@ -113,6 +113,19 @@ def test_npz_of_floats_channels_last_and_class_names(tmp_path: Path) -> None:
     assert y.tolist() == [0, 9]
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e300], ids=["nan", "inf", "beyond float32"])
+def test_a_value_that_is_not_finite_is_named_with_its_sample(tmp_path: Path, value: float, save) -> None:
+    """When it is read; others are fine. In a model it would become NaN everywhere."""
+    x = RNG.standard_normal((12, 24))
+    x[7, 3] = value
+    save(tmp_path / "d.npz", x=x, y=np.arange(12) % 10)
+    train, _ = _open(tmp_path / "d.npz", shape=(24,), test_fraction=0.0)
+    assert len(train.batch([8, 6])[0]) == 2
+    with pytest.raises(InputError, match=r"d\.npz: array 'x': sample 7 has values that are not finite"):
+        train.batch([8, 7, 6])
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -197,6 +210,7 @@ def test_only_input_errors_come_from_a_damaged_npz(tmp_path: Path, save) -> None
         ({"source": "digits", "partition": "dirichlet:nan"}, "ALPHA above 0"),
         ({"source": "npz", "train": "/nowhere.npz"}, "data.train: /nowhere.npz does not exist"),
         ({"source": "idx", "train": "/nowhere"}, "data.train: /nowhere does not exist"),
+        ({"source": "csv", "train": f"/{'x' * 300}"}, "data.train: cannot look at /x+: File name too long"),
     ],
 )
 def test_unusable_sections_say_what_to_write(keys: dict[str, object], message: str) -> None:

@@ -10,7 +10,7 @@ from rows import device_row
 
 from coordinator import cli_devices, device_commands
 from coordinator.store.sqlite import SqliteStore
-from edge_client.errors import ConflictError, InputError, NoSuchNameError
+from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError
 
 
 @pytest.fixture
@@ -70,3 +70,13 @@ def test_add_is_for_new_names_and_replace_for_known_ones(stored: device_commands
     with pytest.raises(NoSuchNameError, match="known: a"):
         stored.label("b", {"x": "y"}, ())
     assert stored.remove(["a", "a"]) == {"removed": ["a"]}
+
+
+def test_a_coordinator_that_never_served_adds_no_device(tmp_path: Path) -> None:
+    """Nobody knows where a device would connect to; its bundle would be of no use, and its name taken."""
+    store = SqliteStore(tmp_path / "state.db")
+    store.federation("fed")
+    with pytest.raises(MachineError, match="never served: start it"):
+        device_commands.StoredDevices(store).add(["a"], None, replace=False)
+    assert store.devices() == []
+    store.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rows import digest
 
-from edge_client.errors import ConflictError, InputError
+from edge_client.errors import ConflictError, InputError, MachineError
 from edge_client.identity import Bundle, join, load_identity, parse_bundle, read_bundle, write_bundle
 
 
@@ -82,3 +82,20 @@ def test_a_device_joins_once(tmp_path: Path) -> None:
         join(state, _bundle(device="b"))
     assert load_identity(state) == renewed
     assert (state / "identity").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["password", "key"])
+def test_a_secret_with_a_slip_in_it_is_not_repeated(tmp_path: Path, name: str) -> None:
+    """Screens and logs are read by others."""
+    write_bundle(tmp_path / "b.json", _bundle())
+    data = json.loads((tmp_path / "b.json").read_text())
+    slip = data[name] + " "
+    with pytest.raises(InputError, match=f"bundle.{name} does not match") as caught:
+        parse_bundle(json.dumps({**data, name: slip}), "b.json")
+    assert data[name] not in str(caught.value)
+
+
+def test_a_state_directory_that_may_not_be_looked_at_is_told(tmp_path: Path) -> None:
+    """As for one of another user, whose error a test as root cannot have."""
+    with pytest.raises(MachineError, match=r"cannot look at .*File name too long; if it is another user's"):
+        load_identity(tmp_path / ("x" * 300))

@@ -308,3 +308,24 @@ def test_above_64_classes_evaluation_counts_three_numbers_per_class() -> None:
     assert (result.num_samples, result.num_correct, tuple(result.confusion.shape)) == (4, 2, (3, 70))
     assert [row.nonzero().flatten().tolist() for row in result.confusion] == [[0, 1], [1, 2], [0, 69]]
     assert result.confusion.sum().item() == 6
+
+
+def _normed() -> Model:
+    """A BatchNorm of one value per channel and sample: it has no statistics of a single sample."""
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+    return from_sequential(layers, input_shape=(1, 8, 8))
+
+
+def test_a_piece_of_one_sample_is_dropped_where_the_model_cannot_train_on_it() -> None:
+    """9 samples in batches of 4 are 4, 4 and 1: two steps; with microbatch 3 a batch of 4 keeps 3 and means over 3."""
+    model = _normed()
+    assert model.min_batch == 2
+    assert _train(model, _data(9), batch=4, microbatch=4).steps == 2
+    model, reference, data = _normed(), _normed(), _data(4)
+    order = torch.randperm(4, generator=generator(5, "shuffle", "train", 0))
+    trained = _train(model, data, batch=4, microbatch=3)
+    reference.train()
+    loss = nn.functional.cross_entropy(reference(data.x[order[:3]]), data.labels[order[:3]])
+    assert trained.steps == 1
+    assert trained.mean_loss == pytest.approx(loss.item(), rel=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client import files, owner_file
-from edge_client.errors import InputError
+from edge_client.errors import InputError, MachineError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -21,6 +21,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
         ('data = {{ source = "npz", train = "{0}/no.npz" }}', ["data.train: ", "/no.npz does not exist"]),
         ('data = {{ source = "idx", train = "{0}", test = "{0}/t" }}', ["data.test: ", "/t does not exist"]),
         ('tasks = {{ defects = "{0}/defects.py:task" }}', ["tasks.defects: ", "/defects.py does not exist"]),
+        (f'data = {{{{ source = "csv", train = "/{"x" * 300}" }}}}', ["data.train: cannot look at /xxx", "too long"]),
         ('data = {{ train = "{0}/a" }}\ntasks = {{ t = "{0}/t.py:task" }}', ["data.train: ", "tasks.t: "]),
     ],
 )
@@ -40,6 +41,21 @@ def test_what_only_a_task_reads_may_be_anything(tmp_path: Path) -> None:
     (tmp_path / "device.toml").write_text(f'data = {{ train = "db:images" }}\ntasks = {{ t = "{tmp_path}/t.py:task" }}')
     device = owner_file.load(tmp_path / "device.toml")
     assert owner_file.task_hashes(device) == {"t": hashlib.sha256(b"task = None").hexdigest()}
+
+
+def test_the_part_of_a_tasks_data_is_checked_too(tmp_path: Path) -> None:
+    """Part 5 of 3: no worker could find it."""
+    (tmp_path / "t.py").write_text("task = None")
+    data = 'data = { partition = "iid", part = [5, 3] }'
+    (tmp_path / "device.toml").write_text(f'{data}\ntasks = {{ t = "{tmp_path}/t.py:task" }}')
+    with pytest.raises(InputError, match=r"data.part: expected \[i, n\] with 0 <= i < n, got \[5, 3\]"):
+        owner_file.load(tmp_path / "device.toml")
+
+
+def test_a_file_in_a_place_that_may_not_be_looked_at_is_told(tmp_path: Path) -> None:
+    """As for one in a directory of another user, whose error a test as root cannot have."""
+    with pytest.raises(MachineError, match=r"cannot look at .*File name too long"):
+        owner_file.load(tmp_path / ("x" * 300))
 
 
 def test_the_whole_file_is_shown(tmp_path: Path) -> None:

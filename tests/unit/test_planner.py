@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from edge_client.errors import NothingFitsError
+from edge_client.errors import InputError, NothingFitsError
 from edge_client.models.contract import Model, from_sequential
 from edge_client.planning.cost import WORKER_BASE_BYTES, Workload, predict
 from edge_client.planning.planner import check_fixed, microbatches, plan
@@ -66,3 +66,14 @@ def test_parameters_alone_decide_before_a_model_is_built() -> None:
     check_fixed([500_000, 500], Workload(batch=64), budget_bytes=needed)
     with pytest.raises(NothingFitsError, match=f"parameters alone .* at least {needed} bytes"):
         check_fixed([500_000, 500], Workload(batch=64), budget_bytes=needed - 1)
+
+
+def test_no_microbatch_is_smaller_than_the_model_can_train_on() -> None:
+    """A BatchNorm of one value per channel needs two samples: 8, 4, 2, and no 1; a batch of 1 is refused."""
+    model = from_sequential(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), input_shape=(4,))
+    smallest = predict(model, Workload(batch=8), microbatch=2)
+    assert plan(model, Workload(batch=8), budget_bytes=smallest).microbatch == 2
+    with pytest.raises(NothingFitsError, match="2 samples at a time needs"):
+        plan(model, Workload(batch=8), budget_bytes=smallest - 1)
+    with pytest.raises(InputError, match="at least 2 samples at a time, got 1"):
+        plan(model, Workload(batch=1), budget_bytes=10**12)

@@ -12,8 +12,12 @@ import pytest
 from edge_client.cli import main
 
 TREES = Path(__file__).with_name("profile_trees")
-KEYS = """source kind model machine release container memory_bytes available_bytes gpu_memory accelerators bandwidth_gb_s
-cores cpu_quota memory_controller limits swaps torch budget_bytes reasons notes sources""".split()
+KEYS = [
+    *("source", "kind", "model", "machine", "release", "container"),
+    *("memory_bytes", "available_bytes", "gpu_memory", "accelerators"),
+    *("bandwidth_gb_s", "cores", "cpu_quota", "memory_controller", "limits", "swaps"),
+    *("torch", "budget_bytes", "reasons", "notes", "sources"),
+]
 
 
 def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:

@@ -152,6 +152,8 @@ def test_the_data_table_is_text_and_says_what_is_missing() -> None:
     assert "test" not in table
     with pytest.raises(InputError, match=r"device.data\['test'\], and device.toml has no data.test; add it"):
         table["test"]
+    with pytest.raises(InputError, match=r"device.data\['trian'\], and device.toml can only have source, train, test,"):
+        table["trian"]
 
 
 def test_hashes_of_allowed_tasks_are_read_again_and_a_missing_one_is_told_once(

@@ -184,7 +184,7 @@ def test_evaluation_alone_sends_no_weights_and_tells_its_progress(tmp_path: Path
 @pytest.mark.parametrize(
     ("run", "order", "code"),
     [
-        ({"model": {"name": "resnet18", "input": [1, 8, 8]}}, {}, "unknown_model"),
+        ({"model": {"name": "resnet-of-tomorrow", "input": [1, 8, 8]}}, {}, "unknown_model"),
         ({}, {"device_file": {}}, "no_data"),
         ({}, {"device_file": {"data": {"source": "npz", "train": "/nowhere.npz"}}}, "bad_data"),
         ({}, {"budget_bytes": 100_000_000}, "nothing_fits"),
