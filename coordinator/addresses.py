@@ -51,7 +51,9 @@ def choose(listen: str | None, advertise: Sequence[str], *, retype: str) -> Plac
         _check_name(name)
     if listen is None:
         outside = any(not is_loopback(name) for name in names)
-        return Place(listen="0.0.0.0" if outside else _LOOPBACK, names=names or (_LOOPBACK,))
+        of_six = any(":" in name for name in names)  # 0.0.0.0 does not hear them; :: hears both
+        everywhere = "::" if of_six else "0.0.0.0"
+        return Place(listen=everywhere if outside else "::1" if of_six else _LOOPBACK, names=names or (_LOOPBACK,))
     if names or listen not in _ALL:
         return Place(listen=listen, names=names or (listen,))
     return Place(listen=listen, names=(_the_only_address(retype),), found=True)

@@ -155,3 +155,9 @@ def _remove(options: argparse.Namespace) -> None:
         with _alone(options) as stored:
             answer = stored.remove(options.names)
     print(f"removed {', '.join(answer['removed'])}")
+    if answer["external"]:
+        print(
+            "\nthe broker is not fedfit's own and still lets them in, though nobody listens: remove their users there; "
+            "for mosquitto, in its folder, then reload it:\n"
+        )
+        print("\n".join(f"sed -i '/^{name}:/d' passwords" for name in answer["removed"]))

@@ -75,7 +75,7 @@ class Conductor:
         self.machine: RunMachine | None = None
         self.run: RunRow | None = None
         self.model: ModelRow | None = None
-        self._preparing = False
+        self._preparing = ""  # the run whose first model is being made
         self._stop_asked: bool | None = None  # True: at once
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
         self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
@@ -143,7 +143,7 @@ class Conductor:
 
     def _prepare(self, run: RunRow) -> None:
         """Make the first model of a run, in the aggregator."""
-        self._preparing = True
+        self._preparing = run.id
         out = self._blobs.temporary_path(f"init-{run.id}")
         try:
             start = self._start_of(run)
@@ -182,9 +182,7 @@ class Conductor:
         return model
 
     def _begin(self, run: RunRow, model: ModelRow) -> None:
-        self._preparing = False
-        if self._store.run(run.id) != run:
-            return  # stopped while its first model was made; a dry run's id may have a new owner by now
+        self._preparing = ""
         settings = json.dumps(run.file, sort_keys=True).encode()
         sha256 = hashlib.sha256(settings).hexdigest()
         self._blobs.write(settings, sha256, point="settings")
@@ -284,6 +282,16 @@ class Conductor:
             self._stop_asked = at_once  # the next tick does it; a restart finds it in the row
         else:
             self._store.set_run_state(run_id, "stopped", "stopped before it began")
+            if self._preparing == run_id:
+                self._forget_jobs()
+                self._preparing = ""
+
+    def _forget_jobs(self) -> None:
+        """Nobody wants a stopped run's answers, and a task's own code may never give one."""
+        self._aggregation.forget_jobs()
+        unchecked, self._checking = self._checking, {}
+        for offer in unchecked.values():
+            self._drop_blob(offer.sha256)
 
     # what devices say
 
@@ -681,11 +689,13 @@ class Conductor:
         self.save_traffic()
         self._store.set_run_state(self.run.id, state, reason)
         log.info("run %s: %s (%s)", self.run.id, state, reason)
+        if state == "stopped":
+            self._forget_jobs()
         self._close()
 
     def _close(self) -> None:
         self.machine = self.run = self.model = None
-        self._preparing = False
+        self._preparing = ""
         self._stop_asked = None
         self._remembered.clear()
         self._checking.clear()

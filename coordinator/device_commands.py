@@ -47,8 +47,8 @@ _SHOWN_FAILURES = 5
 
 def new_device(name: str, labels: Mapping[str, str] | None = None) -> DeviceRow:
     """A device with fresh secrets."""
-    if not is_id(name):
-        raise InputError(f"device name {name!r}: expected 1 to 64 letters, digits, '-' or '_'")
+    if not is_id(name) or name.startswith("-"):  # no command could name it
+        raise InputError(f"device name {name!r}: expected 1 to 64 letters, digits, '-' (not as the first) or '_'")
     return DeviceRow(name=name, key=secrets.token_hex(32), password=new_password(), labels=dict(labels or {}))
 
 
@@ -186,7 +186,7 @@ class DeviceCommands:
         """Forget devices; all, or none and an error."""
         _check_known(names, self._service.store.devices())
         self._service.remove_devices(list(dict.fromkeys(names)))
-        return {"removed": list(dict.fromkeys(names))}
+        return {"removed": list(dict.fromkeys(names)), "external": self._service.broker_is_external}
 
 
 def _failure(lease: LeaseRow) -> Json:
@@ -231,7 +231,7 @@ class StoredDevices:
         _check_known(removed, self._store.devices())
         for name in removed:
             self._store.remove_device(name)
-        return {"removed": removed}
+        return {"removed": removed, "external": bool(self._store.setting("external"))}
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ def _place(options: StartOptions) -> Place | None:
         place = addresses.choose(options.listen, options.advertise, retype=options.retyped())
         addresses.check_listen(place.listen)
         return place
-    typed = (options.listen is not None, bool(options.advertise), options.port is not None, options.tls)
+    typed = (options.listen is not None, bool(options.advertise), bool(options.port), options.tls)
     of_ours = [name for name, given in zip(("--listen", "--advertise", "--port", "--tls"), typed, strict=True) if given]
     if of_ours:
         raise InputError(f"{', '.join(of_ours)}: of fedfit's own broker only; devices connect to the one of --broker")
@@ -126,7 +126,8 @@ Parts = tuple[EmbeddedBroker | None, tuple[str, ...], str | None, Connect]
 
 def _embedded(options: StartOptions, place: Place, store: SqliteStore, topics: Topics) -> Parts:
     tls = options.tls or not (place.is_loopback or options.insecure)
-    identity = pki.ensure_pki(options.state_dir / "pki", place.certified) if tls else None
+    known_ca = "" if store.setting("external") else store.setting("ca")
+    identity = pki.ensure_pki(options.state_dir / "pki", place.certified, known_ca=known_ca) if tls else None
     everything = (topics.everything,)
     account = DeviceAccess(name=_USER, password=new_password(), publish=everything, subscribe=everything)
     broker = EmbeddedBroker(

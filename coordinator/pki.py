@@ -38,15 +38,20 @@ class Pki:
     server_key: Path
 
 
-def ensure_pki(directory: Path, names: Sequence[str]) -> Pki:
-    """Make what is missing below `directory` for a server reached as `names` (host names and IP addresses)."""
+def ensure_pki(directory: Path, names: Sequence[str], *, known_ca: str = "") -> Pki:
+    """Make what is missing below `directory` for a server reached as `names` (host names and IP addresses).
+
+    `known_ca` is the authority that devices trust already: a new one in its place would lock them all out.
+    """
     if not names:
         raise ValueError("expected at least one name under which devices reach the broker")
     with durable.disk_errors(f"cannot write certificates to {directory}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if known_ca and not (directory / "ca.pem").exists():
+            durable.write_bytes(directory / "ca.pem", known_ca.encode("ascii"), point="pki.ca")
         ca_key, ca = _ensure_ca(directory)
         certificate, key = directory / "server.pem", directory / "server.key"
-        if not (key.exists() and _fits(certificate, names, ca)):
+        if not _fits(certificate, key, names, ca):
             _make_server(certificate, key, names, ca_key, ca)
     return Pki(ca_pem=_pem(ca).decode("ascii"), server_certificate=certificate, server_key=key)
 
@@ -55,7 +60,10 @@ def _ensure_ca(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
     """The certificate is written last: a key without one belongs to nobody yet."""
     key_file, file = directory / "ca.key", directory / "ca.pem"
     if file.exists():
-        return _read_key(key_file), _read_certificate(file)
+        key, certificate = _read_key(key_file), _read_certificate(file)
+        if key.public_key() != certificate.public_key():
+            raise MachineError(f"{key_file} is not the key of {file}; restore both from a backup")
+        return key, certificate
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfit CA")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and CRLs
@@ -110,13 +118,15 @@ def _general_name(name: str) -> x509.GeneralName:
         raise InputError(f"expected a host name or an IP address, got {name!r}") from error
 
 
-def _fits(file: Path, names: Sequence[str], ca: x509.Certificate) -> bool:
-    if not file.exists():
+def _fits(file: Path, key_file: Path, names: Sequence[str], ca: x509.Certificate) -> bool:
+    """Whether the server's files can be used as they are; damaged ones are nobody's loss, unlike the authority's."""
+    try:
+        certificate, key = _read_certificate(file), _read_key(key_file)
+        alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (FileNotFoundError, MachineError, x509.ExtensionNotFound):
         return False
-    certificate = _read_certificate(file)
-    alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     same_names = set(alternatives) == {_general_name(name) for name in names}
-    return same_names and _signed_by(certificate, ca)
+    return same_names and certificate.public_key() == key.public_key() and _signed_by(certificate, ca)
 
 
 def _signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
@@ -138,7 +148,7 @@ def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), password=None)
     except (FileNotFoundError, ValueError) as error:
-        raise MachineError(f"{file} is not the authority's key ({error}); restore it from a backup") from error
+        raise MachineError(f"{file} is missing or no private key ({error}); restore it from a backup") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise MachineError(f"expected a P-256 key in {file}, got {type(key).__name__}; restore it from a backup")
     return key

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import html
+import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 from coordinator import plots
 from coordinator.new import toml_value
 from edge_client import durable
+from edge_client.errors import InputError
 from edge_client.files import format_bytes
 
 __all__ = ["render", "write_report"]
@@ -56,7 +59,10 @@ details { margin-top: 10px; } summary { cursor: pointer; color: var(--soft); fon
 
 
 def write_report(show: Json, path: Path) -> None:
-    """Write the page; `show` is the answer to `run-show`."""
+    """Write the page; `show` is the answer to `run-show`. Raises `InputError` for what is there and no plain file."""
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode) and not path.is_dir():
+        # it would be renamed over: a link, a pipe, or as root a device such as /dev/stdout
+        raise InputError(f"{path}: expected a new file or a plain one, got something else; name another file")
     with durable.disk_errors(f"cannot write {path}"):
         durable.write_bytes(path, render(show).encode("utf-8", "replace"), point="report", mode=0o644)
 

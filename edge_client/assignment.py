@@ -15,7 +15,7 @@ import platform
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,14 +126,16 @@ class _Work:
             self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):
             sizes = self.recipe.parameter_sizes()
-        with _declining("bad_data", "bad_data"):
+        room_bytes = _LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES
+        self._limit(room_bytes)  # what is compressed is unpacked, what a task returns is in memory: bounded, too
+        with _declining("bad_data", "bad_data"), self._fitting("its data"):
             self._open_data()
         self.held_bytes = self.train_data.held_bytes + self.test_data.held_bytes
         if run.task is not None:  # what the user's code loads and keeps is nowhere written down: measured
             self.held_bytes = max(self.held_bytes, meter.rss_bytes() - before_bytes)
         with _declining("nothing_fits", "nothing_fits"):
             check_fixed(sizes, self._workload(), budget_bytes=order.budget_bytes)
-        self._limit(_LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES)  # building runs one sample: bounded, too
+        self._limit(room_bytes)  # building runs one sample: bounded, too
         with _declining("bad_model", "unknown_model"):
             self.model = self._build()
         with _declining("nothing_fits", "nothing_fits"):
@@ -183,15 +185,21 @@ class _Work:
         random.seed(derive(self.order.seed, "random"))
         np.random.seed(derive(self.order.seed, "numpy") % 2**32)
 
-    def _build(self) -> Model:
-        """Under the limit; a built-in model's size was checked before, a task's shows only here."""
+    @contextmanager
+    def _fitting(self, what: str) -> Iterator[None]:
+        """Under the limit: what does not fit is no bug."""
         try:
-            return self.recipe.build(self.train_data.shape)
+            yield
         except (MemoryError, RuntimeError) as error:
-            if self.run.task is None or not meter.is_out_of_memory(error):
+            if not meter.is_out_of_memory(error):
                 raise
             budget = format_bytes(self.order.budget_bytes)
-            raise NothingFitsError(f"making the model alone needs more than the budget of {budget}") from error
+            raise NothingFitsError(f"{what} alone needs more than the budget of {budget}; see limits.memory") from error
+
+    def _build(self) -> Model:
+        """Under the limit; a built-in model's size was checked before, a task's shows only here."""
+        with self._fitting("making the model") if self.run.task is not None else nullcontext():
+            return self.recipe.build(self.train_data.shape)
 
     def _plan(self) -> TrainingPlan:
         """The plan of the assignment while it fits: the budget may be smaller than when it was made."""

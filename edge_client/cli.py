@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_client import __version__, connection, daemon, files, identity, owner_file, status
+from edge_client import __version__, connection, daemon, durable, files, identity, owner_file, status
 from edge_client.errors import FedfitError, InputError
 
 __all__ = ["main"]
@@ -104,6 +104,8 @@ def _join(options: argparse.Namespace) -> None:
     print(f"joined federation {bundle.federation} as {bundle.device}")
     if found is not None:
         print(found_data.keep_device_file(options.state_dir / "device.toml", found, asked=options.data))
+    elif not durable.is_there(options.state_dir / "device.toml"):
+        print(f"say where its data is, in {options.state_dir / 'device.toml'}, or join again with --data DIR")
     print(f"start it with: edge-client start{_named(options.state_dir)}")
 
 
@@ -134,7 +136,8 @@ def _start(options: argparse.Namespace) -> None:
 def _status(options: argparse.Namespace) -> None:
     bundle = identity.load_identity(options.state_dir)
     found = status.summary(options.state_dir, bundle)
-    print(json.dumps(found, indent=1) if options.format == "json" else status.describe(found))
+    start = f"edge-client start{_named(options.state_dir)}"
+    print(json.dumps(found, indent=1) if options.format == "json" else status.describe(found, start=start))
 
 
 def _config(options: argparse.Namespace) -> None:

@@ -308,7 +308,7 @@ def check_run_file(file: RunFile) -> None:
         if getattr(file.stop, rule) is not None and file.evaluate.every == 0:
             raise InputError(f"stop.{rule} needs evaluations; set evaluate.every to 1 or more")
     metric, target = file.stop.metric, file.stop.target
-    if target is not None and not (0 <= target if metric == "loss" else 0 <= target <= 1):
+    if target is not None and not (target >= 0 if metric == "loss" else 0 <= target <= 1):
         wanted = "0 or more" if metric == "loss" else "0 to 1"
         raise InputError(f"stop.target: expected {wanted} for {metric}, got {target:g}; it would never be reached")
 

@@ -115,11 +115,11 @@ def _dated(moment: Moment | None) -> dict[str, str] | None:
     return {"text": moment.text, "at": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment.at_s))}
 
 
-def describe(data: dict[str, Any]) -> str:
-    """`edge-client status` for people, from what its JSON says."""
+def describe(data: dict[str, Any], *, start: str = "edge-client start") -> str:
+    """`edge-client status` for people, from what its JSON says; `start` is what starts the client."""
     rows = [
         ("device", f"{data['device']} of federation {data['federation']}"),
-        ("client", f"runs (process {data['pid']})" if data["running"] else "does not run; start it: edge-client start"),
+        ("client", f"runs (process {data['pid']})" if data["running"] else f"does not run; start it: {start}"),
         ("broker", f"{', '.join(data['brokers'])}{_link(data)}"),
     ]
     if data["running"]:

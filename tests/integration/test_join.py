@@ -364,6 +364,7 @@ def test_what_device_add_prints_lets_a_device_into_a_mosquitto(tmp_path: Path) -
             assert f'user: "d1", password: "{bundle.password}"' in said  # the entry for a NATS server
             fleet.replace_bundle(bundle)
             _device(fleet, "d1")
-            _ok("coordinator", "device", "remove", "d1", "--state-dir", fleet.state_dir)
+            said = _ok("coordinator", "device", "remove", "d1", "--state-dir", fleet.state_dir)
+            assert "sed -i '/^d1:/d' passwords" in said
             fleet.wait_until(lambda: "refuses this device: removed" in fleet.log("d1"), SECONDS, "it is told")
             assert fleet.stop("d1") == 0

@@ -99,6 +99,18 @@ def test_what_was_backed_up_is_restored(state_dir: Path, tmp_path: Path) -> None
     assert not snapshot.folder_of(state_dir).exists()
 
 
+def test_nobody_who_may_write_there_gets_to_read_a_backup(state_dir: Path, tmp_path: Path) -> None:
+    """Under the name that it has while it is written there is a file that everybody may read, or a link to one."""
+    (tmp_path / "open").write_bytes(b"before")
+    (tmp_path / ".b.tmp").write_bytes(b"")
+    (tmp_path / ".b.tmp").chmod(0o666)
+    (tmp_path / ".c.tmp").symlink_to(tmp_path / "open")
+    for name in "bc":
+        backup.make_backup(state_dir, tmp_path / name)
+        assert stat.S_IMODE((tmp_path / name).lstat().st_mode) == 0o600
+    assert (tmp_path / "open").read_bytes() == b"before"
+
+
 def test_a_blob_that_goes_after_the_snapshot_is_in_the_backup(state_dir: Path, tmp_path: Path) -> None:
     """The coordinator commits and cleans up while the file is being packed: what was linked stays."""
     store = SqliteStore(state_dir / "state.db")

@@ -69,7 +69,7 @@ def test_add_is_for_new_names_and_replace_for_known_ones(stored: device_commands
         stored.remove(["a", "b"])
     with pytest.raises(NoSuchNameError, match="known: a"):
         stored.label("b", {"x": "y"}, ())
-    assert stored.remove(["a", "a"]) == {"removed": ["a"]}
+    assert stored.remove(["a", "a"]) == {"removed": ["a"], "external": False}
 
 
 def test_a_coordinator_that_never_served_adds_no_device(tmp_path: Path) -> None:
@@ -80,3 +80,9 @@ def test_a_coordinator_that_never_served_adds_no_device(tmp_path: Path) -> None:
         device_commands.StoredDevices(store).add(["a"], None, replace=False)
     assert store.devices() == []
     store.close()
+
+
+def test_a_name_that_reads_as_an_option_is_refused() -> None:
+    """`coordinator device remove -x` could not name it."""
+    with pytest.raises(InputError, match="not as the first"):
+        device_commands.new_device("-x")

@@ -151,3 +151,26 @@ def test_a_ca_that_is_no_pem_is_refused() -> None:
     """A truncated join bundle, for example."""
     with pytest.raises(InputError, match="expected the CA certificate as PEM text"):
         tls_context("-----BEGIN CERTIFICATE-----\nAAAA")
+
+
+@pytest.mark.parametrize("name", ["server.pem", "server.key"])
+def test_damaged_files_of_the_server_are_made_again(tmp_path: Path, name: str) -> None:
+    """By the same authority: no device notices."""
+    before = ensure_pki(tmp_path, NAMES)
+    (tmp_path / name).write_text("garbage")
+    after = ensure_pki(tmp_path, NAMES)
+    assert handshake(after, tls_context(before.ca_pem), "localhost") is not None
+
+
+def test_an_authority_whose_file_was_lost_is_not_replaced_by_another(tmp_path: Path) -> None:
+    """Devices trust it already: its certificate is known, its key is not, and belongs to no other certificate."""
+    ca = ensure_pki(tmp_path, NAMES).ca_pem
+    (tmp_path / "ca.pem").unlink()
+    assert ensure_pki(tmp_path, NAMES, known_ca=ca).ca_pem == ca
+    (tmp_path / "ca.key").write_bytes((tmp_path / "server.key").read_bytes())
+    with pytest.raises(MachineError, match=r"ca.key is not the key of .*ca.pem; restore both from a backup"):
+        ensure_pki(tmp_path, NAMES)
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(MachineError, match=r"ca.key is missing or no private key"):
+        ensure_pki(tmp_path, NAMES, known_ca=ca)

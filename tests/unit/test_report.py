@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ from rows import run_file
 
 from coordinator import plots, report
 from edge_client import faults
-from edge_client.errors import DiskFullError
+from edge_client.errors import DiskFullError, InputError
 from edge_client.files import RunFile, parse_table
 from edge_client.records import to_map
 
@@ -199,3 +200,16 @@ def test_a_report_is_written_whole_or_not(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("r-1.html", "yesterday")]
     report.write_report(shown(), path)
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_what_is_no_plain_file_is_not_replaced_by_a_report(tmp_path: Path) -> None:
+    """A report is renamed into its place: a pipe, a device or a link (`--out /dev/stdout`) would be gone."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("pipe", "link", "dangling"):
+        with pytest.raises(InputError, match=rf"{name}: expected a new file or a plain one"):
+            report.write_report(shown(), tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "link", "pipe"]

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -338,22 +338,62 @@ def test_a_run_that_goes_on_from_a_lost_model_fails_alone(site: Site, how: str) 
             Commands(service).handle({"request": "run-start", "file": to_map(file)})
 
 
-def test_a_dry_run_does_not_get_the_first_model_of_one_that_was_stopped(site: Site) -> None:
-    """The first is stopped while its model is made, the second takes its id; the answer for the first is dropped."""
-    first, second = (to_map(run_file(seed=seed)) for seed in (1, 2))
+_STUCK = f"import time{_CHILD}".replace("    print", "    time.sleep(1000 if 'stuck' in line else 0)\n    print")
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_run_that_is_stopped_while_its_first_model_is_made_stands_in_nobodys_way(
+    site: Site, monkeypatch: pytest.MonkeyPatch, dry: bool
+) -> None:
+    """A task's own code never ends. The stopped run stays stopped, and the next one gets its answer; not the same."""
+    monkeypatch.setattr(sys.modules[__name__], "_CHILD", _STUCK)
+    first, second = (to_map(run_file(classes=["no", word])) for word in ("stuck", "yes"))
     with site.serving() as service:
         commands = Commands(service)
-        commands.handle({"request": "run-start", "file": first, "dry": True})
-        stopped = site.store.run("r-dry-1")
-        assert stopped is not None
+        stuck = commands.handle({"request": "run-start", "file": first, "dry": dry})["run"]
         service.conductor.tick(frozenset(), 2, 0.0)
-        commands.handle({"request": "run-stop", "run": "r-dry-1", "now": True})
-        assert commands.handle({"request": "run-start", "file": second, "dry": True})["run"] == "r-dry-1"
-        service.conductor._begin(stopped, model_row(0, "r-dry-1"))
-        assert site.store.last_model("r-dry-1") is None
-        waiting = site.store.run("r-dry-1")
-        assert waiting is not None
-        assert (waiting.state, waiting.file["seed"]) == ("queued", 2)
+        commands.handle({"request": "run-stop", "run": stuck})
+        after = commands.handle({"request": "run-start", "file": second, "dry": dry})["run"]
+        assert (stuck, after) == (("r-dry-1", "r-dry-1") if dry else ("r-1", "r-2"))  # the number of a dry run is free
+        service.conductor.tick(frozenset(), 2, 1.0)
+        _read_until(service, lambda: site.store.first_run("queued") is None)
+    ended = [(run.file["classes"][1], run.state, run.reason) for run in site.store.runs()]
+    assert ended[-1] == ("yes", "failed", "not_finite: no")
+    assert ended[:-1] == ([] if dry else [("stuck", "stopped", "stopped before it began")])
+
+
+def test_a_run_that_is_stopped_while_the_server_judges_it_stands_in_nobodys_way(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation never ends; the run is stopped, and the next one gets its answer."""
+    monkeypatch.setattr(sys.modules[__name__], "_CHILD", _STUCK)
+    _with_run(site)
+    site.store.abandon("r-1", 1, 1, "why")
+    site.store.fail_run("r-1", "why")
+    names = [hashlib.sha256(data).hexdigest() for data in (b"model", b"settings")]
+    site.store.add_run(run_row("r-2", run_file(evaluate={"on": "npz:/stuck.npz"})))
+    site.store.add_initial_model(model_row(0, "r-2", sha256=names[0], sent_sha256=names[0]), names[1], 8)
+    site.store.add_run(run_row("r-3"))
+    with site.serving() as service:
+        assert service.conductor.machine is not None
+        assert service.conductor.machine.phase == "EVALUATING"
+        Commands(service).handle({"request": "run-stop", "run": "r-2"})
+        for now in (0.0, 1.0):
+            service.conductor.tick(frozenset(), 2, now)
+        _read_until(service, lambda: site.store.first_run("queued") is None)
+    assert [(run.state, run.reason) for run in site.store.runs()[1:]] == [
+        ("stopped", "stopped on request"),
+        ("failed", "not_finite: no"),
+    ]
+
+
+def _read_until(service: Service, condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        assert service._aggregation.fd is not None
+        select.select([service._aggregation.fd], [], [], 1)
+        service._aggregation.read(0.0)
 
 
 def test_a_run_is_named_by_its_id_or_a_beginning_that_no_other_has(site: Site) -> None:
@@ -389,7 +429,7 @@ def test_a_removed_device_ends_its_leases_at_once(site: Site) -> None:
     _with_run(site)
     with site.serving() as service:
         commands = Commands(service)
-        assert commands.handle({"request": "device-remove", "names": ["b"]}) == {"removed": ["b"]}
+        assert commands.handle({"request": "device-remove", "names": ["b"]}) == {"removed": ["b"], "external": False}
         assert site.leases()["b"] == ("cancelled", "removed")
         assert service.conductor.machine is not None
         assert service.conductor.machine.phase == "FROZEN"

@@ -102,6 +102,24 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
+def test_data_that_is_larger_than_the_budget_is_not_unpacked_first(tmp_path: Path) -> None:
+    """300 MB of zeros in a small file, on top of a warm process, and a budget of 350 MB: the device never has both."""
+    np.savez_compressed(tmp_path / "d.npz", x=np.zeros((30_000, 100, 100), np.uint8), y=np.zeros(30_000, np.int64))
+    data = {"source": "npz", "train": str(tmp_path / "d.npz")}
+    model = {"model": {"name": "small-cnn", "input": [1, 100, 100]}}
+    work = make_work(tmp_path / "w", run=model, device_file={"data": data}, budget_bytes=350 * 10**6)
+    process = subprocess.Popen([sys.executable, "-m", "edge_client.worker", str(work)], stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 76
+    told = json.loads((work / "error.json").read_text())
+    assert (told["code"], told["detail"].partition(";")[0]) == (
+        "nothing_fits",
+        "its data alone needs more than the budget of 350 MB",
+    )
+    assert used.ru_maxrss * 1024 < 400 * 10**6
+
+
 def test_an_update_has_the_trained_model_and_the_received_models_evaluation(trained: Path) -> None:
     """360 samples in batches of 32 are 12 steps; the evaluation equals one computed here from the sent weights."""
     report, tensors = read_update(trained)
