@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator import environment, evaluation
@@ -65,6 +66,7 @@ class RunCommands:
         conductor, store = self._service.conductor, self._service.store
         if parsed.init != "random":
             conductor.model_named(parsed.init.removeprefix("run:"))
+        _check_test_data(parsed)
         if dry:
             self._make_room(parsed.name)
         source = task_source.encode()
@@ -244,6 +246,13 @@ class RunCommands:
         return [
             barred.get(name, {"id": name, "code": machine.excluded.get(name, ""), "detail": ""}) for name in names
         ]
+
+
+def _check_test_data(file: RunFile) -> None:
+    """The server's own test data must be there before the devices are asked for anything."""
+    path = Path(file.evaluate.on.removeprefix("npz:"))
+    if file.evaluate.on != "devices" and not path.is_file():
+        raise InputError(f"evaluate.on: expected an npz file on the server, {path} is none")
 
 
 def _task_hash(file: RunFile, source: bytes) -> str:

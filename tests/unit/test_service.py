@@ -549,3 +549,11 @@ def test_chunks_of_an_upload_that_is_over_count_against_their_device(site: Site)
         for _ in range(290):
             site.receive("a", "data", payload, 1.0)
         assert service.roster.suspended(1.0) == {"a"}
+
+
+def test_test_data_that_the_server_lacks_are_told_before_the_run_begins(site: Site, tmp_path: Path) -> None:
+    """A path of another machine: nothing is queued."""
+    file = to_map(run_file(evaluate={"on": f"npz:{tmp_path / 'nowhere.npz'}"}))
+    with site.serving() as service, pytest.raises(InputError, match=r"evaluate\.on: .*nowhere\.npz is none"):
+        Commands(service).handle({"request": "run-start", "file": file})
+    assert site.store.runs() == []
