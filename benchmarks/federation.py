@@ -20,8 +20,9 @@ import psutil
 from coordinator import control
 from edge_client import identity
 from edge_client.errors import MachineError
-from edge_client.files import RunFile, parse_table
+from edge_client.files import parse_table
 from edge_client.records import from_map, to_map
+from edge_client.run_file import RunFile
 
 __all__ = ["BIG", "SMALL", "Federation", "RoundTimes", "cpu_s", "peak_mb", "rss_mb", "run_file", "scratch"]
 

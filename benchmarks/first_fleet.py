@@ -15,7 +15,8 @@ from benchmarks.figures import Figure
 from benchmarks.light_devices import LightFleet
 from edge_client import connection
 from edge_client.data.sources import open_data
-from edge_client.files import EvaluateSection, load_device_file
+from edge_client.files import load_device_file
+from edge_client.run_file import EvaluateSection
 
 __all__ = ["measure"]
 

@@ -42,8 +42,8 @@ from edge_client.errors import (
     NoSuchNameError,
     PayloadError,
 )
-from edge_client.files import RunFile
 from edge_client.records import Between, Count, Matches, Positive, Report
+from edge_client.run_file import RunFile
 from edge_client.wire.container import MODEL_PREFIX, TableRow, codec_rule
 
 # torch is imported inside the jobs: malloc must be pinned before it is loaded

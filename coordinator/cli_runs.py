@@ -12,9 +12,9 @@ from typing import Any
 from coordinator import control, tables
 from coordinator.cli_options import formatted, show, verb
 from coordinator.run_commands import check_run
-from edge_client import files
 from edge_client.errors import InputError, NothingFitsError, RunFailedError
 from edge_client.records import to_map
+from edge_client.run_file import RunFile, TaskSection, load_run_file
 
 __all__ = ["add_run"]
 
@@ -44,7 +44,7 @@ def add_run(nouns: Any) -> None:
 
 
 def _start(options: argparse.Namespace) -> None:
-    file = files.load_run_file(options.file)
+    file = load_run_file(options.file)
     source = ""
     if file.task is not None:
         file, source = _with_task(file, file.task, options.file)
@@ -64,7 +64,7 @@ def _started(data: Json) -> str:
     return f"started {data['run']}{waits}; look at it with: coordinator run show {data['run']}"
 
 
-def _with_task(file: files.RunFile, task: files.TaskSection, path: Path) -> tuple[files.RunFile, str]:
+def _with_task(file: RunFile, task: TaskSection, path: Path) -> tuple[RunFile, str]:
     """The run with its task's hash, and the task's source: the file beside the run file."""
     place, _, name = (task.file or f"{task.name}.py:task").rpartition(":")
     found = path.parent / place

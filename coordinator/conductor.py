@@ -27,8 +27,8 @@ from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
-from edge_client.files import RunFile
 from edge_client.records import PartRef, Report, from_map, to_map
+from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
 from edge_client.wire.messages import Assign, Cancel, Decline, Message, Offer, Receipt
 

@@ -21,8 +21,9 @@ from coordinator import control, follow
 from edge_client import identity
 from edge_client.device import guard
 from edge_client.errors import MachineError, RunFailedError
-from edge_client.files import RunFile, parse_table
+from edge_client.files import parse_table
 from edge_client.records import from_map, to_map
+from edge_client.run_file import RunFile
 
 __all__ = ["DemoOptions", "run_demo", "run_file"]
 

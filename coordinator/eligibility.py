@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from edge_client.files import RunFile
+from edge_client.run_file import RunFile
 
 __all__ = ["Obstacle", "obstacle"]
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from coordinator.run_commands import check_run
 from edge_client import durable
 from edge_client.errors import ConflictError, InputError
-from edge_client.files import DescribedKey, DeviceFile, RunFile, describe, parse_bytes, parse_duration, parse_table
+from edge_client.files import DescribedKey, DeviceFile, describe, parse_bytes, parse_duration, parse_table
 from edge_client.models import registry as models
 from edge_client.records import is_id
+from edge_client.run_file import RunFile
 
 __all__ = ["NewOptions", "make_folder", "parse_shape", "toml_value"]
 

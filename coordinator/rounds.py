@@ -31,8 +31,8 @@ from typing import TypeAlias
 from coordinator import evaluation, selection
 from coordinator.stopping import Scoreboard, score_of
 from coordinator.store.base import OPEN_LEASE, EvaluationRow, LeaseRow, ModelRow, RoundRow, UpdateRow
-from edge_client.files import RunFile
 from edge_client.records import Report, TrainingPlan
+from edge_client.run_file import RunFile
 
 __all__ = [
     "Abandon",

@@ -13,10 +13,10 @@ from coordinator.eligibility import Obstacle
 from coordinator.rounds import RunMachine
 from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, RunRow
 from edge_client.errors import ConflictError, InputError, NoSuchNameError, PayloadError
-from edge_client.files import RunFile, check_run_file
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
 from edge_client.records import from_map, to_map
+from edge_client.run_file import RunFile, check_run_file
 
 if TYPE_CHECKING:
     from coordinator.service import Service

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from coordinator.evaluation import FleetResult
-from edge_client.files import RunFile, StopSection, TrainSection
+from edge_client.run_file import RunFile, StopSection, TrainSection
 
 __all__ = ["Scoreboard", "learning_rate", "score_of"]
 

@@ -30,13 +30,14 @@ from edge_client.data.labels import UnknownClassError
 from edge_client.data.sources import Samples, divide, open_data
 from edge_client.device import guard, meter
 from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
-from edge_client.files import DataSection, DeviceFile, RunFile, format_bytes
+from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
 from edge_client.models.contract import Model
 from edge_client.planning.cost import Workload
 from edge_client.planning.planner import check_fixed, plan
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
+from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, load_weights, recipe
 from edge_client.task import Device, Source, Task, UserCode, data_table, read_source
 from edge_client.task_files import split_place

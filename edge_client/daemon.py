@@ -81,6 +81,7 @@ _PULL_WINDOW_BYTES = 2 << 20  # asked for at a time; what the broker holds for a
 _SEND_AHEAD_BYTES = 4 * CHUNK_BYTES  # handed to the transport before it has written them
 _IDLE_S = 1.0
 _SILENCE_S = 60.0  # no welcome for so long after a connect: tell people
+_MAX_WARNINGS = 100  # of workers, told by one daemon
 _DISK_RETRY_S = 1.0
 _LONGEST_DISK_RETRY_S = 60.0
 _LAST_RESORT_S = 9.0  # after SIGTERM, of the ten seconds that supervisors give
@@ -112,6 +113,7 @@ class Daemon:
         self._blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._spool = Spool(state_dir / "state.json")
         saved = self._spool.load()
+        self._warned: set[str] = set()
         self._session = Session(
             boot=self._boot,
             profile=measure(device_file.limits.memory),
@@ -248,6 +250,7 @@ class Daemon:
         events, ended = self._worker.read()
         if ended:
             faults.point("daemon.worker.ended")
+            self._tell_warnings(self._worker.warnings())
             self._worker = None
         for event in events:
             if isinstance(event, WorkerFailed):
@@ -255,6 +258,13 @@ class Daemon:
                 log.warning("the worker failed: %s: %s", event.code, one_line(event.detail))
         share_logs = self._device_file.share.logs != "none"
         return [replace(e, log=()) if isinstance(e, WorkerFailed) and not share_logs else e for e in events]
+
+    def _tell_warnings(self, lines: list[str]) -> None:
+        """What workers warn of, each line once: every round finds the same unreadable image."""
+        for line in lines:
+            if line not in self._warned and len(self._warned) < _MAX_WARNINGS:
+                self._warned.add(line)
+                log.warning("worker: %s", one_line(line.removeprefix("WARNING ")))
 
     # what the transport brings
 

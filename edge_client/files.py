@@ -1,8 +1,8 @@
-"""The two files that people write: `run.toml` (what to train) and `device.toml` (what a device's owner allows).
+"""The files that people write: how they are read, and `device.toml`, what a device's owner allows.
 
 Each is a tree of frozen dataclasses: types, ranges, defaults and help stand once, at the field, and serve the parser,
 the errors and the documentation. Keys are written with dashes, sizes as `512MB` or `1.5GiB`, durations as `90s` or
-`30min`.
+`30min`. The schema of `run.toml` is in `run_file`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,23 @@ from edge_client import records
 from edge_client.errors import InputError, PayloadError
 from edge_client.records import Between, Count, Id, Matches, Positive, Text, is_id
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 __all__ = [
     "DataSection",
     "DescribedKey",
     "DeviceFile",
-    "RunFile",
-    "check_run_file",
     "describe",
+    "described",
     "format_bytes",
     "load_device_file",
-    "load_run_file",
     "parse_bytes",
     "parse_duration",
     "parse_table",
+    "read_toml",
 ]
 
 T = TypeVar("T")
 
 _SIZE = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_MAX_RUN_NAME = 48  # an id has 64 characters at most, with "-dry-" and a number
 _MAX_LABELS = 64
 _MAX_LABEL_BYTES = 8192
 _MAX_TASKS = 32
@@ -102,9 +95,6 @@ Fraction = Annotated[float, Between(0, 1)]
 Options = Annotated[Mapping[str, Any], _Rest()]
 
 
-Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?")]
-_INIT_HELP = "starting weights: random, or run:ID for the last model of a run, run:ID@best, run:ID@VERSION"
-
 # keys of the files that this version does not serve: refused by name, so that nobody believes they have an effect
 _NOT_YET: Mapping[str, Sequence[str]] = {
     "": ("simulate",),
@@ -114,7 +104,8 @@ _NOT_YET: Mapping[str, Sequence[str]] = {
 }
 
 
-def _key(help_text: str, default: Any = dataclasses.MISSING) -> Any:
+def described(help_text: str, default: Any = dataclasses.MISSING) -> Any:
+    """A key of a file: a dataclass field with its help, and its default unless it is required."""
     if default is dataclasses.MISSING:
         return field(metadata={"help": help_text})
     if isinstance(default, type) or callable(default):
@@ -123,148 +114,32 @@ def _key(help_text: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodSection:
-    name: Annotated[str, Matches(r"[a-z0-9+_-]{1,64}")] = _key("a published method: fedavg, fedprox", "fedavg")
-    parameters: Options = _key("the method's own parameters, such as mu for fedprox", dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSection:
-    name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = _key(
-        "a built-in model: small-cnn, mlp, preresnet20, resnet10 (14, 18, 22, 26, 34), vit-t-16, vit-s-8 (9 to 12)"
-    )
-    input: tuple[Annotated[int, Between(1, 65536)], ...] = _key("shape of one sample: channels, height, width")
-    init: Init = _key(_INIT_HELP, "random")
-    options: Options = _key("the model's own options", dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSection:
-    name: Id = _key("a task that the devices' owners allow in their device.toml")
-    file: Text = _key("the task on this server, FILE.py:OBJECT beside the run file; without it NAME.py:task", "")
-    init: Init = _key(_INIT_HELP, "random")
-    sha256: Annotated[str, Matches(r"([0-9a-f]{64})?")] = _key(
-        "of the task's file; filled in when the run starts, checked if it stands there", ""
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSection:
-    batch: Annotated[int, Between(1, 65536)] = _key("samples per step", 32)
-    epochs: Annotated[int, Between(1, 1000)] = _key("passes over a device's data per round", 1)
-    max_steps: Positive | None = _key("end a round's training after so many steps", None)
-    optimizer: Annotated[str, Matches(r"sgd|adam")] = _key("sgd or adam", "sgd")
-    lr: Annotated[float, Between(0, 1000)] = _key("learning rate", 0.05)
-    momentum: Annotated[float, Between(0, 1)] = _key("momentum of sgd", 0.0)
-    weight_decay: Annotated[float, Between(0, 10)] = _key("L2 penalty", 0.0)
-    schedule: Annotated[str, Matches(r"constant|cosine|exponential:0*\.\d{1,9}|exponential:1(\.0*)?")] = _key(
-        "learning rate over the rounds: constant, cosine (to 0 at stop.rounds), exponential:FACTOR (per round)",
-        "constant",
-    )
-    threads: Annotated[int, Between(1, 1024)] = _key("CPU threads of a worker; part of the result's bits", 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopSection:
-    """The first rule that is reached ends the run."""
-
-    rounds: Annotated[int, Between(1, 1_000_000)] = _key("rounds to train at most", 10)
-    metric: Annotated[str, Matches(r"accuracy|balanced-accuracy|macro-f1|loss")] = _key(
-        "what target, patience and the best version go by", "accuracy"
-    )
-    target: float | None = _key("end when the metric reaches this value", None)
-    patience: Positive | None = _key("end when so many evaluations in a row brought no better value", None)
-    hours: Annotated[float, Between(0.0001, 24 * 366)] | None = _key("end after so many hours of running", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevicesSection:
-    min: Annotated[int, Between(1, 1_000_000)] = _key("a round starts and counts with at least so many devices", 1)
-    fraction: Annotated[float, Between(0.0001, 1)] = _key("share of the devices that are there, chosen per round", 1.0)
-    where: tuple[Annotated[str, Matches(r"(?s)[A-Za-z0-9_.-]{1,64}=.{0,128}")], ...] = _key(
-        "only devices that have all these labels, such as [\"line=a\"]", ()
-    )
-    misfit: Annotated[str, Matches(r"skip|fail")] = _key(
-        "a device on which nothing fits: skip leaves it out, fail ends the run", "skip"
-    )
-    max_samples: Positive = _key("largest number of samples a device may claim", 10_000_000)
-    max_weight_ratio: Annotated[int, Between(1, 1_000_000_000)] = _key(
-        "a device counts for at most this times the (lower) median number of samples in its round", 10
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundsSection:
-    deadline: Seconds = _key("a round ends after this time with the devices that answered", 1800.0)
-    codec: Annotated[str, Matches(r"fp32|fp16|bf16|int8")] = _key("how weights travel: fp32, fp16, bf16, int8", "fp32")
-    max_norm_ratio: Annotated[float, Between(1, 1e9)] = _key(
-        "an update is refused if it moves the model more than this times the usual (median of committed rounds; "
-        "in round 1 the norm of the model, plus 1)",
-        20.0,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateSection:
-    on: Annotated[str, Matches(r"(?s)devices|npz:/.{1,1024}")] = _key(
-        "where the test data is: devices, or npz:PATH of a file on the server", "devices"
-    )
-    every: Count = _key("rounds between two evaluations; 0: never", 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFile:
-    """A run: what to train, on what, until when."""
-
-    name: Id = _key("runs become NAME-1, NAME-2, ...")
-    seed: Annotated[int, Between(0, 2**31)] = _key("everything random follows from it", 1)
-    method: MethodSection = _key("how the devices learn together", MethodSection)
-    model: ModelSection | None = _key("what they train: a built-in model, or", None)
-    task: TaskSection | None = _key("a task: model and data as Python functions of one's own", None)
-    classes: tuple[Annotated[str, Matches(r"(?s).{1,128}")], ...] = _key("the label order; devices map by name")
-    train: TrainSection = _key("training on a device", TrainSection)
-    stop: StopSection = _key("when the run ends", StopSection)
-    devices: DevicesSection = _key("who takes part", DevicesSection)
-    rounds: RoundsSection = _key("how a round goes", RoundsSection)
-    evaluate: EvaluateSection = _key("how the model is judged", EvaluateSection)
-
-    @property
-    def init(self) -> str:
-        """Where the first weights come from."""
-        section = self.model or self.task
-        return section.init if section is not None else "random"
-
-    @property
-    def what(self) -> str:
-        """The model's or the task's name, for people."""
-        return self.model.name if self.model is not None else f"task {self.task.name}" if self.task is not None else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSection:
-    source: Annotated[str, Matches(r"[a-z0-9-]{0,32}")] = _key(
+    source: Annotated[str, Matches(r"[a-z0-9-]{0,32}")] = described(
         "digits, idx, npz, csv or image-folder; without it only tasks find the data", ""
     )
-    train: Text = _key("path of the training data", "")
-    test: Text = _key("path of the test data", "")
-    test_fraction: Annotated[float, Between(0, 0.9)] = _key("part of the training data kept for tests, if no test", 0.2)
-    partition: Text = _key("this device's part of a shared data set: iid or dirichlet:ALPHA", "")
-    part: tuple[Count, Positive] = _key("which part of how many, such as [0, 4]", (0, 1))
-    seed: Count = _key("seed of the partition, the same on all its devices", 1)
+    train: Text = described("path of the training data", "")
+    test: Text = described("path of the test data", "")
+    test_fraction: Annotated[float, Between(0, 0.9)] = described(
+        "part of the training data kept for tests, if no test", 0.2
+    )
+    partition: Text = described("this device's part of a shared data set: iid or dirichlet:ALPHA", "")
+    part: tuple[Count, Positive] = described("which part of how many, such as [0, 4]", (0, 1))
+    seed: Count = described("seed of the partition, the same on all its devices", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsSection:
-    memory: Annotated[int, _Auto(), _Unit("bytes"), Between(0, 2**53)] | None = _key(
+    memory: Annotated[int, _Auto(), _Unit("bytes"), Between(0, 2**53)] | None = described(
         "what a worker process may use; auto: from this device's free memory", None
     )
-    disk: Bytes = _key("what fedfit may keep on disk", 4 * 10**9)
+    disk: Bytes = described("what fedfit may keep on disk", 4 * 10**9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSection:
-    metrics: bool = _key("whether results on this device's test data go to the coordinator", True)
-    logs: Annotated[str, Matches(r"none|errors")] = _key(
+    metrics: bool = described("whether results on this device's test data go to the coordinator", True)
+    logs: Annotated[str, Matches(r"none|errors")] = described(
         "whether a failure's last log lines go to the coordinator", "errors"
     )
 
@@ -273,49 +148,19 @@ class ShareSection:
 class DeviceFile:
     """A device: its data and its limits; no run can widen it."""
 
-    data: DataSection | None = _key("where the data is", None)
-    rename: Mapping[str, Text] = _key("this device's class name -> the run's", dict)
-    labels: Mapping[str, Text] = _key("labels by which a run may choose devices (devices.where)", dict)
-    limits: LimitsSection = _key("memory and disk", LimitsSection)
-    share: ShareSection = _key("what may leave the device beside updates", ShareSection)
-    tasks: Mapping[Id, Text] = _key(
+    data: DataSection | None = described("where the data is", None)
+    rename: Mapping[str, Text] = described("this device's class name -> the run's", dict)
+    labels: Mapping[str, Text] = described("labels by which a run may choose devices (devices.where)", dict)
+    limits: LimitsSection = described("memory and disk", LimitsSection)
+    share: ShareSection = described("what may leave the device beside updates", ShareSection)
+    tasks: Mapping[Id, Text] = described(
         "the only code of yours that a run may name: NAME -> /path/FILE.py:OBJECT; empty: built-in models only", dict
     )
 
 
-def load_run_file(path: Path) -> RunFile:
-    """Read and check a run file; raises `InputError`."""
-    file = parse_table(RunFile, _read_toml(path), source=str(path))
-    try:
-        check_run_file(file)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return file
-
-
-def check_run_file(file: RunFile) -> None:
-    """What no single key can tell; raises `InputError`."""
-    if (file.model is None) == (file.task is None):
-        came = "neither" if file.model is None else "both"
-        raise InputError(f"expected either model or task, got {came}")
-    if len(file.name) > _MAX_RUN_NAME:
-        raise InputError(
-            f"name: expected at most {_MAX_RUN_NAME} characters, got {len(file.name)}; runs become NAME-1, NAME-2, ..."
-        )
-    if len(set(file.classes)) != len(file.classes) or len(file.classes) < 2:
-        raise InputError(f"classes: expected two or more different names, got {list(file.classes)!r}")
-    for rule in ("target", "patience"):
-        if getattr(file.stop, rule) is not None and file.evaluate.every == 0:
-            raise InputError(f"stop.{rule} needs evaluations; set evaluate.every to 1 or more")
-    metric, target = file.stop.metric, file.stop.target
-    if target is not None and not (target >= 0 if metric == "loss" else 0 <= target <= 1):
-        wanted = "0 or more" if metric == "loss" else "0 to 1"
-        raise InputError(f"stop.target: expected {wanted} for {metric}, got {target:g}; it would never be reached")
-
-
 def load_device_file(path: Path) -> DeviceFile:
     """Read and check a device file; raises `InputError`."""
-    device = parse_table(DeviceFile, _read_toml(path), source=str(path))
+    device = parse_table(DeviceFile, read_toml(path), source=str(path))
     for name, place in device.tasks.items():
         if not is_id(name) or not re.fullmatch(r"/.+\.py:[A-Za-z_]\w*", place):
             raise InputError(
@@ -332,7 +177,13 @@ def load_device_file(path: Path) -> DeviceFile:
     return device
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file; raises `InputError`."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)

@@ -14,9 +14,9 @@ from pathlib import Path
 from torch import nn
 
 from edge_client.errors import InputError, PayloadError
-from edge_client.files import RunFile
 from edge_client.models import adopted, registry
 from edge_client.models.contract import Model
+from edge_client.run_file import RunFile
 from edge_client.task import Source, Task, UserCode
 from edge_client.wire.container import MODEL_PREFIX
 from edge_client.wire.tensors import ContainerReader

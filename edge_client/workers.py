@@ -143,9 +143,13 @@ class Worker:
             lease=self.lease,
             code=_declined_code(told) if code == _EXIT_DECLINED else kind,
             detail=_sendable(detail, 2000),
-            log=_last_lines(self._folder / "log.txt") if not final else (),
+            log=_last_lines(self._folder / "log.txt"),
             final=final,
         )
+
+    def warnings(self) -> list[str]:
+        """What its log warns of at the end, such as images that cannot be read; the log goes with the lease."""
+        return [line for line in _last_lines(self._folder / "log.txt") if line.startswith("WARNING ")]
 
     def stop(self, now: float) -> None:
         """Ask it to end; `overdue` tells when to insist. From any thread."""

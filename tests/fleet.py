@@ -23,8 +23,9 @@ from coordinator import control
 from edge_client import identity
 from edge_client.daemon import ConnectTo, Daemon
 from edge_client.errors import MachineError
-from edge_client.files import DeviceFile, RunFile, parse_table
+from edge_client.files import DeviceFile, parse_table
 from edge_client.records import from_map, to_map
+from edge_client.run_file import RunFile
 
 Json = dict[str, Any]
 

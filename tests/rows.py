@@ -6,8 +6,9 @@ import hashlib
 from typing import Any
 
 from coordinator.store.base import DeviceRow, EvaluationRow, LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
-from edge_client.files import RunFile, parse_table
+from edge_client.files import parse_table
 from edge_client.records import DeviceProfile, PartRef, Report, TrainingPlan, to_map
+from edge_client.run_file import RunFile
 from edge_client.wire.messages import Assign
 
 PROFILE = DeviceProfile(budget_bytes=10**9)

@@ -85,6 +85,9 @@ class ImageSet:
                     self._ends.append(len(self._blob))
                     values.append(number)
         self._bad.check()
+        if self._bad.paths:
+            num_bad, num_files = len(self._bad.paths), sum(counts.values())
+            _log.warning("%s: %d of %d images cannot be decoded and are skipped", self._folder, num_bad, num_files)
         return names, values
 
     def _class_names(self) -> list[str]:

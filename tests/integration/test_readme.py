@@ -25,7 +25,7 @@ from coordinator import control
 from coordinator.run_commands import check_run
 from edge_client import cli as edge_client_cli
 from edge_client.errors import MachineError
-from edge_client.files import load_run_file
+from edge_client.run_file import load_run_file
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -15,7 +15,8 @@ from fleet import Fleet, hashes, mlp_run
 
 from coordinator import control
 from edge_client.data.sources import open_data
-from edge_client.files import DataSection, RunFile, load_device_file
+from edge_client.files import DataSection, load_device_file
+from edge_client.run_file import RunFile
 
 pytestmark = pytest.mark.broker
 

@@ -22,8 +22,9 @@ from coordinator import aggregator
 from coordinator.frozen import FrozenSet, FrozenUpdate
 from edge_client import durable
 from edge_client.errors import PayloadError
-from edge_client.files import RunFile, parse_table
+from edge_client.files import parse_table
 from edge_client.records import to_map
+from edge_client.run_file import RunFile
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ from coordinator.run_commands import check_run
 from edge_client import errors, files, records
 from edge_client.data import registry as data
 from edge_client.identity import Bundle
+from edge_client.run_file import RunFile
 from edge_client.wire import messages
 from edge_client.wire.topics import Topics
 
@@ -36,7 +37,7 @@ def field_names(cls: type) -> str:
     return ", ".join(f"`{f.name}`" for f in dataclasses.fields(cls))
 
 
-@pytest.mark.parametrize("cls", [files.RunFile, files.DeviceFile])
+@pytest.mark.parametrize("cls", [RunFile, files.DeviceFile])
 def test_files_page_has_the_generated_table(cls: type) -> None:
     """Whoever changes a key pastes the new table: it is in the failure's message."""
     page = (DOCS / "files.md").read_text(encoding="utf-8")
@@ -45,7 +46,7 @@ def test_files_page_has_the_generated_table(cls: type) -> None:
 
 def test_a_described_key_has_type_default_range_and_help() -> None:
     """By hand from the fields: a number, a choice, a required text, a size without a unit in the code."""
-    rows = {row.key: row for row in (*files.describe(files.RunFile), *files.describe(files.DeviceFile))}
+    rows = {row.key: row for row in (*files.describe(RunFile), *files.describe(files.DeviceFile))}
     assert rows["train.lr"] == ("train.lr", "number", "`0.05`", "0 to 1000", "learning rate")
     assert rows["train.optimizer"][1:4] == ("text", '`"sgd"`', "`sgd` or `adam`")
     assert rows["name"][1:4] == ("text", "required", "`[A-Za-z0-9_-]{1,64}`")
@@ -57,7 +58,7 @@ def test_a_described_key_has_type_default_range_and_help() -> None:
 
 def test_defaults_that_are_shown_can_be_written() -> None:
     """Sizes and durations of the table are in the form that the parser takes: 4 GB and 30 min."""
-    rows = {row.key: row for row in (*files.describe(files.RunFile), *files.describe(files.DeviceFile))}
+    rows = {row.key: row for row in (*files.describe(RunFile), *files.describe(files.DeviceFile))}
     assert files.parse_bytes(rows["limits.disk"].default.strip("`")) == 4 * 10**9
     assert files.parse_duration(rows["rounds.deadline"].default.strip("`")) == 1800.0
 
@@ -67,7 +68,7 @@ def test_files_that_are_shown_are_accepted(page: Path) -> None:
     """One run file and one device file each, through the same checks as the commands."""
     blocks = re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     run, device = (tomllib.loads(block) for block in blocks)
-    check_run(files.parse_table(files.RunFile, run, source=page.name))
+    check_run(files.parse_table(RunFile, run, source=page.name))
     section = files.parse_table(files.DeviceFile, device, source=page.name).data
     assert section is not None
     data.validate(section)

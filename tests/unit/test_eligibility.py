@@ -6,7 +6,7 @@ import pytest
 from rows import digest, run_file
 
 from coordinator.eligibility import obstacle
-from edge_client.files import RunFile
+from edge_client.run_file import RunFile
 
 
 def _task_run() -> RunFile:

@@ -13,6 +13,7 @@ from coordinator import cli, new
 from coordinator.run_commands import check_run
 from edge_client import faults, files
 from edge_client.errors import DiskFullError
+from edge_client.run_file import RunFile, load_run_file
 from edge_client.task import Device, load_task
 
 KEY = re.compile(r"# [a-z0-9-]+ = ")
@@ -43,7 +44,7 @@ def without_model(text: str) -> str:
 
 def test_the_files_load_as_they_stand(made: Path) -> None:
     """The run has the folder's name and the classes of the example; it passes what `run start` checks."""
-    run = files.load_run_file(made / "run.toml")
+    run = load_run_file(made / "run.toml")
     check_run(run)
     assert (run.name, run.classes, run.stop.rounds) == ("defects", ("ok", "scratch", "dent"), 10)
     assert run.model is not None
@@ -55,12 +56,12 @@ def test_the_files_load_as_they_stand(made: Path) -> None:
 
 def test_every_default_that_is_shown_is_the_default(made: Path, tmp_path: Path) -> None:
     """Taking one # away changes nothing, unless the line is an example: then it changes something and is accepted."""
-    path, base = tmp_path / "changed.toml", files.load_run_file(made / "run.toml")
+    path, base = tmp_path / "changed.toml", load_run_file(made / "run.toml")
     for line, text in uncommented(made / "run.toml").items():
         if key_of(line) == "task":
             continue
         path.write_text(text)
-        changed = files.load_run_file(path)
+        changed = load_run_file(path)
         check_run(changed)
         if key_of(line) == "width":  # the model's own: the registry knows its default
             assert changed.model is not None
@@ -75,7 +76,7 @@ def test_every_default_that_is_shown_is_the_default(made: Path, tmp_path: Path) 
 
 def test_every_key_of_the_schema_stands_there(made: Path) -> None:
     """As a live key, behind a #, or in the explanation of a task."""
-    for name, cls in (("run.toml", files.RunFile), ("device.toml", files.DeviceFile)):
+    for name, cls in (("run.toml", RunFile), ("device.toml", files.DeviceFile)):
         text = (made / name).read_text(encoding="utf-8")
         for row in files.describe(cls):
             key = row.key.rpartition(".")[2]
@@ -91,7 +92,7 @@ def test_the_task_is_one_line_away(made: Path, number: int) -> None:
     lines = {line: text for line, text in uncommented(made / "run.toml").items() if key_of(line) == "task"}
     assert len(lines) == 2
     (made / "run.toml").write_text(without_model(list(lines.values())[number]))
-    run = files.load_run_file(made / "run.toml")
+    run = load_run_file(made / "run.toml")
     assert run.task is not None
     assert run.task.name == "defects"
     assert run.task.file in ("", "defects.py:task")
@@ -122,7 +123,7 @@ def test_options_go_into_the_files(
     folder = tmp_path / "a-b_1"
     names = 'kratzer "tief",\N{GRINNING FACE},x\x7f'
     assert cli.main(["new", str(folder), "--classes", names, "--input", shape, *options]) == 0
-    run = files.load_run_file(folder / "run.toml")
+    run = load_run_file(folder / "run.toml")
     check_run(run)
     assert run.classes == ('kratzer "tief"', "\N{GRINNING FACE}", "x\x7f")
     assert run.model is not None

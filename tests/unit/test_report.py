@@ -18,8 +18,9 @@ from rows import run_file
 from coordinator import plots, report
 from edge_client import faults
 from edge_client.errors import DiskFullError, InputError
-from edge_client.files import RunFile, parse_table
+from edge_client.files import parse_table
 from edge_client.records import to_map
+from edge_client.run_file import RunFile
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -16,8 +16,9 @@ from test_worker import make_work, read_update, run_worker
 
 from coordinator import aggregator
 from edge_client import assignment
-from edge_client.files import load_device_file, load_run_file
+from edge_client.files import load_device_file
 from edge_client.records import to_map
+from edge_client.run_file import load_run_file
 from edge_client.task_files import task_sha256
 
 if sys.version_info >= (3, 11):

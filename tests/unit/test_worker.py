@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from edge_client import assignment, worker
 from edge_client.data.sources import open_data
-from edge_client.files import DataSection, RunFile, parse_table
+from edge_client.files import DataSection, parse_table
 from edge_client.models import registry
 from edge_client.records import Report, TrainingPlan, from_map, to_map
+from edge_client.run_file import RunFile
 from edge_client.wire.tensors import ContainerReader, write_container
 
 CLASSES = [str(digit) for digit in range(10)]

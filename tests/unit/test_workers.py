@@ -75,6 +75,16 @@ def test_a_declining_worker_names_its_reason(tmp_path: Path) -> None:
     assert _failure(tmp_path, write % "Not a code!").code == "declined"
 
 
+def test_what_a_worker_warns_of_is_known_when_it_has_ended(tmp_path: Path) -> None:
+    """Its own lines with that level, not what it says otherwise; the log goes with the lease."""
+    code = "print('INFO x: fine'); print('WARNING data: a.png cannot be decoded'); sys.exit(1)"
+    script = "import sys\n" + code
+    worker = workers.Worker("lease-1", tmp_path, [sys.executable, "-c", script])
+    while not worker.read()[1]:
+        select.select([worker.progress_fd], [], [], 20)
+    assert worker.warnings() == ["WARNING data: a.png cannot be decoded"]
+
+
 @pytest.mark.parametrize("text", ["\\ud800" * 2000, "\\u6f22" * 2000, "\U0001f525" * 2000], ids=["half", "3", "4"])
 def test_whatever_a_worker_leaves_its_failure_can_be_sent(tmp_path: Path, text: str) -> None:
     """File names that are not UTF-8, long texts in any language, a log of binary noise: it fits and is read."""

@@ -1,0 +1,172 @@
+"""`run.toml`: what to train, on what, until when. Its schema; the parser and `device.toml` are in `files`.
+
+Apart from them because the daemon reads no run: what a run wants reaches it as bytes for its workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from edge_client.errors import InputError
+from edge_client.files import Options, Seconds, described, parse_table, read_toml
+from edge_client.records import Between, Count, Id, Matches, Positive, Text
+
+__all__ = ["RunFile", "TaskSection", "check_run_file", "load_run_file"]
+
+Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?")]
+_MAX_RUN_NAME = 48  # an id has 64 characters at most, with "-dry-" and a number
+_INIT_HELP = "starting weights: random, or run:ID for the last model of a run, run:ID@best, run:ID@VERSION"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodSection:
+    name: Annotated[str, Matches(r"[a-z0-9+_-]{1,64}")] = described("a published method: fedavg, fedprox", "fedavg")
+    parameters: Options = described("the method's own parameters, such as mu for fedprox", dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = described(
+        "a built-in model: small-cnn, mlp, preresnet20, resnet10 (14, 18, 22, 26, 34), vit-t-16, vit-s-8 (9 to 12)"
+    )
+    input: tuple[Annotated[int, Between(1, 65536)], ...] = described("shape of one sample: channels, height, width")
+    init: Init = described(_INIT_HELP, "random")
+    options: Options = described("the model's own options", dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSection:
+    name: Id = described("a task that the devices' owners allow in their device.toml")
+    file: Text = described("the task on this server, FILE.py:OBJECT beside the run file; without it NAME.py:task", "")
+    init: Init = described(_INIT_HELP, "random")
+    sha256: Annotated[str, Matches(r"([0-9a-f]{64})?")] = described(
+        "of the task's file; filled in when the run starts, checked if it stands there", ""
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSection:
+    batch: Annotated[int, Between(1, 65536)] = described("samples per step", 32)
+    epochs: Annotated[int, Between(1, 1000)] = described("passes over a device's data per round", 1)
+    max_steps: Positive | None = described("end a round's training after so many steps", None)
+    optimizer: Annotated[str, Matches(r"sgd|adam")] = described("sgd or adam", "sgd")
+    lr: Annotated[float, Between(0, 1000)] = described("learning rate", 0.05)
+    momentum: Annotated[float, Between(0, 1)] = described("momentum of sgd", 0.0)
+    weight_decay: Annotated[float, Between(0, 10)] = described("L2 penalty", 0.0)
+    schedule: Annotated[str, Matches(r"constant|cosine|exponential:0*\.\d{1,9}|exponential:1(\.0*)?")] = described(
+        "learning rate over the rounds: constant, cosine (to 0 at stop.rounds), exponential:FACTOR (per round)",
+        "constant",
+    )
+    threads: Annotated[int, Between(1, 1024)] = described("CPU threads of a worker; part of the result's bits", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSection:
+    """The first rule that is reached ends the run."""
+
+    rounds: Annotated[int, Between(1, 1_000_000)] = described("rounds to train at most", 10)
+    metric: Annotated[str, Matches(r"accuracy|balanced-accuracy|macro-f1|loss")] = described(
+        "what target, patience and the best version go by", "accuracy"
+    )
+    target: float | None = described("end when the metric reaches this value", None)
+    patience: Positive | None = described("end when so many evaluations in a row brought no better value", None)
+    hours: Annotated[float, Between(0.0001, 24 * 366)] | None = described("end after so many hours of running", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesSection:
+    min: Annotated[int, Between(1, 1_000_000)] = described("a round starts and counts with at least so many devices", 1)
+    fraction: Annotated[float, Between(0.0001, 1)] = described(
+        "share of the devices that are there, chosen per round", 1.0
+    )
+    where: tuple[Annotated[str, Matches(r"(?s)[A-Za-z0-9_.-]{1,64}=.{0,128}")], ...] = described(
+        "only devices that have all these labels, such as [\"line=a\"]", ()
+    )
+    misfit: Annotated[str, Matches(r"skip|fail")] = described(
+        "a device on which nothing fits: skip leaves it out, fail ends the run", "skip"
+    )
+    max_samples: Positive = described("largest number of samples a device may claim", 10_000_000)
+    max_weight_ratio: Annotated[int, Between(1, 1_000_000_000)] = described(
+        "a device counts for at most this times the (lower) median number of samples in its round", 10
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsSection:
+    deadline: Seconds = described("a round ends after this time with the devices that answered", 1800.0)
+    codec: Annotated[str, Matches(r"fp32|fp16|bf16|int8")] = described(
+        "how weights travel: fp32, fp16, bf16, int8", "fp32"
+    )
+    max_norm_ratio: Annotated[float, Between(1, 1e9)] = described(
+        "an update is refused if it moves the model more than this times the usual (median of committed rounds; "
+        "in round 1 the norm of the model, plus 1)",
+        20.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateSection:
+    on: Annotated[str, Matches(r"(?s)devices|npz:/.{1,1024}")] = described(
+        "where the test data is: devices, or npz:PATH of a file on the server", "devices"
+    )
+    every: Count = described("rounds between two evaluations; 0: never", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
+    """A run: what to train, on what, until when."""
+
+    name: Id = described("runs become NAME-1, NAME-2, ...")
+    seed: Annotated[int, Between(0, 2**31)] = described("everything random follows from it", 1)
+    method: MethodSection = described("how the devices learn together", MethodSection)
+    model: ModelSection | None = described("what they train: a built-in model, or", None)
+    task: TaskSection | None = described("a task: model and data as Python functions of one's own", None)
+    classes: tuple[Annotated[str, Matches(r"(?s).{1,128}")], ...] = described("the label order; devices map by name")
+    train: TrainSection = described("training on a device", TrainSection)
+    stop: StopSection = described("when the run ends", StopSection)
+    devices: DevicesSection = described("who takes part", DevicesSection)
+    rounds: RoundsSection = described("how a round goes", RoundsSection)
+    evaluate: EvaluateSection = described("how the model is judged", EvaluateSection)
+
+    @property
+    def init(self) -> str:
+        """Where the first weights come from."""
+        section = self.model or self.task
+        return section.init if section is not None else "random"
+
+    @property
+    def what(self) -> str:
+        """The model's or the task's name, for people."""
+        return self.model.name if self.model is not None else f"task {self.task.name}" if self.task is not None else ""
+
+
+def load_run_file(path: Path) -> RunFile:
+    """Read and check a run file; raises `InputError`."""
+    file = parse_table(RunFile, read_toml(path), source=str(path))
+    try:
+        check_run_file(file)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return file
+
+
+def check_run_file(file: RunFile) -> None:
+    """What no single key can tell; raises `InputError`."""
+    if (file.model is None) == (file.task is None):
+        came = "neither" if file.model is None else "both"
+        raise InputError(f"expected either model or task, got {came}")
+    if len(file.name) > _MAX_RUN_NAME:
+        raise InputError(
+            f"name: expected at most {_MAX_RUN_NAME} characters, got {len(file.name)}; runs become NAME-1, NAME-2, ..."
+        )
+    if len(set(file.classes)) != len(file.classes) or len(file.classes) < 2:
+        raise InputError(f"classes: expected two or more different names, got {list(file.classes)!r}")
+    for rule in ("target", "patience"):
+        if getattr(file.stop, rule) is not None and file.evaluate.every == 0:
+            raise InputError(f"stop.{rule} needs evaluations; set evaluate.every to 1 or more")
+    metric, target = file.stop.metric, file.stop.target
+    if target is not None and not (target >= 0 if metric == "loss" else 0 <= target <= 1):
+        wanted = "0 or more" if metric == "loss" else "0 to 1"
+        raise InputError(f"stop.target: expected {wanted} for {metric}, got {target:g}; it would never be reached")
