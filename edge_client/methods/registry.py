@@ -67,6 +67,8 @@ def _parse(name: str, parameters: Mapping[str, Any]) -> Any:
             parse_table(cls, {key: value}, source=f"method {name!r}")
         except InputError as error:
             about = fields.get(key.replace("-", "_"))
-            hint = f"; {about['symbol']} in the paper: {about['help']}" if about else ""
-            raise InputError(f"{error}{hint}") from None
+            if about is None:
+                raise
+            told = str(error).removesuffix(f" ({about['help']})")
+            raise InputError(f"{told}; {about['symbol']} in the paper: {about['help']}") from None
     return parse_table(cls, parameters, source=f"method {name!r}")

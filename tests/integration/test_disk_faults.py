@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from coordinator import cli
+from coordinator.store.base import OPEN_LEASE
 from edge_client import faults, identity
 from edge_client.assignment import read_state
 from tests.fleet import Fleet, hashes, mlp_run, undisturbed_hashes
@@ -175,15 +176,15 @@ def test_a_disk_that_fails_at_the_start_leaves_nothing_that_stops_the_next_start
     assert not list(fleet.state_dir.rglob("*.tmp"))
 
 
-TOO_FEW = ("store.deadline.commit", "store.leases.commit", "store.abandon.commit")
+TOO_FEW = ("store.deadline.commit", "store.abandon.commit", "store.leases.commit")
 
 
 @pytest.mark.parametrize("kind", ["enospc", "eio"])
 def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: Path, kind: str) -> None:
     """Device x has no data and declines, b comes later as its substitute; a and b make the undisturbed model of both.
 
-    While x is silent the round's remaining time is saved; the lease of the substitute cannot be, so the round, which
-    nobody works on any more, is abandoned; that cannot be written either at first.
+    While x is silent the round's remaining time is saved. When it declines, nobody can take its place: the round is
+    abandoned. In the next attempt b is there when x declines, and gets a lease. None of it can be written at first.
     """
     environment = _faults(kind, {0: TOO_FEW}, tmp_path / "faults")
     with Fleet(tmp_path) as fleet:
@@ -197,10 +198,13 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: 
         run = fleet.start_run(mlp_run(rounds=1, codec="fp16"))
         fleet.wait_until(lambda: "assigned" in fleet.log("x"), 60, "x has a lease")
         with _silent(fleet.pid("x")):
-            fleet.start_device("b")
             _wait_for(fleet, tmp_path / "faults", TOO_FEW[0])
-            fleet.wait_until(lambda: "let us in" in fleet.log("b"), 60, "the substitute is there")
         _wait_for(fleet, tmp_path / "faults", TOO_FEW[1])
+        fleet.wait_until(lambda: _asked_again(fleet, run, "x"), 60, "x has a lease of the next attempt")
+        with _silent(fleet.pid("x")):
+            fleet.start_device("b")
+            fleet.wait_until(lambda: "let us in" in fleet.log("b"), 60, "the substitute is there")
+        _wait_for(fleet, tmp_path / "faults", TOO_FEW[2])
         fleet.wait_until(lambda: fleet.ask("device-remove", names=["x"]) is not None, 60, "x is removed")
         shown = fleet.wait_finished(run, SECONDS)
     assert shown["state"] == "finished", shown["reason"]
@@ -209,6 +213,12 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: 
     assert "Traceback" not in fleet.log("coordinator")
     assert all(" ended with 4: " in ended for ended in fleet.unexpected)
     assert len(fleet.unexpected) == (len(TOO_FEW) if kind == "eio" else 0)
+
+
+def _asked_again(fleet: Fleet, run: str, device: str) -> bool:
+    shown = fleet.ask("run-show", run=run)
+    leases = shown["leases"] if shown is not None else []
+    return any(x["device"] == device and x["attempt"] > 1 and x["state"] in OPEN_LEASE for x in leases)
 
 
 def _write_home(fleet: Fleet, name: str, data: str) -> None:

@@ -548,11 +548,11 @@ def test_a_dry_run_without_devices_ends_after_a_moment() -> None:
 
 
 def test_after_a_restart_a_failed_round_waits_for_substitutes_to_come_back() -> None:
-    """a declined before the restart and b is not back yet: within 30 s b is asked instead; nothing is abandoned."""
+    """a declined before the restart and b is not back yet: within 10 s b is asked instead; nothing is abandoned."""
     restored = {"round": round_row(goal=1, quorum=1), "leases": [lease_row(1, state="declined", code="crashed")]}
     machine = _machine(**restored)
     assert _tick(machine, "", 1.0, enrolled=2) == []
-    (added,) = _of(_tick(machine, "b", 10.0, enrolled=2), rounds.AddLeases)
+    (added,) = _of(_tick(machine, "b", 9.0, enrolled=2), rounds.AddLeases)
     assert [lease.device for lease in added.leases] == ["b"]
     machine = _machine(**restored)
-    assert "Abandon" in _kinds(_tick(machine, "", 30.0, enrolled=2))
+    assert "Abandon" in _kinds(_tick(machine, "", 10.0, enrolled=2))
