@@ -125,7 +125,7 @@ class Federation:
     def start(self) -> float:
         """Start the coordinator; seconds until it answered."""
         began = time.monotonic()
-        options = ["--state-dir", str(self.state_dir), "--port", "0", *self._options]
+        options = ["--state-dir", str(self.state_dir), "--listen", "127.0.0.1", "--port", "0", *self._options]
         self._spawn("coordinator", ["coordinator", "start", *options])
         self.wait_until(self._answers, 60, poll_s=0.005)
         return time.monotonic() - began

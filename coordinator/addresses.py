@@ -49,14 +49,15 @@ def choose(listen: str | None, advertise: Sequence[str], *, retype: str) -> Plac
     names = tuple(dict.fromkeys(advertise))
     for name in names:
         _check_name(name)
-    if listen is None:
+    if listen is None and names:
         outside = any(not is_loopback(name) for name in names)
         of_six = any(":" in name for name in names)  # 0.0.0.0 does not hear them; :: hears both
         everywhere = "::" if of_six else "0.0.0.0"
-        return Place(listen=everywhere if outside else "::1" if of_six else _LOOPBACK, names=names or (_LOOPBACK,))
-    if names or listen not in _ALL:
+        return Place(listen=everywhere if outside else "::1" if of_six else _LOOPBACK, names=names)
+    if listen is not None and (names or listen not in _ALL):
         return Place(listen=listen, names=names or (listen,))
-    return Place(listen=listen, names=(_the_only_address(retype),), found=True)
+    address = _the_only_address(retype)
+    return Place(listen=listen or ("::" if ":" in address else "0.0.0.0"), names=(address,), found=True)
 
 
 def _the_only_address(retype: str) -> str:
@@ -64,11 +65,13 @@ def _the_only_address(retype: str) -> str:
     if not found:
         raise InputError(
             "no address to advertise: this machine has none that others reach; connect it to a network, or name the "
-            f"one that devices will use: {retype} --advertise NAME"
+            f"one that devices will use: {retype} --advertise NAME; devices on this machine only: --listen {_LOOPBACK}"
         )
     if len(found) > 1:
         choices = "\n".join(f"  {retype} --advertise {address}    # {interface}" for interface, address in found)
-        raise InputError(f"this machine has several addresses; say which one devices connect to:\n{choices}")
+        here = f"  {retype} --listen {_LOOPBACK}    # devices on this machine only"
+        lines = choices if "--listen" in retype else f"{choices}\n{here}"
+        raise InputError(f"this machine has several addresses; say which one devices connect to:\n{lines}")
     return found[0][1]
 
 

@@ -40,7 +40,7 @@ def _add_start(nouns: Any) -> None:
     start.add_argument(
         "--listen",
         metavar="ADDRESS",
-        help="where its broker listens (default: on all addresses with --advertise, else 127.0.0.1)",
+        help="where its broker listens; 127.0.0.1: for this machine only (default: as last time, or on all addresses)",
     )
     start.add_argument(
         "--port", type=int, help="default: 1883 on loopback, 8883 with TLS; 0 takes a free one and keeps it"

@@ -152,7 +152,8 @@ def _spawn(name: str, arguments: list[str], log_file: Path) -> _Process:
 
 
 def _start_coordinator(state_dir: Path, folder: Path, *, tls: bool) -> _Process:
-    arguments = ["coordinator", "start", "--state-dir", str(state_dir), "--port", "0", "--heartbeat", "1"]
+    arguments = ["coordinator", "start", "--state-dir", str(state_dir), "--listen", "127.0.0.1", "--port", "0"]
+    arguments += ["--heartbeat", "1"]
     return _spawn("the coordinator", arguments + (["--tls"] if tls else []), folder / "coordinator.log")
 
 

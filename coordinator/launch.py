@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator import addresses, pki
@@ -34,7 +34,7 @@ class StartOptions:
     """What `coordinator start` was told."""
 
     state_dir: Path
-    listen: str | None = None  # None: all addresses if something is advertised, else loopback
+    listen: str | None = None  # None: as last time, or all addresses
     port: int | None = None  # None: the usual one; 0: any free one, kept for later starts
     advertise: tuple[str, ...] = ()
     tls: bool = False
@@ -55,15 +55,25 @@ class StartOptions:
 
 def start(options: StartOptions) -> None:
     """Run a coordinator in the foreground until it is told to stop."""
-    # before anything is made: a start that was mistyped leaves nothing behind
-    place = _place(options)
+    again = durable.is_there(options.state_dir / "state.db")
+    if not again:
+        _place(options)  # before anything is made: a start that was mistyped leaves nothing behind
     lock = durable.claim_state_dir(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
     store = SqliteStore(options.state_dir / "state.db")
     try:
-        _serve(options, place, store)
+        options = _as_last_time(options, store)
+        _serve(options, _place(options), store)
     finally:
         store.close()
         os.close(lock)
+
+
+def _as_last_time(options: StartOptions, store: SqliteStore) -> StartOptions:
+    """Addresses that are not typed are those of the last start: they stand in the bundles."""
+    if options.broker is not None or options.listen is not None or options.advertise:
+        return options
+    advertised = tuple(filter(None, store.setting("advertise").split("\n")))
+    return replace(options, listen=store.setting("listen") or None, advertise=advertised)
 
 
 def _place(options: StartOptions) -> Place | None:
@@ -101,6 +111,8 @@ def _serve(options: StartOptions, place: Place | None, store: SqliteStore) -> No
     store.set_setting("brokers", "\n".join(brokers))
     store.set_setting("ca", ca or "")
     store.set_setting("external", "yes" if place is None else "")
+    store.set_setting("listen", options.listen or "")
+    store.set_setting("advertise", "\n".join(options.advertise))
     if place is not None and place.found:
         log.info("advertising %s, the only address of this machine; --advertise NAME names another", place.names[0])
     log.info("federation %s, devices connect to %s", topics.federation, ", ".join(brokers))

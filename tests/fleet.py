@@ -65,7 +65,8 @@ class Fleet:
         self.folder = folder
         self.state_dir = folder / "coordinator"
         self.reroute = reroute
-        self._start_options = start_options
+        elsewhere = {"--broker", "--listen", "--advertise"} & {*start_options}
+        self._start_options = start_options if elsewhere else ("--listen", "127.0.0.1", *start_options)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environments: dict[str, dict[str, str]] = {}
         self._bundles: dict[str, identity.Bundle] = {}

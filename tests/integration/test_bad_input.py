@@ -137,13 +137,14 @@ def test_a_busy_port_is_named(tmp_path: Path) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        result = _type("coordinator", "start", "--port", port, "--state-dir", tmp_path / "state")
+        here = ("--listen", "127.0.0.1", "--state-dir", tmp_path / "state")
+        result = _type("coordinator", "start", "--port", port, *here)
     _assert_one_line(result, 4, str(port), "already in use", "--port")
 
 
 def test_a_second_coordinator_on_the_same_directory_is_refused(fleet: Fleet) -> None:
     """8; the first one goes on."""
-    result = _type("coordinator", "start", "--port", 0, "--state-dir", fleet.state_dir)
+    result = _type("coordinator", "start", "--listen", "127.0.0.1", "--port", 0, "--state-dir", fleet.state_dir)
     _assert_one_line(result, 8, "another coordinator already runs", str(fleet.state_dir))
     assert fleet.ask("status") is not None
 

@@ -20,6 +20,7 @@ import pytest
 from cryptography import x509
 from sites import access_of, find_mosquitto, mosquitto_config
 
+from coordinator import control
 from coordinator.pki import ensure_pki
 from edge_client import identity
 from edge_client.records import from_map, to_map
@@ -368,3 +369,15 @@ def test_what_device_add_prints_lets_a_device_into_a_mosquitto(tmp_path: Path) -
             assert "sed -i '/^d1:/d' passwords" in said
             fleet.wait_until(lambda: "refuses this device: removed" in fleet.log("d1"), SECONDS, "it is told")
             assert fleet.stop("d1") == 0
+
+
+def test_a_start_without_addresses_is_the_last_one_again(tmp_path: Path) -> None:
+    """What stands in the bundles must not change because somebody typed less."""
+    with Fleet(tmp_path, start_options=("--advertise", "localhost")) as fleet:
+        fleet.start_coordinator()
+        before = control.request(fleet.state_dir, "status")["brokers"]
+        fleet.stop("coordinator")
+        fleet._start_options = ()
+        fleet.start_coordinator()
+        assert control.request(fleet.state_dir, "status")["brokers"] == before
+    assert [broker.rpartition(":")[0] for broker in before] == ["mqtt://localhost"]

@@ -36,7 +36,6 @@ def _choose(listen: str | None, *names: str) -> Place:
 @pytest.mark.parametrize(
     ("listen", "typed", "listens", "names"),
     [
-        (None, [], "127.0.0.1", ["127.0.0.1"]),
         (None, ["192.168.1.10"], "0.0.0.0", ["192.168.1.10"]),
         (None, ["fed.example", "10.0.0.1", "fed.example"], "0.0.0.0", ["fed.example", "10.0.0.1"]),
         (None, ["localhost"], "127.0.0.1", ["localhost"]),
@@ -57,8 +56,10 @@ def test_the_only_address_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback, link-local and interfaces that are down do not count, nor IPv6 beside IPv4."""
     interfaces = {"eth0": [(V4, "10.1.2.3"), (V6, "fd00::3"), (V6, "fe80::1%eth0")], "docker0": [(V4, "172.17.0.1")]}
     _machine(monkeypatch, interfaces | {"usb0": [(V4, "169.254.7.7")]}, down=("docker0",))
-    place = _choose("0.0.0.0")
-    assert (place.names, place.found, place.here) == (("10.1.2.3",), True, "127.0.0.1")
+    for listen in ("0.0.0.0", None):
+        place = _choose(listen)
+        assert (place.listen, place.names, place.found) == ("0.0.0.0", ("10.1.2.3",), True)
+        assert place.here == "127.0.0.1"
 
 
 def test_ipv6_is_taken_where_there_is_no_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +77,18 @@ def test_several_addresses_are_listed_as_commands(monkeypatch: pytest.MonkeyPatc
         "this machine has several addresses; say which one devices connect to:",
         "  coordinator start --listen 0.0.0.0 --advertise 10.1.2.3    # eth0",
         "  coordinator start --listen 0.0.0.0 --advertise 192.168.1.10    # wlan0",
+    ]
+
+
+def test_who_typed_no_address_may_also_stay_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line of the choices."""
+    _machine(monkeypatch, {"eth0": [(V4, "10.1.2.3")], "wlan0": [(V4, "192.168.1.10")]})
+    with pytest.raises(InputError) as caught:
+        choose(None, (), retype="coordinator start")
+    assert str(caught.value).splitlines()[1:] == [
+        "  coordinator start --advertise 10.1.2.3    # eth0",
+        "  coordinator start --advertise 192.168.1.10    # wlan0",
+        "  coordinator start --listen 127.0.0.1    # devices on this machine only",
     ]
 
 
