@@ -90,10 +90,13 @@ CREATE TABLE run_device (
 """,
 }
 
-_KEPT_MODELS = """FROM model m JOIN (SELECT run, max(version) AS top FROM model GROUP BY run) t ON t.run = m.run
-                  JOIN run ON run.id = m.run
-                  WHERE (version > top - ?1 OR version = run.best_version)"""
-_OPEN_UPDATES = """FROM round r JOIN update_ u ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
+_KEPT_MODELS = """FROM (
+    SELECT m.sha256, m.sent_sha256 FROM run JOIN model m ON m.run = run.id
+    AND m.version > (SELECT max(n.version) FROM model n WHERE n.run = run.id) - ?1
+    UNION ALL
+    SELECT m.sha256, m.sent_sha256 FROM run JOIN model m ON m.run = run.id AND m.version = run.best_version)"""
+# CROSS: few rounds are open, and there are many updates
+_OPEN_UPDATES = """FROM round r CROSS JOIN update_ u ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
                    WHERE r.state IN ('RUNNING', 'FROZEN')"""
 
 
@@ -510,7 +513,8 @@ class SqliteStore:
     def last_plans(self, run_id: str) -> dict[str, TrainingPlan]:
         """The plan that each device last trained with in this run; the next assignment carries it."""
         last = self._one(ModelRow, "SELECT * FROM model WHERE run = ? ORDER BY version DESC LIMIT 1", run_id)
-        query = "SELECT * FROM update_ WHERE run = ? AND round >= ? ORDER BY round, attempt"
+        # of the bare columns of a group, SQLite takes those of the row with the maximum
+        query = """SELECT *, max(1000000 * round + attempt) FROM update_ WHERE run = ? AND round >= ? GROUP BY device"""
         since = max(0, (last.version if last else 0) - 50)
         rows = self._all(UpdateRow, query, run_id, since)
         return {row.device: row.report.plan for row in rows if row.report.plan is not None}
@@ -526,7 +530,8 @@ class SqliteStore:
 
     def drop_rate(self, run_id: str, leases: int) -> float:
         """Share of the newest finished leases that brought nothing."""
-        query = """SELECT avg(state != 'stored') FROM (SELECT state FROM lease WHERE run = ? AND train = 1
+        # + keeps it off the index of rounds: the newest leases are at the end of the table
+        query = """SELECT avg(state != 'stored') FROM (SELECT state FROM lease WHERE +run = ? AND train = 1
                    AND state NOT IN ('offered', 'accepted', 'cancelled') ORDER BY issue DESC LIMIT ?)"""
         ((rate,),) = self._read(query, run_id, leases)
         return float(rate or 0.0)
@@ -558,7 +563,7 @@ class SqliteStore:
     def is_needed(self, sha256: str, keep_models: int) -> bool:
         """Whether a row still needs this blob."""
         queries = (
-            (f"SELECT 1 {_KEPT_MODELS} AND ?2 IN (sha256, sent_sha256)", (keep_models, sha256)),
+            (f"SELECT 1 {_KEPT_MODELS} WHERE ?2 IN (sha256, sent_sha256)", (keep_models, sha256)),
             (f"SELECT 1 {_OPEN_UPDATES} AND u.sha256 = ?", (sha256,)),
             ("SELECT 1 FROM run WHERE ?1 IN (settings_sha256, task_sha256)", (sha256,)),
         )
