@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import broker_lines, control, device_commands, tables
-from coordinator.cli_options import formatted, show, verb
+from coordinator.cli_options import formatted, listing, show, show_list, verb
 from coordinator.service import STATE_KIND, STATE_VERSION, access_of, default_state_dir
 from coordinator.store.base import DeviceRow
 from edge_client import durable, identity
@@ -41,8 +41,7 @@ def add_device_verbs(nouns: Any) -> None:
     add.add_argument(
         "--replace", action="store_true", help="fresh secrets for enrolled devices; their old bundles end at once"
     )
-    listed = formatted(verb(device, "list", _list, "who is enrolled, and who is there"))
-    listed.add_argument("-q", "--quiet", action="store_true", help="names only")
+    listing(verb(device, "list", _list, "who is enrolled, and who is there"))
     formatted(verb(device, "show", _show, "all that is known of a device")).add_argument("name", metavar="NAME")
     label = formatted(verb(device, "label", _label, "give labels to a device, or take them away"))
     label.add_argument("name", metavar="NAME")
@@ -127,11 +126,7 @@ def _broker_lines(bundles: list[identity.Bundle], *, replace: bool) -> str:
 
 
 def _list(options: argparse.Namespace) -> None:
-    devices = control.request(options.state_dir, "device-list")["devices"]
-    if options.quiet:
-        print("".join(f"{device['id']}\n" for device in devices), end="")
-    else:
-        show(options, devices, tables.devices)
+    show_list(options, control.request(options.state_dir, "device-list")["devices"], tables.devices, name="id")
 
 
 def _show(options: argparse.Namespace) -> None:

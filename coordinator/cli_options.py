@@ -10,7 +10,7 @@ from typing import Any
 
 from coordinator.service import default_state_dir
 
-__all__ = ["formatted", "show", "verb"]
+__all__ = ["formatted", "listing", "show", "show_list", "verb"]
 
 
 def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argparse.ArgumentParser:
@@ -29,6 +29,19 @@ def formatted(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
+def listing(parser: argparse.ArgumentParser) -> None:
+    """A verb that prints a list."""
+    formatted(parser).add_argument("-q", "--quiet", action="store_true", help="names only")
+
+
 def show(options: argparse.Namespace, data: Any, table: Callable[[Any], str]) -> None:
     """Print an answer in the format that was asked for."""
     print(json.dumps(data, indent=1) if options.format == "json" else table(data))
+
+
+def show_list(options: argparse.Namespace, rows: list[Any], table: Callable[[Any], str], *, name: str) -> None:
+    """Print a list, or with `-q` only what each row has under `name`."""
+    if options.quiet:
+        print("".join(f"{row[name]}\n" for row in rows), end="")
+    else:
+        show(options, rows, table)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import control, tables
-from coordinator.cli_options import formatted, show, verb
+from coordinator.cli_options import formatted, listing, show, show_list, verb
 from coordinator.run_commands import check_run
 from edge_client.errors import InputError, NothingFitsError, RunFailedError
 from edge_client.records import to_map
 from edge_client.run_file import RunFile, TaskSection, load_run_file
+from edge_client.task_files import read_task_file, split_place
 
 __all__ = ["add_run"]
 
@@ -30,8 +31,7 @@ def add_run(nouns: Any) -> None:
     start.add_argument("file", type=Path, metavar="FILE.toml")
     start.add_argument("--dry-run", action="store_true", help="ask every device what it would train; train nothing")
     start.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
-    listed = formatted(verb(run, "list", _list, "all runs"))
-    listed.add_argument("-q", "--quiet", action="store_true", help="names only")
+    listing(verb(run, "list", _list, "all runs"))
     shown = formatted(verb(run, "show", _show, "rounds, results, devices and failures of a run"))
     shown.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
     shown.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
@@ -66,16 +66,14 @@ def _started(data: Json) -> str:
 
 def _with_task(file: RunFile, task: TaskSection, path: Path) -> tuple[RunFile, str]:
     """The run with its task's hash, and the task's source: the file beside the run file."""
-    place, _, name = (task.file or f"{task.name}.py:task").rpartition(":")
-    found = path.parent / place
     try:
-        data = found.read_bytes()
+        place, name = split_place(task.file or f"{task.name}.py:task")
+        found = path.parent / place
+        data = read_task_file(found)
         source = data.decode()
-    except OSError as error:
-        raise InputError(
-            f"{path}: task {task.name!r}: cannot read {found}: {error.strerror}; "
-            'task = { name = "NAME", file = "FILE.py:OBJECT" } names another place'
-        ) from None
+    except InputError as error:
+        hint = 'task = { name = "NAME", file = "FILE.py:OBJECT" } names another place'
+        raise InputError(f"{path}: task {task.name!r}: {error}; {hint}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{found}: expected Python in UTF-8, got {error}") from None
     sha256 = hashlib.sha256(data).hexdigest()
@@ -124,11 +122,7 @@ def _follow(options: argparse.Namespace, run: str) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    runs = control.request(options.state_dir, "run-list")["runs"]
-    if options.quiet:
-        print("".join(f"{run['run']}\n" for run in runs), end="")
-    else:
-        show(options, runs, tables.runs)
+    show_list(options, control.request(options.state_dir, "run-list")["runs"], tables.runs, name="run")
 
 
 def _show(options: argparse.Namespace) -> None:

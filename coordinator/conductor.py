@@ -293,6 +293,15 @@ class Conductor:
         for offer in unchecked.values():
             self._drop_blob(offer.sha256)
 
+    def forget(self, run: RunRow) -> None:
+        """Remove a run that has ended, with all its rows and the blobs that nobody else needs."""
+        models = self._store.models(run.id)
+        self._store.remove_run(run.id)
+        blobs = {run.settings_sha256, run.task_sha256}
+        blobs |= {sha256 for model in models for sha256 in (model.sha256, model.sent_sha256)}
+        for sha256 in sorted(blobs - {""}):
+            self._drop_blob(sha256)
+
     # what devices say
 
     def accepted(self, device: str, lease: str, now: float) -> None:

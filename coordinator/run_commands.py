@@ -17,6 +17,7 @@ from edge_client.methods import registry as methods
 from edge_client.models import registry as models
 from edge_client.records import from_map, to_map
 from edge_client.run_file import RunFile, check_run_file
+from edge_client.task_files import MAX_TASK_BYTES
 
 if TYPE_CHECKING:
     from coordinator.service import Service
@@ -29,7 +30,6 @@ _SHOWN_MODELS = 1001  # with the first one, all of a run of a thousand rounds
 _SHOWN_ROUNDS = 50
 _SHOWN_FAILURES = 20
 _SHOWN_UPDATES = 1000
-_MAX_TASK_BYTES = 1 << 20
 _DRY = "dry"
 
 
@@ -94,7 +94,7 @@ class RunCommands:
                     f"wait for it, or end it: coordinator run stop {run.id}"
                 )
         for run in [run for run in store.runs() if run.dry and run.file["name"] == name]:
-            store.remove_run(run.id)
+            self._service.conductor.forget(run)
 
     def _waits_for(self, run_id: str) -> str | None:
         before = [run.id for run in self._service.store.runs() if run.state in ("queued", "running")]
@@ -260,8 +260,8 @@ def _task_hash(file: RunFile, source: bytes) -> str:
     if file.task is None:
         return ""
     found = hashlib.sha256(source).hexdigest()
-    if not 0 < len(source) <= _MAX_TASK_BYTES:
-        raise InputError(f"task {file.task.name!r}: expected a file of 1 to {_MAX_TASK_BYTES} bytes, got {len(source)}")
+    if not 0 < len(source) <= MAX_TASK_BYTES:
+        raise InputError(f"task {file.task.name!r}: expected a file of 1 to {MAX_TASK_BYTES} bytes, got {len(source)}")
     if file.task.sha256 != found:
         raise InputError(
             f"task {file.task.name!r}: the run file says sha256 {file.task.sha256 or 'nothing'!r}, the file has {found}"

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from edge_client.errors import InputError
 
-__all__ = ["AllowedTasks", "read_task_file", "split_place", "task_sha256"]
+__all__ = ["MAX_TASK_BYTES", "AllowedTasks", "read_task_file", "split_place", "task_sha256"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_FILE_BYTES = 2**20
+MAX_TASK_BYTES = 2**20
 
 
 def split_place(place: str) -> tuple[Path, str]:
@@ -38,11 +38,11 @@ def read_task_file(path: Path, *, shown: str = "") -> bytes:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
             raise InputError(f"cannot read the task {shown or path}: it is no file")
         with open(path, "rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+            data = file.read(MAX_TASK_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read the task {shown or path}: {error.strerror}") from error
-    if len(data) > _MAX_FILE_BYTES:
-        raise InputError(f"{shown or path}: expected a task of at most {_MAX_FILE_BYTES} bytes, got more")
+    if len(data) > MAX_TASK_BYTES:
+        raise InputError(f"{shown or path}: expected a task of at most {MAX_TASK_BYTES} bytes, got more")
     return data
 
 

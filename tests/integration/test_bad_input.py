@@ -131,6 +131,25 @@ def test_a_run_without_a_running_coordinator_says_how_to_start_it(tmp_path: Path
     _assert_one_line(result, 4, "no coordinator runs", "coordinator start --state-dir")
 
 
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        ('"defects"', "defects.py: No such file or directory"),
+        ('{ name = "defects", file = "defects" }', "expected a task as FILE.py:OBJECT, got 'defects'"),
+        ('{ name = "defects", file = "pipe.py" }', "pipe.py: it is no file"),
+        ('{ name = "defects", file = "large.py" }', "expected a task of at most 1048576 bytes"),
+    ],
+)
+def test_a_task_that_cannot_be_read_is_named_before_anybody_is_asked(tmp_path: Path, task: str, problem: str) -> None:
+    """3: missing, no Python file, a pipe that would be waited for, a file too large to be a task."""
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "large.py").write_bytes(b"#" * (2**20 + 1))
+    path = tmp_path / "run.toml"
+    path.write_text(f'name = "r"\ntask = {task}\nclasses = ["a", "b"]\n')
+    result = _type("coordinator", "run", "start", path, "--state-dir", tmp_path / "none")
+    _assert_one_line(result, 3, str(path), problem)
+
+
 def test_a_busy_port_is_named(tmp_path: Path) -> None:
     """4, with the port and what to do; the next start on another port is not hindered by this one."""
     with socket.socket() as holder:

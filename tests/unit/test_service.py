@@ -557,3 +557,25 @@ def test_test_data_that_the_server_lacks_are_told_before_the_run_begins(site: Si
     with site.serving() as service, pytest.raises(InputError, match=r"evaluate\.on: .*nowhere\.npz is none"):
         Commands(service).handle({"request": "run-start", "file": file})
     assert site.store.runs() == []
+
+
+def test_a_new_dry_run_takes_away_the_one_before_and_its_blobs(site: Site) -> None:
+    """Its settings and its first model, which may be large; what a real run needs too stays."""
+    file = run_file(name="r")
+    with site.serving() as service:
+        content = {name: name.encode() for name in ("settings", "own", "shared")}
+        hashed = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
+        for name, data in content.items():
+            service.blobs.write(data, hashed[name], point="test")
+        for run, model, dry in (("r-1", "shared", False), ("r-dry-1", "shared", True), ("r-dry-2", "own", True)):
+            site.store.add_run(run_row(run, file, dry=dry))
+            row = model_row(0, run, sha256=hashed["shared"], sent_sha256=hashed[model])
+            site.store.add_initial_model(row, hashed["settings"] if dry else "0" * 64, 8)
+            site.store.set_run_state(run, "finished")
+        Commands(service).handle({"request": "run-start", "file": to_map(file), "dry": True})
+        assert [run.id for run in site.store.runs()] == ["r-1", "r-dry-1"]  # the new one took a free number
+        assert {name: service.blobs.path(sha256).exists() for name, sha256 in hashed.items()} == {
+            "settings": False,
+            "own": False,
+            "shared": True,
+        }
