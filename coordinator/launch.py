@@ -15,7 +15,7 @@ from coordinator.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_passw
 from coordinator.service import STATE_KIND, STATE_VERSION, Service, ServiceOptions, access_of, default_state_dir
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable
-from edge_client.errors import InputError, MachineError
+from edge_client.errors import InputError
 from edge_client.transport.base import BrokerUrl, Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import Backoff, MqttTransport, tls_context
 from edge_client.wire.topics import Topics
@@ -91,6 +91,8 @@ def _place(options: StartOptions) -> Place | None:
     if of_ours:
         raise InputError(f"{', '.join(of_ours)}: of fedfit's own broker only; devices connect to the one of --broker")
     _external_url(options)
+    if options.broker_ca is not None:
+        pki.read_foreign_ca(options.broker_ca)
     return None
 
 
@@ -173,10 +175,7 @@ def _port(options: StartOptions, store: SqliteStore, tls: bool) -> int:
 def _external(options: StartOptions, topics: Topics) -> Parts:
     url = _external_url(options)
     password = os.environ.get("FEDFIT_BROKER_PASSWORD", url.password or "")
-    try:
-        ca = options.broker_ca.read_text(encoding="ascii") if options.broker_ca else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise MachineError(f"cannot read the broker's CA {options.broker_ca}: {error}") from error
+    ca = pki.read_foreign_ca(options.broker_ca) if options.broker_ca is not None else None
 
     def connect(on_event: Callable[[Event], None]) -> Transport:
         return _connection(url.host, url.port, password, ca, url.tls, topics, on_event, user=url.username)

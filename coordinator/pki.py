@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from edge_client import durable
 from edge_client.errors import InputError, MachineError
 
-__all__ = ["Pki", "ensure_pki"]
+__all__ = ["Pki", "ensure_pki", "read_foreign_ca"]
 
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.timezone.utc)
@@ -54,6 +54,26 @@ def ensure_pki(directory: Path, names: Sequence[str], *, known_ca: str = "") -> 
         if not _fits(certificate, key, names, ca):
             _make_server(certificate, key, names, ca_key, ca)
     return Pki(ca_pem=_pem(ca).decode("ascii"), server_certificate=certificate, server_key=key)
+
+
+def read_foreign_ca(file: Path) -> str:
+    """The CA of somebody else's broker as PEM text; one that has ended is refused, by the server's clock.
+
+    Devices do not look at dates (theirs may be wrong): it must be told here. Raises `InputError`, `MachineError`.
+    """
+    try:
+        text = file.read_text(encoding="ascii")
+        certificates = x509.load_pem_x509_certificates(text.encode())
+    except OSError as error:
+        raise MachineError(f"cannot read the broker's CA {file}: {error.strerror}") from error
+    except ValueError as error:  # not ASCII, or no certificate
+        raise InputError(f"--broker-ca {file}: expected certificates as PEM text, got none ({error})") from error
+    now = datetime.datetime.now(datetime.timezone.utc)
+    ends = min(certificate.not_valid_after_utc for certificate in certificates)
+    if ends < now:
+        ended = f"the certificate has expired on {ends:%Y-%m-%d}"
+        raise InputError(f"--broker-ca {file}: {ended}; name the broker's new CA")
+    return text
 
 
 def _ensure_ca(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator import launch
-from edge_client.errors import InputError
+from coordinator.pki import ensure_pki, read_foreign_ca
+from edge_client.errors import InputError, MachineError
 
 
 @pytest.mark.parametrize(
@@ -31,3 +36,33 @@ def test_what_cannot_be_served_leaves_nothing_behind(tmp_path: Path, typed: dict
         launch.start(launch.StartOptions(state_dir=tmp_path / "state", **typed))
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "state").exists()
+
+
+def _authority(path: Path, *, ends: datetime.datetime) -> Path:
+    """A self-signed certificate that is valid until `ends`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "old authority")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(datetime.datetime(2000, 1, 1)).not_valid_after(ends)
+    path.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def test_an_authority_that_has_ended_is_refused_where_the_clock_is_right(tmp_path: Path) -> None:
+    """Devices look at no dates, so that one with a dead clock connects: the server must say it, before anything."""
+    old = _authority(tmp_path / "old.pem", ends=datetime.datetime(2020, 1, 2))
+    options = launch.StartOptions(state_dir=tmp_path / "state", broker="mqtts://broker.example", broker_ca=old)
+    with pytest.raises(InputError, match=r"old\.pem: the certificate has expired on 2020-01-02"):
+        launch.start(options)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_file_that_is_no_authority_is_named(tmp_path: Path) -> None:
+    """Missing, and not PEM; one of fedfit's own is good for others too."""
+    with pytest.raises(MachineError, match=r"none\.pem: No such file"):
+        read_foreign_ca(tmp_path / "none.pem")
+    (tmp_path / "text.pem").write_text("no certificate")
+    with pytest.raises(InputError, match=r"text\.pem: expected certificates as PEM text"):
+        read_foreign_ca(tmp_path / "text.pem")
+    own = ensure_pki(tmp_path / "pki", ["localhost"])
+    assert read_foreign_ca(tmp_path / "pki" / "ca.pem") == own.ca_pem
