@@ -88,15 +88,29 @@ class TrainingPlan:
     """How a device trains inside its budget; part of the assignment, so that a repeat trains the same way."""
 
     slice: Annotated[str, Matches(r"[A-Za-z0-9_.:/-]{1,64}")] = "full"
-    groups: tuple[tuple[Text, ...], ...] = ()
+    groups: tuple[tuple[Text, ...], ...] = ()  # blocks trained one group after another; none: all at once
+    skipped: tuple[Text, ...] = ()  # first blocks that are never trained here; the stem then is not either
     microbatch: Positive
-    recompute: bool = False
-    budget_bytes: Count
-    predicted_bytes: Count
+    recompute: Annotated[str, Matches(r"fused|units")] | None = None  # activations made again in backward
+    channels_last: bool = False  # memory layout of images; part of the result's bits
+    dtype: Annotated[str, Matches(r"fp32|bf16")] = "fp32"  # of activations; weights are always fp32
+    buffered: bool = False  # outputs of the frozen units are kept on disk instead of computed for every batch
+    num_models: Annotated[int, Between(1, 8)] = 1  # above 1: models that teach each other, for a device with surplus
+    budget_bytes: Count  # of the whole worker process
+    predicted_bytes: Count  # peak of the whole worker process
+    training_bytes: Count = 0  # of these, what training adds to a warmed-up worker
 
     def describe(self) -> str:
-        """For a table: `full, microbatch 16`."""
-        return f"{self.slice}, microbatch {self.microbatch}"
+        """For a table: `full, microbatch 16`, or `4 groups, microbatch 32, recompute`."""
+        parts = [self.slice if self.slice != "full" or not self.groups else f"{len(self.groups)} groups"]
+        if self.slice != "full" and self.groups:
+            parts.append(f"{len(self.groups)} groups")
+        parts += [f"skips {len(self.skipped)}"] if self.skipped else []
+        parts.append(f"microbatch {self.microbatch}")
+        parts += ["recompute"] if self.recompute else []
+        parts += [self.dtype] if self.dtype != "fp32" else []
+        parts += [f"{self.num_models} models"] if self.num_models > 1 else []
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,9 @@ from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Te
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from edge_client.models.contract import Model
     from edge_client.params import IndexMap
+    from edge_client.records import TrainingPlan
 
 __all__ = [
     "Batch",
@@ -31,6 +33,7 @@ __all__ = [
     "Outcome",
     "Phase",
     "PlainClient",
+    "PlanRules",
     "Server",
     "State",
     "Term",
@@ -76,6 +79,22 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRules:
+    """What a planner may choose for a device beside microbatch, recomputation and dtype."""
+
+    groups: bool = False  # blocks may be trained group by group
+    partial: bool = False  # first blocks that do not fit may stay untrained
+    auxiliary: bool = False  # each group but the last has a head of its own instead of the model's
+    max_models: int = 1  # models that a device with surplus memory trains side by side
+    slices: tuple[str, ...] = ()  # kinds of smaller models: depth, width
+
+
+def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
+    """Most methods send the model and nothing else."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """A published algorithm with its parameters set."""
 
@@ -84,6 +103,9 @@ class Method:
     parameters: Any  # the method's own frozen dataclass, from `methods.parameters`
     client: Callable[[], Client]
     server: Server
+    plans: PlanRules = PlanRules()
+    # tensors beside the model's that travel with it and are folded like it (auxiliary heads); made once, by the server
+    extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
 
 
 class PlainClient:
@@ -99,6 +121,9 @@ class PlainClient:
         """One phase over everything that can be trained."""
         trainable = frozenset(name for name, param in self.job.model.named_parameters() if param.requires_grad)
         return (Phase(name="train", trainable=trainable, epochs=self.job.epochs),)
+
+    def replan(self, plan: TrainingPlan) -> None:
+        """One phase has nothing between its parts; the loop takes smaller microbatches by itself."""
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """Cross entropy."""

@@ -67,17 +67,18 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
-        return self._run(self._order, x)
+        return self.run_units(self._order, x)
 
     def forward_to(self, unit: str, x: Tensor) -> Tensor:
         """Output of `unit` for an input of the model."""
-        return self._run(self._order[: self._position(unit) + 1], x)
+        return self.run_units(self._order[: self._position(unit) + 1], x)
 
     def forward_from(self, unit: str, x: Tensor) -> Tensor:
         """Logits for an input of `unit`."""
-        return self._run(self._order[self._position(unit) :], x)
+        return self.run_units(self._order[self._position(unit) :], x)
 
-    def _run(self, names: Sequence[str], x: Tensor) -> Tensor:
+    def run_units(self, names: Sequence[str], x: Tensor) -> Tensor:
+        """Output of these consecutive units for an input of the first."""
         for name in names:
             x = self.get_submodule(name)(x)
         return x

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from edge_client.models.contract import Model
+    from edge_client.records import TrainingPlan
 
 __all__ = ["Batch", "Client", "Job", "Outcome", "Phase", "Term"]
 
@@ -21,7 +22,7 @@ __all__ = ["Batch", "Client", "Job", "Outcome", "Phase", "Term"]
 class Batch:
     """The piece of a batch that is in memory: a microbatch, and what a term must know of the whole."""
 
-    x: Tensor  # [b, *input_shape] float32
+    x: Tensor  # [b, *input_shape] float32; or the output of `Phase.after`, without gradient
     y: Tensor  # [b] int64
     num_whole: int  # samples of the whole batch; means divide by it, so that microbatching changes nothing
     whole_y: Tensor  # [num_whole] int64, for masks: their sum over the whole batch is a term's `denominator`
@@ -51,6 +52,7 @@ class Phase:
     batchnorm: str = "train"  # train | eval | restore (train, and put the buffers back at the end)
     keep: frozenset[str] = frozenset()  # terms whose gradient is not added: `adjust` sees it apart
     taps: frozenset[str] = frozenset()  # activations that `observe` wants
+    after: str = ""  # the units up to this one are frozen: they run without gradient, and `Batch.x` is their output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class Job:
     epochs: int
     learning_rate: float
     class_counts: tuple[int, ...]
+    plan: TrainingPlan | None = None  # how this device trains inside its budget; none: all at once
     rng: Callable[[str], Generator]  # purpose -> its own generator
     state: Mapping[str, Tensor] = field(default_factory=dict)  # what `end` kept in this device's last counted round
 
@@ -82,7 +85,10 @@ class Client(Protocol):
         """Before anything is trained: keep what the other calls need."""
 
     def phases(self) -> Sequence[Phase]:
-        """What to train, in order."""
+        """What is left to train, in order; asked again after `replan`."""
+
+    def replan(self, plan: TrainingPlan) -> None:
+        """Between two phases: there is less memory now, and this plan fits what is left of it."""
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """The loss; each term is back-propagated and freed before the next is asked for."""
