@@ -170,7 +170,11 @@ class WorkOrder:
     learning_rate: float
     threads: Annotated[int, Between(1, 1024)] = 1
     plan: TrainingPlan | None = None  # none: the worker plans
-    budget_bytes: Count
+    budget_bytes: Count  # of the whole worker process
+    training_budget_bytes: Count | None = None  # instead: of what training adds to a warmed-up worker
+    ceiling_bytes: Count | None = None  # a plan whose training_bytes were these went over the budget here: plan less
+    rows: str = ""  # path of cost rows that were measured elsewhere; empty: calibrate, or use what is cached
+    cache: str = ""  # folder of cost rows that outlive the assignment
     device: Id
     parts: Mapping[str, str]  # part key -> path of its blob
     device_file: Mapping[str, Any]  # the device's resolved device.toml
