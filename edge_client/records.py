@@ -29,6 +29,7 @@ __all__ = [
     "Id",
     "Matches",
     "PartRef",
+    "PlanRules",
     "Positive",
     "Report",
     "Text",
@@ -111,6 +112,18 @@ class TrainingPlan:
         parts += [self.dtype] if self.dtype != "fp32" else []
         parts += [f"{self.num_models} models"] if self.num_models > 1 else []
         return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRules:
+    """What a planner may choose for a device beside microbatch, recomputation and dtype."""
+
+    groups: bool = False  # blocks may be trained group by group
+    partial: bool = False  # first blocks that do not fit may stay untrained
+    auxiliary: bool = False  # each group but the last has a head of its own instead of the model's
+    max_models: int = 1  # models that a device with surplus memory trains side by side
+    slices: tuple[str, ...] = ()  # smaller models that a device may train instead, the largest first
+    weight_copies: int = 0  # of all weights, that a device keeps while it trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

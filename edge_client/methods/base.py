@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_client.records import PlanRules
 from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Term
 
 if TYPE_CHECKING:
@@ -76,17 +77,6 @@ class Server(Protocol):
 
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the new state, in the order of `state.names()`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRules:
-    """What a planner may choose for a device beside microbatch, recomputation and dtype."""
-
-    groups: bool = False  # blocks may be trained group by group
-    partial: bool = False  # first blocks that do not fit may stay untrained
-    auxiliary: bool = False  # each group but the last has a head of its own instead of the model's
-    max_models: int = 1  # models that a device with surplus memory trains side by side
-    slices: tuple[str, ...] = ()  # kinds of smaller models: depth, width
 
 
 def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
