@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from edge_client.models.contract import Staged
+from edge_client.models.recompute import Fusible
 
 __all__ = ["convolution", "resnet"]
 
@@ -68,7 +69,7 @@ def _stem(channels: int, width: int, *, small: bool) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-class _Block(nn.Module):
+class _Block(Fusible):
     """conv-norm-ReLU-conv-norm, added to the input, then ReLU; a 1x1 convolution fits the input where shapes differ."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
@@ -84,8 +85,8 @@ class _Block(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.relu(self.norm1(self.conv1(x)))
-        out = self.norm2(self.conv2(out))
+        (out,) = self.norm_relu_conv(self.conv1(x), self.norm1, self.relu, self.conv2)
+        out = self.norm2(out)
         out = out + (x if self.shortcut is None else self.shortcut(x))
         summed: Tensor = self.relu(out)
         return summed
