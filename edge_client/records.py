@@ -124,6 +124,8 @@ class PlanRules:
     max_models: int = 1  # models that a device with surplus memory trains side by side
     slices: tuple[str, ...] = ()  # smaller models that a device may train instead, the largest first
     weight_copies: int = 0  # of all weights, that a device keeps while it trains
+    step_copies: int = 0  # of one parameter, that a device makes after a pass
+    masked: bool = True  # an update lacks what its plan leaves untrained; otherwise that is sent as it came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
