@@ -72,7 +72,7 @@ def test_the_seed_decides_and_alpha_skews() -> None:
 
 def test_what_cannot_be_cut_says_what_would_work() -> None:
     """30 samples cannot make four parts of ten; 40 samples with a tiny alpha never come out even."""
-    with pytest.raises(InputError, match="at most 3 parts"):
+    with pytest.raises(InputError, match="at most 3 devices"):
         partitions.dirichlet(np.zeros(30, dtype=np.int64), 4, 0.5, 1)
-    with pytest.raises(InputError, match="larger alpha, fewer parts, or iid"):
+    with pytest.raises(InputError, match=r"larger alpha, fewer devices, 'balanced-dirichlet:0.01' or 'iid'"):
         partitions.dirichlet(np.zeros(40, dtype=np.int64), 4, 0.01, 1)
