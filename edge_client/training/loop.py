@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from edge_client.models.contract import Model
+from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
 from edge_client.training.contract import Batch, Client, Phase, Term
 from edge_client.training.optimizers import Optimizer
@@ -28,6 +29,7 @@ from edge_client.training.seeds import derive
 __all__ = ["Data", "Settings", "Trained", "generator", "pieces_of", "train"]
 
 Progress = Callable[[int, int, float], None]  # step (from 1), total, the step's loss
+Replan = Callable[[], TrainingPlan | None]  # before every batch: another plan from here on, or none
 
 
 class Data(Protocol):
@@ -72,7 +74,15 @@ def pieces_of(indices: Tensor, size: int) -> list[Tensor]:
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
-def train(model: Model, client: Client, data: Data, settings: Settings, *, progress: Progress | None = None) -> Trained:
+def train(
+    model: Model,
+    client: Client,
+    data: Data,
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    replan: Replan | None = None,
+) -> Trained:
     """Run all phases of `client`, which has begun, on `data`; changes `model` in place."""
     phases = client.phases()
     planned = [math.ceil(phase.epochs * math.ceil(len(data) / settings.batch)) for phase in phases]
@@ -83,6 +93,9 @@ def train(model: Model, client: Client, data: Data, settings: Settings, *, progr
         optimizer = _optimizer(phase, settings, shared)
         with _prepared(model, phase) as params:
             for batch in _batches(len(data), min(num_steps, total - steps), phase, settings):
+                smaller = replan() if replan is not None else None
+                if smaller is not None:
+                    settings = replace(settings, microbatch=smaller.microbatch)
                 chosen = _trainable(batch, settings.microbatch, model.min_batch)
                 if len(chosen) == 0:
                     continue
