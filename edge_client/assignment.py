@@ -8,7 +8,9 @@ The tensors of an update depend on the order alone, bit for bit; its meta also h
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -16,7 +18,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_client import durable, faults
+from edge_client import durable, faults, notes
+from edge_client.allowance import Allowance
 from edge_client.data.given import as_set
 from edge_client.data.labels import UnknownClassError
 from edge_client.data.sources import Samples, divide, open_data
@@ -50,6 +53,8 @@ from edge_client.wire.container import MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
 __all__ = ["DeclinedError", "carry_out", "read_state", "write_state"]
+
+_log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
@@ -77,7 +82,7 @@ def carry_out(order: WorkOrder, workdir: Path) -> None:
     work.progress("load", 1, 1, 0.0)
     result = work.evaluate(client, training_plan)
     trained, outcome = work.train(client, training_plan)
-    work.write(training_plan, result, trained, outcome)
+    work.write(work.plan, result, trained, outcome)  # memory may have become less meanwhile
 
 
 @contextmanager
@@ -112,6 +117,9 @@ class _Work:
         self.model: Model
         self.train_data: Samples
         self.test_data: Samples
+        self.plan: TrainingPlan  # in force
+        self.allowance = Allowance(order.budget_bytes, workdir)
+        self.replans = order.replans
         self.held_bytes = 0
         self.base_bytes = 0
 
@@ -140,15 +148,18 @@ class _Work:
         with _declining("bad_model", "unknown_model"):
             self.model = self._build()
         with _declining("nothing_fits", "nothing_fits"):
-            training_plan = self._plan()
+            self.plan = self._plan()
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
-        return training_plan
+        return self.plan
 
     def begin(self) -> Client:
         """What training needs beside the plan; measures a warm process."""
+        self._note_trial()
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
             self._warm_up()
         self.base_bytes = meter.rss_bytes()
+        self._check_base()
+        self.allowance.begin()
         self._limit(_LIMIT_SLACK_BYTES)
         load_weights(self.model, self._part("model"))
         self._seed()
@@ -203,13 +214,75 @@ class _Work:
             return self.recipe.build(self.train_data.shape)
 
     def _plan(self) -> TrainingPlan:
-        """The plan of the assignment while it fits: the budget may be smaller than when it was made."""
-        fresh = plan(self.model, self._workload(), budget_bytes=self.order.budget_bytes)
+        """The plan of the assignment while it fits: the budget may be another one than when it was made."""
+        fresh = self._fresh(self.order.budget_bytes)
         given = self.order.plan
-        return given if given is not None and given.predicted_bytes <= self.order.budget_bytes else fresh
+        return given if given is not None and self._still_fits(given) else fresh
+
+    def _fresh(self, budget_bytes: int) -> TrainingPlan:
+        return plan(self.model, self._workload(), budget_bytes=budget_bytes, ceiling_bytes=self._ceiling())
+
+    def _still_fits(self, given: TrainingPlan) -> bool:
+        """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""
+        budget, ceiling = self.order.budget_bytes, self._ceiling()
+        below = ceiling is None or 0 < given.training_bytes < ceiling
+        return given.predicted_bytes <= budget and below and 10 * given.budget_bytes >= 9 * budget
+
+    def _ceiling(self) -> int | None:
+        """What a plan must stay below, because as much went over the budget here: in this lease, or in earlier work."""
+        known = (self.order.ceiling_bytes, self.order.ceilings.get(self._key()))
+        return min((num_bytes for num_bytes in known if num_bytes is not None), default=None)
+
+    def _key(self) -> str:
+        """What the memory of training depends on beside the plan; the same in another run of the same model."""
+        run = self.run
+        model = to_map(run.model) | {"init": ""} if run.model is not None else None
+        task = run.task.sha256 if run.task is not None else None
+        workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
+        text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _note_trial(self) -> None:
+        """Whatever becomes of this process: the daemon knows what it tried."""
+        trial = notes.Trial(key=self._key(), budget_bytes=self.allowance.budget_bytes, plan=self.plan)
+        with durable.disk_errors(f"cannot write into {self.workdir}"):
+            notes.write_trial(self.workdir, trial)
+
+    def _check_base(self) -> None:
+        """No plan helps if the process itself is too large."""
+        if self.base_bytes > self.allowance.budget_bytes:
+            used, budget = format_bytes(self.base_bytes), format_bytes(self.allowance.budget_bytes)
+            detail = f"a worker uses {used} before it trains, the budget is {budget}; see limits.memory"
+            raise DeclinedError("nothing_fits", detail)
 
     def _limit(self, slack_bytes: int) -> None:
-        guard.limit_growth(max(0, self.order.budget_bytes - meter.rss_bytes()) + slack_bytes)
+        self.allowance.limit(slack_bytes)
+
+    def _less(self) -> TrainingPlan | None:
+        """Asked before every batch: a smaller plan, if there is less memory than before and this one does not fit."""
+        budget = self.allowance.look()
+        if budget is None:
+            return None
+        before = self.plan
+        smaller = before if before.predicted_bytes <= budget else self._replan(budget)
+        if smaller is None:
+            return None
+        self.plan = replace(smaller, budget_bytes=budget)
+        self.allowance.shrink(budget, _LIMIT_SLACK_BYTES)
+        self._note_trial()
+        if smaller is before:
+            return None
+        self.replans += 1
+        _log.info("only %s are left: %s, from now on %s", format_bytes(budget), before.describe(), smaller.describe())
+        return self.plan
+
+    def _replan(self, budget_bytes: int) -> TrainingPlan | None:
+        """A plan for less memory; None if nothing fits, and then the worker goes on as it is."""
+        try:
+            return self._fresh(budget_bytes)
+        except NothingFitsError as error:
+            _log.warning("only %s are left, and no smaller plan fits: %s", format_bytes(budget_bytes), error)
+            return None
 
     def evaluate(self, client: Client, training_plan: TrainingPlan) -> Result | None:
         """The received model on this device's test samples, before it is trained."""
@@ -253,8 +326,9 @@ class _Work:
             self.progress("train", step, total, loss)
 
         with _declining("bad_data", "bad_data"), self.recipe.user_code("training"):
-            trained = train(self.model, client, self.train_data, settings, progress=progress)
+            trained = train(self.model, client, self.train_data, settings, progress=progress, replan=self._less)
         outcome = client.end()
+        self.allowance.check()
         faults.point("worker.trained")
         return trained, outcome
 
@@ -349,6 +423,8 @@ class _Work:
         scalars = dict(outcome.scalars)
         if trained is not None and math.isfinite(trained.mean_loss):
             scalars["loss"] = trained.mean_loss
+        if trained is not None:
+            scalars["replans"] = float(self.replans)
         return Report(
             num_samples=len(self.train_data) if trained is not None else 0,
             num_held=len(self.train_data),
@@ -356,7 +432,7 @@ class _Work:
             steps=trained.steps if trained is not None else 0,
             payload=payload_kind(self.run.rounds.codec) if trained is not None else "none",
             plan=training_plan,
-            peak_bytes=meter.peak_rss_bytes(),
+            peak_bytes=self.allowance.peak_bytes(),
             base_bytes=self.base_bytes,
             seconds=round(time.monotonic() - self.started, 3),
             scalars=scalars,

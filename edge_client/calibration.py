@@ -275,7 +275,7 @@ class _Bench:
         for kind in (None, *self.model.recompute_kinds):
             self.model.recompute = kind
             self._train(self.batches[1], ())
-            before = meter.restart_peak()
+            before = meter.rss_bytes() if meter.reset_peak() else meter.peak_rss_bytes()
             self._train(self.batches[1], ())
             found[kind] = meter.peak_rss_bytes() - before
         self.model.recompute = None

@@ -22,6 +22,7 @@ from edge_client.errors import PayloadError
 __all__ = [
     "MATRIX_CLASSES",
     "Between",
+    "Ceiling",
     "Count",
     "DeviceProfile",
     "Evaluation",
@@ -129,6 +130,15 @@ class PlanRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """A plan of so many `training_bytes` went over the budget on this device, though it was predicted to fit."""
+
+    key: Hash  # of the model and how it is trained: the same in another run
+    training_bytes: Positive
+    budget_bytes: Count  # as it was then: with more it might have fitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartRef:
     """A blob that belongs to an assignment; equal keys in a round are one blob, fetched once and kept by its hash."""
 
@@ -160,7 +170,7 @@ class Report:
     steps: Count = 0
     payload: Annotated[str, Matches(r"params|delta|none")] = "none"  # what the `model/` tensors are
     plan: TrainingPlan | None = None
-    peak_bytes: Count = 0  # VmHWM of the whole worker process
+    peak_bytes: Count = 0  # VmHWM of the whole worker process; after a change of plan: since then
     base_bytes: Count = 0  # its RSS before it trained, warmed up
     seconds: float = 0.0
     scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -188,6 +198,8 @@ class WorkOrder:
     budget_bytes: Count  # of the whole worker process
     training_budget_bytes: Count | None = None  # instead: of what training adds to a warmed-up worker
     ceiling_bytes: Count | None = None  # a plan whose training_bytes were these went over the budget here: plan less
+    ceilings: Mapping[str, Count] = dataclasses.field(default_factory=dict)  # the same of earlier work: key -> bytes
+    replans: Count = 0  # workers of this lease that went over the budget before
     rows: str = ""  # path of cost rows that were measured elsewhere; empty: calibrate, or use what is cached
     cache: str = ""  # folder of cost rows that outlive the assignment
     device: Id
