@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_client import durable
 from edge_client.device import guard, meter
 from edge_client.device.probe import find_torch
 from edge_client.errors import FedfitError, MachineError
@@ -41,7 +42,7 @@ from edge_client.planning.rows import (
     plus,
     save_rows,
 )
-from edge_client.records import Count, Hash, TrainingPlan, from_map, to_map
+from edge_client.records import Count, Hash, PlanRules, TrainingPlan, from_map, to_map
 from edge_client.run_file import RunFile
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from edge_client.methods.base import Client, Method
     from edge_client.models.contract import Model
 
-__all__ = ["CalibrationJob", "calibrated", "job_for", "main", "measure"]
+__all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,11 +74,15 @@ class CalibrationJob:
     key: Hash = "0" * 64
 
 
-def job_for(run: RunFile, input_shape: Sequence[int], *, task: str | None = None, dtype: str = "fp32") -> CalibrationJob:
+def job_for(
+    run: RunFile,
+    rules: PlanRules,
+    input_shape: Sequence[int],
+    *,
+    task: str | None = None,
+    dtype: str = "fp32",
+) -> CalibrationJob:
     """A job and its key: equal keys have equal rows."""
-    from edge_client.methods import registry
-
-    rules = registry.rules(run.method.name, run.method.parameters)
     torch = find_torch()
     what = {
         "format": 1,
@@ -130,14 +135,32 @@ def _run_process(given: Path, out: Path) -> None:
         raise MachineError(f"the calibration ended with exit code {done.returncode}: {why[:300]}")
 
 
+def become(job: CalibrationJob, workdir: Path) -> None:
+    """Replace this worker by a calibration that becomes the worker again: two of them would not fit side by side."""
+    guard.lift_limit()
+    (workdir / "calibration.json").write_text(json.dumps(to_map(job)), encoding="utf-8")
+    os.execv(sys.executable, [sys.executable, "-m", "edge_client.calibration", "--for", str(workdir)])
+
+
+def _for_worker(workdir: Path) -> None:
+    """Measure, keep the rows where the worker looks first, and become the worker."""
+    job = from_map(CalibrationJob, json.loads((workdir / "calibration.json").read_bytes()), where="calibration job")
+    try:
+        save_rows(durable.cache_dir() / f"{job.key}.json", measure(job))
+    except (FedfitError, OSError, MemoryError, RuntimeError) as error:  # the worker does without
+        _log.warning("the calibration failed: %s", error)
+    guard.lift_limit()
+    os.execv(sys.executable, [sys.executable, "-m", "edge_client.worker", str(workdir)])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
-    given, out = (Path(argument) for argument in (sys.argv[1:] if argv is None else argv))
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    parent = os.environ.get("FEDFIT_PARENT_PID", "")
-    guard.die_with_parent(int(parent) if parent.isdigit() else None)
-    guard.pin_malloc()
-    guard.raise_oom_score()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[0] == "--for":
+        _stand_guard()
+        _for_worker(Path(arguments[1]))
+    given, out = Path(arguments[0]), Path(arguments[1])
+    _stand_guard()
     job = from_map(CalibrationJob, json.loads(given.read_bytes()), where="calibration job")
     os.environ["OMP_NUM_THREADS"] = str(job.run.train.threads)
     try:
@@ -146,6 +169,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 0
+
+
+def _stand_guard() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    parent = os.environ.get("FEDFIT_PARENT_PID", "")
+    guard.die_with_parent(int(parent) if parent.isdigit() else None)
+    guard.pin_malloc()
+    guard.raise_oom_score()
 
 
 def measure(job: CalibrationJob) -> ModelRows:
@@ -157,6 +188,7 @@ def measure(job: CalibrationJob) -> ModelRows:
     from edge_client.run_model import recipe
     from edge_client.task import read_source
     from edge_client.task_files import split_place
+    from edge_client.training.loop import Settings
     from edge_client.training.warmup import warm_up
 
     torch.set_num_threads(job.run.train.threads)
@@ -165,7 +197,7 @@ def measure(job: CalibrationJob) -> ModelRows:
     channels_last = allows_channels_last(model)
     if channels_last:
         to_channels_last(model)
-    warm_up(model)
+    warm_up(model, Settings(batch=1, microbatch=1, learning_rate=0.0, seed=0, channels_last=channels_last))
     base_bytes = meter.rss_bytes()
     if job.limit_bytes:
         guard.limit_growth(job.limit_bytes)

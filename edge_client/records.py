@@ -200,8 +200,6 @@ class WorkOrder:
     ceiling_bytes: Count | None = None  # a plan whose training_bytes were these went over the budget here: plan less
     ceilings: Mapping[str, Count] = dataclasses.field(default_factory=dict)  # the same of earlier work: key -> bytes
     replans: Count = 0  # workers of this lease that went over the budget before
-    rows: str = ""  # path of cost rows that were measured elsewhere; empty: calibrate, or use what is cached
-    cache: str = ""  # folder of cost rows that outlive the assignment
     device: Id
     parts: Mapping[str, str]  # part key -> path of its blob
     device_file: Mapping[str, Any]  # the device's resolved device.toml

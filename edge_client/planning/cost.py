@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from edge_client import faults
 from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, minus, peak, plus
 
 __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_time", "training_bytes"]
@@ -66,7 +67,8 @@ def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
     units = rows.modes[shape.recompute or "plain"]
     worst = max(_phase(rows, workload, shape, group) for group in _groups(units, shape))
     kept = workload.weight_copies * rows.model_bytes
-    return int((kept + worst * shape.num_models) * _MARGIN + rows.hidden_bytes + _SLACK_BYTES)
+    predicted = (kept + worst * shape.num_models) * _MARGIN * rows.margin + rows.hidden_bytes + _SLACK_BYTES
+    return int(predicted * faults.scale("planning.predicted"))
 
 
 def measured_bytes(rows: ModelRows, recompute: str | None, batch: int) -> int:

@@ -87,6 +87,7 @@ class ModelRows:
     has_batch_statistics: bool  # a BatchNorm without running ones: frozen units need the whole microbatch, too
     min_batch: Positive
     modes: dict[str, tuple[UnitRow, ...]]
+    margin: Annotated[float, Between(1, 2)] = 1.0  # on top, for rows of another kind of machine or build of torch
 
 
 def line_through(batches: tuple[int, int], one: float, other: float) -> Line:
