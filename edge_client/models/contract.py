@@ -47,7 +47,7 @@ class Model(nn.Module):
     units: tuple[Unit, ...]
     taps: Mapping[str, str]
     input_shape: tuple[int, ...]
-    channel_axes: Axes | None = None  # for slices of the width: tensors whose axes are not simply channels; None: unknown
+    channel_axes: Axes | None = None  # tensors whose axes are not simply channels (`slicing`); None: unknown
     anchor_names: Mapping[str, str] | None = None  # weight -> anchor, where the architecture says so (`anchors`)
 
     def __init__(self, layers: Mapping[str, nn.Module], order: Sequence[str] | None = None) -> None:

@@ -11,8 +11,8 @@ A layer (norm-ReLU-1x1-norm-ReLU-3x3) adds `growth` channels to all that came be
 | `densenet169` | 6, 12, 32, 32 | 32, 64 | 12,501,130 |
 | `densenet201` | 6, 12, 48, 32 | 32, 64 | 18,112,138 |
 
-Taps: `conv_k` is the norm that comes next behind the k-th convolution. Behind the second one of a layer that is the next
-unit's norm, which reads the layer's channels together with all before them; behind the last one the head's.
+Taps: `conv_k` is the norm that comes next behind the k-th convolution. Behind the second one of a layer that is the
+next unit's norm, which reads the layer's channels together with all before them; behind the last one the head's.
 Pooling rounds odd sizes up, where the original drops a row: images of 28x28 would be gone before the last stage.
 Does not cover: slices of the depth, since all that follows a layer reads its channels.
 """

@@ -1,7 +1,7 @@
 """`vit-t-16`, `vit-s-8` ... `vit-s-12`: vision transformers (Dosovitskiy et al., 16x16 Words, ICLR 2021).
 
-Also `har-transformer`, the same on windows of sensors, [channels, length]: 64 features, 4 heads, 3 blocks, a token per 8
-values of time; 156,554 parameters for 9 channels of 128 values and 10 classes.
+Also `har-transformer`, the same on windows of sensors, [channels, length]: 64 features, 4 heads, 3 blocks, a token per
+8 values of time; 156,554 parameters for 9 channels of 128 values and 10 classes.
 
 Patches of the image and a class token go through blocks of equal width; the head reads the class token. In `vit-t-16`
 the number is the size of a patch (width 192, 3 heads, 12 blocks: 5,526,346 parameters), in `vit-s-8` to `vit-s-12` the
