@@ -254,8 +254,8 @@ def _generator(seed: int) -> np.random.Generator:
 def parts_of(owner: Indices, num_parts: int) -> list[Indices]:
     """The samples of each part, ascending, from each sample's part."""
     order = np.argsort(owner, kind="stable")
-    ends = np.cumsum(np.bincount(owner, minlength=num_parts))
-    return np.split(order, ends[:-1])
+    ends = np.cumsum(np.bincount(owner, minlength=num_parts)).tolist()
+    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _check_parts(name: str, num_parts: int, num_samples: int, min_size: int) -> None:

@@ -66,9 +66,6 @@ class _ByteType:
     """numpy's dtype of one unsigned byte."""
 
 
-_MARK = object()
-
-
 def read_batch(path: Path) -> dict[str, object]:
     """The dict of a batch by its keys: texts, numbers, lists, `PickledArray`; raises `InputError` for anything else."""
     try:
@@ -91,6 +88,7 @@ class _Machine:
         self._file = file
         self._size = size
         self._stack: list[Any] = []
+        self._marks: list[int] = []  # how high the stack was at each step that begins something
         self._memo: dict[int, Any] = {}
 
     def run(self) -> dict[str, object]:
@@ -122,7 +120,7 @@ class _Machine:
 
     def pop(self) -> Any:
         """The top of the stack."""
-        if not self._stack or self._stack[-1] is _MARK:
+        if len(self._stack) <= (self._marks[-1] if self._marks else 0):
             raise _Refused("a step has nothing to work on")
         return self._stack.pop()
 
@@ -132,10 +130,10 @@ class _Machine:
         return self._stack[-1]
 
     def _to_mark(self) -> list[Any]:
-        if _MARK not in self._stack:
+        if not self._marks:
             raise _Refused("a step has no beginning")
-        start = len(self._stack) - 1 - self._stack[::-1].index(_MARK)
-        found = self._stack[start + 1 :]
+        start = self._marks.pop()
+        found = self._stack[start:]
         del self._stack[start:]
         return found
 
@@ -146,6 +144,9 @@ class _Machine:
 
     def skip(self, size: int) -> None:
         self._read(size)
+
+    def begin(self) -> None:
+        self._marks.append(len(self._stack))
 
     def push(self, value: object) -> None:
         self._stack.append(value)
@@ -265,7 +266,7 @@ def _finished(value: object) -> object:
 _STEPS: Mapping[bytes, Callable[[_Machine], None]] = {
     b"\x80": _Machine.protocol,
     b"\x95": partial(_Machine.skip, size=8),  # the length of what follows
-    b"(": partial(_Machine.push, value=_MARK),
+    b"(": _Machine.begin,
     b"N": partial(_Machine.push, value=None),
     b"\x88": partial(_Machine.push, value=True),
     b"\x89": partial(_Machine.push, value=False),
