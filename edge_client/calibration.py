@@ -1,8 +1,8 @@
 """Measures what each unit of a model costs: `python -m edge_client.calibration JOB.json ROWS.json`.
 
 A process of its own, because torch's profiler leaves tens of megabytes behind. It trains real steps on random samples
-at two small batches through the same loop and the same method as a worker, and reads every allocation from the profiler:
-the whole model at once, each block as a group of its own where the method trains by groups, and a pass without
+at two small batches through the same loop and the same method as a worker, and reads every allocation from the
+profiler: the whole model at once, each block as a group of its own where the method trains by groups, and a pass without
 gradients; once for each kind of recomputation. What libraries take beside torch is measured on a whole step.
 
 Covers: the measurement, its process, the key under which rows are kept. Does not cover: what follows from rows
@@ -475,7 +475,8 @@ class _UnitMeter:
         following = sum(sum(self._sizes(later)) for later in range(number + 1, len(units)))
         held = self._held(self.whole, before) if before else (0.0, 0.0)
         ends = f"grad/{before}" if before and self.whole.has(f"grad/{before}") else "step"
-        begins = f"post/{self.name}" if units[number].kind == "head" else f"grad/{self.name}"
+        after = f"post/{self.name}"
+        begins = after if units[number].kind == "head" else f"grad/{self.name}"
         return UnitRow(
             name=self.name,
             kind=units[number].kind,
@@ -483,7 +484,7 @@ class _UnitMeter:
             largest_bytes=max(sizes, default=0),
             out_bytes=self.bench.out_bytes[self.name],
             held=self._held(self.whole, self.name),
-            forward=_above(self.whole.moments(f"post/{before}" if before else f"pre/{self.name}", f"post/{self.name}"), held),
+            forward=_above(self.whole.moments(f"post/{before}" if before else f"pre/{self.name}", after), held),
             backward=_above(self._backward(begins, ends), plus(held, (0.0, following))),
             evaluate=envelope(self.evaluated.moments(f"frozen/pre/{self.name}", f"frozen/post/{self.name}")),
             forward_s=self.whole.seconds(f"pre/{self.name}", f"post/{self.name}"),
@@ -499,13 +500,15 @@ class _UnitMeter:
         if self.alone is None:
             return {}
         first, held = self._first(), self._held(self.alone, self.name)
-        gradients = (0.0, float(sum(head_sizes)))
+        own = self.alone.has(f"post/{head}")  # an auxiliary head is no unit: it counts as one piece, both ways
+        gradients = (0.0, float(sum(head_sizes)) if own else 0.0)
+        end = f"grad/{self.name}"
         return {
             "alone_held": held,
             "alone_forward": envelope(self.alone.moments(f"pre/{first}", f"post/{self.name}")),
-            "alone_backward": _above(self.alone.moments(f"grad/{self.name}", "step"), gradients),
-            "head_forward": _above(self.alone.moments(f"post/{self.name}", f"post/{head}"), held),
-            "head_backward": _above(self.alone.moments(f"post/{head}", f"grad/{self.name}"), held),
+            "alone_backward": _above(self.alone.moments(end, "step"), gradients),
+            "head_forward": _above(self.alone.moments(f"post/{self.name}", f"post/{head}"), held) if own else (),
+            "head_backward": _above(self.alone.moments(f"post/{head if own else self.name}", end), held),
         }
 
     def _first(self) -> str:

@@ -11,15 +11,15 @@ import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from edge_client import durable
-from edge_client.calibration import CalibrationJob, job_for
+from edge_client.calibration import CalibrationJob
 from edge_client.errors import FedfitError, PayloadError
 from edge_client.models.contract import Model
+from edge_client.models.layout import allows_channels_last
 from edge_client.planning import planner
 from edge_client.planning.cost import Workload
 from edge_client.planning.rows import ModelRows, load_rows
@@ -90,8 +90,6 @@ class Fitting:
     @classmethod
     def of(cls, run: RunFile, rules: PlanRules, rows: ModelRows | None, model: Model, **room: int) -> Fitting:
         """With rows from shapes if there are no better ones."""
-        from edge_client.models.layout import allows_channels_last
-
         if rows is None:
             _log.warning("this model was not measured: planned from shapes, which needs more room than the truth")
             rows = rows_from_shapes(model, channels_last=allows_channels_last(model))
@@ -128,7 +126,3 @@ class Fitting:
         """Only the plan."""
         return self.choose(base_bytes, training_bytes, ceiling_bytes).plan
 
-
-def job_of(run: RunFile, rules: PlanRules, input_shape: tuple[int, ...], task: Path | None) -> CalibrationJob:
-    """What would be measured for a run."""
-    return job_for(run, rules, input_shape, task=None if task is None else str(task))

@@ -93,7 +93,7 @@ class Method:
     parameters: Any  # the method's own frozen dataclass, from `methods.parameters`
     client: Callable[[], Client]
     server: Server
-    plans: PlanRules = PlanRules()
+    plans: PlanRules = field(default_factory=PlanRules)
     # tensors beside the model's that travel with it and are folded like it (auxiliary heads); made once, by the server,
     # with random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors

@@ -4,8 +4,8 @@
          + weights that the method keeps + state of the optimizer
          + the worst moment of the worst group: activations, gradients, what kernels need beside them
 
-The worst moment is added up from measured rows (`rows`, `calibration`): a full pass and each single unit were measured as
-they are, a group of several units is put together from both. Where no rows exist, shapes give a looser bound.
+The worst moment is added up from measured rows (`rows`, `calibration`): a full pass and each single unit were measured
+as they are, a group of several units is put together from both. Where no rows exist, shapes give a looser bound.
 Does not cover: which way is chosen (`planner`). No torch.
 """
 
@@ -19,7 +19,7 @@ from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, minus, pe
 
 __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_time", "training_bytes"]
 
-# What a process takes beyond torch's allocations and what was seen hidden: rounding to pages, small objects on the heap.
+# what a process takes beyond torch's allocations and what was seen hidden: rounding to pages, small objects
 _MARGIN = 1.01
 _SLACK_BYTES = 2 * 2**20
 _STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}

@@ -257,8 +257,8 @@ def _nothing_fits(request: Request) -> NothingFitsError:
     ceiling = f", and a plan of {format_bytes(request.ceiling_bytes)} went over it" if request.ceiling_bytes else ""
     return NothingFitsError(
         f"nothing fits: the smallest plan adds {format_bytes(least)} to the {format_bytes(request.base_bytes)} of a "
-        f"worker, the budget is {format_bytes(max(0, budget))}{ceiling}; a budget of {request.base_bytes + least} bytes "
-        "would do, or a smaller model",
+        f"worker, the budget is {format_bytes(max(0, budget))}{ceiling}; a budget of "
+        f"{request.base_bytes + least} bytes would do, or a smaller model",
         least_bytes=request.base_bytes + least,
     )
 

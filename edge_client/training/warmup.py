@@ -1,7 +1,7 @@
-"""A step on zeros, unit by unit, through the real loop: it loads the libraries' pages and kernels, starts their threads.
+"""A step on zeros, unit by unit, through the real loop: it loads the libraries' pages and starts their threads.
 
-What a process takes for that it keeps; training memory is counted from there. One unit at a time, so that the warm-up of a
-model that is trained by groups needs no more than its largest unit.
+What a process takes for that it keeps; training memory is counted from there. One unit at a time, so that the warm-up
+of a model that is trained by groups needs no more than its largest unit.
 """
 
 from __future__ import annotations
