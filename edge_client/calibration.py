@@ -183,6 +183,7 @@ def measure(job: CalibrationJob) -> ModelRows:
     """The rows, measured in this process; malloc must be pinned before torch is loaded."""
     import torch
 
+    import edge_client.assignment  # all that a worker loads: its base is measured here  # noqa: F401
     from edge_client.methods import registry
     from edge_client.models.layout import allows_channels_last, to_channels_last
     from edge_client.run_model import recipe
@@ -400,7 +401,7 @@ class _Bench:
                 self.out_bytes[name] = x.nbytes // max(1, len(x))
                 _mark(f"{frozen}post/{name}")
                 if x.requires_grad:
-                    x.register_hook(_marker(f"grad/{name}"))
+                    x.register_hook(_marker(f"grad/{name}"))  # type: ignore[no-untyped-call]
             return x
 
         self.model.run_units = run_units  # type: ignore[method-assign]
@@ -513,6 +514,7 @@ class _UnitMeter:
 
     def _first(self) -> str:
         """The first block is trained with the stem."""
+        assert self.alone is not None
         return next(mark for mark in self.alone.one.marks if mark.startswith("pre/")).removeprefix("pre/")
 
     def _held(self, pair: _Pair, name: str) -> Line:
