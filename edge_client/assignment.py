@@ -8,7 +8,9 @@ The tensors of an update depend on the order alone, bit for bit; its meta also h
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -16,7 +18,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_client import durable, faults
+from edge_client import durable, faults, notes
+from edge_client.allowance import Allowance
 from edge_client.data.given import as_set
 from edge_client.data.labels import UnknownClassError
 from edge_client.data.sources import Samples, divide, open_data
@@ -33,6 +36,7 @@ from edge_client.errors import FedfitError, InputError, MachineError, NoSuchName
 from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
+from edge_client.methods.coverage import left_out
 from edge_client.models.contract import Model
 from edge_client.planning.cost import Workload
 from edge_client.planning.planner import check_fixed, plan
@@ -46,10 +50,12 @@ from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
 from edge_client.training.objectives import cross_entropy
 from edge_client.training.seeds import derive
-from edge_client.wire.container import MODEL_PREFIX, payload_kind
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
 __all__ = ["DeclinedError", "carry_out", "read_state", "write_state"]
+
+_log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
@@ -73,11 +79,11 @@ def carry_out(order: WorkOrder, workdir: Path) -> None:
         work.progress("load", 1, 1, 0.0)
         work.write(training_plan, None, None, Outcome())
         return
-    client = work.begin()
+    client = work.begin(training_plan)
     work.progress("load", 1, 1, 0.0)
     result = work.evaluate(client, training_plan)
     trained, outcome = work.train(client, training_plan)
-    work.write(training_plan, result, trained, outcome)
+    work.write(work.plan, result, trained, outcome)  # memory may have become less meanwhile
 
 
 @contextmanager
@@ -112,6 +118,10 @@ class _Work:
         self.model: Model
         self.train_data: Samples
         self.test_data: Samples
+        self.plan: TrainingPlan  # in force
+        self.allowance = Allowance(order.budget_bytes, workdir)
+        self.replans = order.replans
+        self.extra: dict[str, Tensor] = {}  # the method's tensors, as they were received
         self.held_bytes = 0
         self.base_bytes = 0
 
@@ -140,20 +150,25 @@ class _Work:
         with _declining("bad_model", "unknown_model"):
             self.model = self._build()
         with _declining("nothing_fits", "nothing_fits"):
-            training_plan = self._plan()
+            self.plan = self._plan()
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
-        return training_plan
+        return self.plan
 
-    def begin(self) -> Client:
+    def begin(self, training_plan: TrainingPlan) -> Client:
         """What training needs beside the plan; measures a warm process."""
+        self._note_trial()
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
             self._warm_up()
         self.base_bytes = meter.rss_bytes()
+        self._check_base()
+        self.allowance.begin()
         self._limit(_LIMIT_SLACK_BYTES)
         load_weights(self.model, self._part("model"))
-        self._seed()
+        self.extra = read_extra(self._part("model"))
         client = self.method.client()
-        client.begin(self._job())
+        with _declining("bad_method", "unknown_method"):
+            client.begin(self._job(training_plan))
+        self._seed()
         return client
 
     def _task_source(self) -> Source | None:
@@ -180,11 +195,16 @@ class _Work:
             )
         return source
 
-    def _seed(self) -> None:
+    def _seed(self, *purpose: str) -> None:
         """The global generators that a user's code may draw from; ours are made from the seed where they are used."""
-        torch.manual_seed(derive(self.order.seed, "torch"))
-        random.seed(derive(self.order.seed, "random"))
-        np.random.seed(derive(self.order.seed, "numpy") % 2**32)
+        torch.manual_seed(derive(self.order.seed, "torch", *purpose))
+        random.seed(derive(self.order.seed, "random", *purpose))
+        np.random.seed(derive(self.order.seed, "numpy", *purpose) % 2**32)
+
+    def _build_another(self, purpose: str) -> Model:
+        """A model of this kind with random weights of its own; `begin` seeds the global generators afterwards."""
+        self._seed("model", purpose)
+        return self.recipe.build(self.train_data.shape)
 
     @contextmanager
     def _fitting(self, what: str) -> Iterator[None]:
@@ -203,13 +223,75 @@ class _Work:
             return self.recipe.build(self.train_data.shape)
 
     def _plan(self) -> TrainingPlan:
-        """The plan of the assignment while it fits: the budget may be smaller than when it was made."""
-        fresh = plan(self.model, self._workload(), budget_bytes=self.order.budget_bytes)
+        """The plan of the assignment while it fits: the budget may be another one than when it was made."""
+        fresh = self._fresh(self.order.budget_bytes)
         given = self.order.plan
-        return given if given is not None and given.predicted_bytes <= self.order.budget_bytes else fresh
+        return given if given is not None and self._still_fits(given) else fresh
+
+    def _fresh(self, budget_bytes: int) -> TrainingPlan:
+        return plan(self.model, self._workload(), budget_bytes=budget_bytes, ceiling_bytes=self._ceiling())
+
+    def _still_fits(self, given: TrainingPlan) -> bool:
+        """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""
+        budget, ceiling = self.order.budget_bytes, self._ceiling()
+        below = ceiling is None or 0 < given.training_bytes < ceiling
+        return given.predicted_bytes <= budget and below and 10 * given.budget_bytes >= 9 * budget
+
+    def _ceiling(self) -> int | None:
+        """What a plan must stay below, because as much went over the budget here: in this lease, or in earlier work."""
+        known = (self.order.ceiling_bytes, self.order.ceilings.get(self._key()))
+        return min((num_bytes for num_bytes in known if num_bytes is not None), default=None)
+
+    def _key(self) -> str:
+        """What the memory of training depends on beside the plan; the same in another run of the same model."""
+        run = self.run
+        model = to_map(run.model) | {"init": ""} if run.model is not None else None
+        task = run.task.sha256 if run.task is not None else None
+        workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
+        text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _note_trial(self) -> None:
+        """Whatever becomes of this process: the daemon knows what it tried."""
+        trial = notes.Trial(key=self._key(), budget_bytes=self.allowance.budget_bytes, plan=self.plan)
+        with durable.disk_errors(f"cannot write into {self.workdir}"):
+            notes.write_trial(self.workdir, trial)
+
+    def _check_base(self) -> None:
+        """No plan helps if the process itself is too large."""
+        if self.base_bytes > self.allowance.budget_bytes:
+            used, budget = format_bytes(self.base_bytes), format_bytes(self.allowance.budget_bytes)
+            detail = f"a worker uses {used} before it trains, the budget is {budget}; see limits.memory"
+            raise DeclinedError("nothing_fits", detail)
 
     def _limit(self, slack_bytes: int) -> None:
-        guard.limit_growth(max(0, self.order.budget_bytes - meter.rss_bytes()) + slack_bytes)
+        self.allowance.limit(slack_bytes)
+
+    def _less(self) -> TrainingPlan | None:
+        """Asked before every batch: a smaller plan, if there is less memory than before and this one does not fit."""
+        budget = self.allowance.look()
+        if budget is None:
+            return None
+        before = self.plan
+        smaller = before if before.predicted_bytes <= budget else self._replan(budget)
+        if smaller is None:
+            return None
+        self.plan = replace(smaller, budget_bytes=budget)
+        self.allowance.shrink(budget, _LIMIT_SLACK_BYTES)
+        self._note_trial()
+        if smaller is before:
+            return None
+        self.replans += 1
+        _log.info("only %s are left: %s, from now on %s", format_bytes(budget), before.describe(), smaller.describe())
+        return self.plan
+
+    def _replan(self, budget_bytes: int) -> TrainingPlan | None:
+        """A plan for less memory; None if nothing fits, and then the worker goes on as it is."""
+        try:
+            return self._fresh(budget_bytes)
+        except NothingFitsError as error:
+            _log.warning("only %s are left, and no smaller plan fits: %s", format_bytes(budget_bytes), error)
+            return None
 
     def evaluate(self, client: Client, training_plan: TrainingPlan) -> Result | None:
         """The received model on this device's test samples, before it is trained."""
@@ -246,6 +328,8 @@ class _Work:
             momentum=section.momentum,
             weight_decay=section.weight_decay,
             max_steps=section.max_steps,
+            buffered=training_plan.buffered,
+            folder=self.workdir,
         )
 
         def progress(step: int, total: int, loss: float) -> None:
@@ -253,8 +337,9 @@ class _Work:
             self.progress("train", step, total, loss)
 
         with _declining("bad_data", "bad_data"), self.recipe.user_code("training"):
-            trained = train(self.model, client, self.train_data, settings, progress=progress)
+            trained = train(self.model, client, self.train_data, settings, progress=progress, replan=self._less)
         outcome = client.end()
+        self.allowance.check()
         faults.point("worker.trained")
         return trained, outcome
 
@@ -267,7 +352,7 @@ class _Work:
             if self.order.train and self.order.method_state:
                 write_state(Path(self.order.method_state), outcome.state)
             report = self._report(training_plan, result, trained, outcome)
-            sha256, length = self._write_update(report, result)
+            sha256, length = self._write_update(report, result, outcome)
             manifest = {"sha256": sha256, "length": length, "num_samples": report.num_samples}
             durable.write_bytes(self.workdir / "update.json", json.dumps(manifest).encode(), point="worker.manifest")
         self.progress("write", 1, 1, 0.0)
@@ -330,7 +415,7 @@ class _Work:
                 optimizer.step(name, param, param.grad, 0.0)
             param.grad = None
 
-    def _job(self) -> Job:
+    def _job(self, training_plan: TrainingPlan) -> Job:
         order = self.order
         return Job(
             model=self.model,
@@ -339,8 +424,11 @@ class _Work:
             epochs=self.run.train.epochs,
             learning_rate=order.learning_rate,
             class_counts=self.train_data.class_counts(len(self.run.classes)),
+            plan=training_plan,
             rng=lambda purpose: generator(order.seed, "method", purpose),
             state=read_state(Path(order.method_state)) if order.method_state else {},
+            extra=self.extra,
+            build=self._build_another,
         )
 
     def _report(
@@ -349,6 +437,8 @@ class _Work:
         scalars = dict(outcome.scalars)
         if trained is not None and math.isfinite(trained.mean_loss):
             scalars["loss"] = trained.mean_loss
+        if trained is not None:
+            scalars["replans"] = float(self.replans)
         return Report(
             num_samples=len(self.train_data) if trained is not None else 0,
             num_held=len(self.train_data),
@@ -356,7 +446,7 @@ class _Work:
             steps=trained.steps if trained is not None else 0,
             payload=payload_kind(self.run.rounds.codec) if trained is not None else "none",
             plan=training_plan,
-            peak_bytes=meter.peak_rss_bytes(),
+            peak_bytes=self.allowance.peak_bytes(),
             base_bytes=self.base_bytes,
             seconds=round(time.monotonic() - self.started, 3),
             scalars=scalars,
@@ -364,10 +454,17 @@ class _Work:
             evaluation=_evaluation(result),
         )
 
-    def _write_update(self, report: Report, result: Result | None) -> tuple[str, int]:
-        entries: list[tuple[str, Tensor]] = []
-        if report.payload != "none":
-            entries = [(MODEL_PREFIX + name, tensor) for name, tensor in self.model.state_dict().items()]
+    def _trained_tensors(self, report: Report, outcome: Outcome) -> list[tuple[str, Tensor]]:
+        """The model's and the method's tensors, without those that the plan leaves untrained."""
+        if report.payload == "none":
+            return []
+        entries = [(MODEL_PREFIX + name, tensor) for name, tensor in self.model.state_dict().items()]
+        entries += [(EXTRA_PREFIX + name, outcome.extra.get(name, value)) for name, value in self.extra.items()]
+        lacking = left_out([name for name, _ in entries], report.plan, self.method.plans, self.model.order[0])
+        return [(name, tensor) for name, tensor in entries if name not in lacking]
+
+    def _write_update(self, report: Report, result: Result | None, outcome: Outcome) -> tuple[str, int]:
+        entries = self._trained_tensors(report, outcome)
         table = [(name, codec_for(t, self.run.rounds.codec), tuple(t.shape)) for name, t in entries]
         if result is not None:
             entries.append(("evaluation/confusion", result.confusion))
@@ -376,7 +473,8 @@ class _Work:
         faults.point("worker.update.write")
         if report.payload == "delta":
             with ContainerReader(self._part("model")) as received:
-                tensors = (t - received.tensor(name) if name.startswith(MODEL_PREFIX) else t for name, t in entries)
+                sent = received.names()
+                tensors = (t - received.tensor(name) if name in sent else t for name, t in entries)
                 written = write_container(temporary, to_map(report), table, tensors)
         else:
             written = write_container(temporary, to_map(report), table, (t for _, t in entries))
@@ -393,12 +491,38 @@ def _read_json(path: Path) -> Any:
         raise PayloadError("malformed", f"{path.name} is not JSON: {error}") from error
 
 
-def read_state(folder: Path) -> dict[str, Tensor]:
+def read_extra(path: Path) -> dict[str, Tensor]:
+    """The method's tensors in a received model, by their names there."""
+    with ContainerReader(path) as reader:
+        return {name.removeprefix(EXTRA_PREFIX): reader.tensor(name) for name in reader.names(EXTRA_PREFIX)}
+
+
+def read_state(folder: Path) -> Mapping[str, Tensor]:
     """What the method kept in this device's last counted round."""
-    if not (folder / "current").exists():
-        return {}
-    with ContainerReader(folder / "current") as reader:
-        return {name: reader.tensor(name) for name in reader.names()}
+    return _StoredState(folder)
+
+
+class _StoredState(Mapping[str, Tensor]):
+    """Tensors that take memory only once they are asked for: peers of a model may be large and not be needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "current"
+        self._names: list[str] = []
+        if self._path.exists():
+            with ContainerReader(self._path) as reader:
+                self._names = reader.names()
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with ContainerReader(self._path) as reader:
+            return reader.tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:

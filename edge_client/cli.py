@@ -36,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     start = commands.add_parser("start", help="run the client until it is stopped")
     start.add_argument("--join", metavar="FILE", help="join with this bundle first; the same one again changes nothing")
     start.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    start.add_argument(
+        "--root", metavar="DIR", type=Path, default=Path("/"), help="for tests: where /proc and /sys are read below"
+    )
     start.add_argument("-v", "--verbose", action="store_true", help="log more")
     _state_dir(start)
     start.set_defaults(do=_start)
@@ -130,6 +133,7 @@ def _start(options: argparse.Namespace) -> None:
         device_file=device_file,
         state_dir=options.state_dir,
         connect=lambda on_event, boot: connection.connect(bundle, on_event, boot),
+        root=options.root,
     )
 
 

@@ -72,7 +72,7 @@ class Recipe:
             model = adopted.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
             return model if cut == FULL else shorten(model, cut)
 
-    def build_weights(self) -> nn.Module:
+    def build_weights(self) -> Model:
         """The model as far as it can be made without data: enough for names and first values of its tensors."""
         if self.input_shape is not None:
             return self.build(self.input_shape)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import NoSuchNameError
+from edge_client.models.recompute import Fusible, run_unit
 from edge_client.models.slicing import Axes
 
 __all__ = ["Model", "Staged", "Unit", "children_of", "count_outputs", "describe", "from_sequential"]
@@ -57,6 +58,7 @@ class Model(nn.Module):
         for name, layer in layers.items():
             self.add_module(name, layer)
         self._order = tuple(layers if order is None else order)
+        self._recompute: str | None = None
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -67,6 +69,28 @@ class Model(nn.Module):
     def min_batch(self) -> int:
         """Samples that one training pass needs at least."""
         return max(unit.min_batch for unit in self.units)
+
+    @property
+    def recompute(self) -> str | None:
+        """What is made again in backward instead of being kept, of `recompute_kinds`; the result stays the same."""
+        return self._recompute
+
+    @recompute.setter
+    def recompute(self, kind: str | None) -> None:
+        if kind is not None and kind not in self.recompute_kinds:
+            known = ", ".join(repr(known) for known in self.recompute_kinds)
+            raise ValueError(f"expected recompute of None, {known} for this model, got {kind!r}")
+        for part in self._fusible():
+            part.fused = kind is not None  # of units that run again, too: their second pass keeps less
+        self._recompute = kind
+
+    @property
+    def recompute_kinds(self) -> tuple[str, ...]:
+        """The kinds that `recompute` may be set to; `models.recompute` tells what they are."""
+        return ("fused", "units") if self._fusible() else ("units",)
+
+    def _fusible(self) -> list[Fusible]:
+        return [part for part in self.modules() if isinstance(part, Fusible)]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
@@ -83,7 +107,10 @@ class Model(nn.Module):
     def run_units(self, names: Sequence[str], x: Tensor) -> Tensor:
         """Output of these consecutive units for an input of the first."""
         for name in names:
-            x = self.get_submodule(name)(x)
+            unit = self.get_submodule(name)
+            # backward begins at the last unit: what that keeps is needed at once
+            again = self._recompute == "units" and name != self._order[-1]
+            x = run_unit(name, unit, x) if again else unit(x)
         return x
 
     def _position(self, unit: str) -> int:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from edge_client.errors import InputError
 from edge_client.models.contract import Staged
+from edge_client.models.recompute import Fusible
 from edge_client.models.resnet import convolution, main_path_anchors
 from edge_client.models.slicing import FULL, SliceSpec, inner_axes
 
@@ -81,7 +82,7 @@ def _head(norm: nn.BatchNorm2d, channels: int, num_classes: int) -> nn.Sequentia
     )
 
 
-class _Block(nn.Module):
+class _Block(Fusible):
     """norm-ReLU-conv-norm-ReLU-conv, added to the input or to what its shortcut makes of it."""
 
     def __init__(
@@ -105,17 +106,12 @@ class _Block(nn.Module):
             self.shortcut = convolution(in_channels, out_channels, kernel=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = self.relu(self.norm1(x))
-        out = self.conv2(self.relu(self.norm2(self.conv1(active))))
-        added: Tensor = out + self._past(x, active)
-        return added
-
-    def _past(self, x: Tensor, active: Tensor) -> Tensor:
-        """What goes past the convolutions: nothing that has no weights changes the input."""
-        if isinstance(self.shortcut, nn.Conv2d):
-            projected: Tensor = self.shortcut(active)
-            return projected
-        return x if self.shortcut is None else self.shortcut(x)
+        projection = [self.shortcut] if isinstance(self.shortcut, nn.Conv2d) else []
+        out, *projected = self.norm_relu_conv(x, self.norm1, self.relu, self.conv1, *projection)
+        (out,) = self.norm_relu_conv(out, self.norm2, self.relu, self.conv2, last=True)
+        if projected:
+            return out + projected[0]
+        return out + (x if self.shortcut is None else self.shortcut(x))
 
 
 class _Pad(nn.Module):

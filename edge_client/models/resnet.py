@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from edge_client.models.anchors import first_of_shape
 from edge_client.models.contract import Staged
+from edge_client.models.recompute import Fusible
 from edge_client.models.slicing import FULL, SliceSpec, inner_axes
 
 __all__ = ["convolution", "image_stem", "main_path_anchors", "resnet"]
@@ -106,7 +107,7 @@ def image_stem(channels: int, width: int, *, small: bool) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-class _Block(nn.Module):
+class _Block(Fusible):
     """conv-norm-ReLU-conv-norm, added to the input, then ReLU; a 1x1 convolution fits the input where shapes differ."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
@@ -122,8 +123,8 @@ class _Block(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.relu(self.norm1(self.conv1(x)))
-        out = self.norm2(self.conv2(out))
+        (out,) = self.norm_relu_conv(self.conv1(x), self.norm1, self.relu, self.conv2)
+        out = self.norm2(out)
         out = out + (x if self.shortcut is None else self.shortcut(x))
         summed: Tensor = self.relu(out)
         return summed

@@ -394,8 +394,8 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
 def test_only_one_module_makes_files_permanent() -> None:
     """Renames and syncs are in `durable.py`, where the points are.
 
-    A damaged state file is only moved aside, and the status is for people: it may get lost. A restored folder is synced
-    file by file and gets its name as a whole.
+    A damaged state file is only moved aside, and the status is for people: it may get lost, and so may the notes of a
+    worker and its daemon. A restored folder is synced file by file and gets its name as a whole.
     """
     found = {
         f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
@@ -405,5 +405,5 @@ def test_only_one_module_makes_files_permanent() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync", "rename", "replace")
         if ast.unparse(node.value) in ("os", "shutil") and path.name != "durable.py"
     }
-    unsafe = {"edge_client/spool.py: os.replace", "edge_client/status.py: os.replace"}
+    unsafe = {f"edge_client/{name}.py: os.replace" for name in ("notes", "spool", "status")}
     assert found == unsafe | {"coordinator/archive.py: os.fsync", "coordinator/backup.py: os.rename"}
