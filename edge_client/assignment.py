@@ -52,7 +52,7 @@ from edge_client.training.seeds import derive
 from edge_client.wire.container import MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
-__all__ = ["DeclinedError", "carry_out", "read_state", "write_state"]
+__all__ = ["DeclinedError", "carry_out", "memory_key", "read_state", "write_state"]
 
 _log = logging.getLogger(__name__)
 
@@ -230,21 +230,12 @@ class _Work:
 
     def _ceiling(self) -> int | None:
         """What a plan must stay below, because as much went over the budget here: in this lease, or in earlier work."""
-        known = (self.order.ceiling_bytes, self.order.ceilings.get(self._key()))
+        known = (self.order.ceiling_bytes, self.order.ceilings.get(memory_key(self.run)))
         return min((num_bytes for num_bytes in known if num_bytes is not None), default=None)
-
-    def _key(self) -> str:
-        """What the memory of training depends on beside the plan; the same in another run of the same model."""
-        run = self.run
-        model = to_map(run.model) | {"init": ""} if run.model is not None else None
-        task = run.task.sha256 if run.task is not None else None
-        workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
-        text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def _note_trial(self) -> None:
         """Whatever becomes of this process: the daemon knows what it tried."""
-        trial = notes.Trial(key=self._key(), budget_bytes=self.allowance.budget_bytes, plan=self.plan)
+        trial = notes.Trial(key=memory_key(self.run), budget_bytes=self.allowance.budget_bytes, plan=self.plan)
         with durable.disk_errors(f"cannot write into {self.workdir}"):
             notes.write_trial(self.workdir, trial)
 
@@ -458,6 +449,15 @@ class _Work:
             written = write_container(temporary, to_map(report), table, (t for _, t in entries))
         durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
         return written
+
+
+def memory_key(run: RunFile) -> str:
+    """What the memory of training depends on beside the plan; the same in another run of the same model."""
+    model = to_map(run.model) | {"init": ""} if run.model is not None else None
+    task = run.task.sha256 if run.task is not None else None
+    workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
+    text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read_json(path: Path) -> Any:
