@@ -58,6 +58,8 @@ _log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
+# what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
+_AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
 
 
@@ -255,17 +257,25 @@ class _Work:
         if budget is None:
             return None
         before = self.plan
-        smaller = before if before.predicted_bytes <= budget else self._replan(budget)
-        if smaller is None:
+        if before.predicted_bytes <= budget:
+            self._go_by(replace(before, budget_bytes=budget))
             return None
-        self.plan = replace(smaller, budget_bytes=budget)
-        self.allowance.shrink(budget, _LIMIT_SLACK_BYTES)
-        self._note_trial()
-        if smaller is before:
+        smaller = self._replan(budget)
+        if smaller is None:
             return None
         self.replans += 1
         _log.info("only %s are left: %s, from now on %s", format_bytes(budget), before.describe(), smaller.describe())
-        return self.plan
+        if replace(before, **{name: getattr(smaller, name) for name in _AT_ONCE}) == smaller:
+            self._go_by(smaller)
+        return smaller
+
+    def _go_by(self, plan: TrainingPlan) -> None:
+        """The plan is in force: what goes wrong from now on is its fault, and the limit is that of its budget."""
+        if plan == self.plan:
+            return
+        self.plan = plan
+        self.allowance.shrink(plan.budget_bytes, _LIMIT_SLACK_BYTES)
+        self._note_trial()
 
     def _replan(self, budget_bytes: int) -> TrainingPlan | None:
         """A plan for less memory; None if nothing fits, and then the worker goes on as it is."""
@@ -317,7 +327,15 @@ class _Work:
             self.progress("train", step, total, loss)
 
         with _declining("bad_data", "bad_data"), self.recipe.user_code("training"):
-            trained = train(self.model, client, self.train_data, settings, progress=progress, replan=self._less)
+            trained = train(
+                self.model,
+                client,
+                self.train_data,
+                settings,
+                progress=progress,
+                replan=self._less,
+                in_force=self._go_by,
+            )
         outcome = client.end()
         self.allowance.check()
         faults.point("worker.trained")

@@ -5,9 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["cross_entropy"]
+__all__ = ["cross_entropy", "divergence"]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """-log softmax(logits)[label]: [b, C], [b] -> [b]."""
     return functional.cross_entropy(logits, labels, reduction="none")
+
+
+def divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """KL(softmax(target) || softmax(logits)): [b, C], [b, C] -> [b]."""
+    log_p, log_q = functional.log_softmax(target, dim=1), functional.log_softmax(logits, dim=1)
+    return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=1)
