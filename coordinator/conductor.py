@@ -27,6 +27,7 @@ from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
+from edge_client.methods import registry as methods
 from edge_client.records import PartRef, Report, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
@@ -439,6 +440,7 @@ class Conductor:
             max_samples=self.machine.file.devices.max_samples,
             num_classes=len(self.machine.file.classes),
             epochs=self.machine.file.train.epochs,
+            rules=methods.plan_rules(self.machine.file.method.name, self.machine.file.method.parameters),
         )
 
     def _file(self) -> RunFile:

@@ -36,6 +36,7 @@ from edge_client.errors import FedfitError, InputError, MachineError, NoSuchName
 from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
+from edge_client.methods.coverage import left_out
 from edge_client.models.contract import Model
 from edge_client.planning.cost import Workload
 from edge_client.planning.planner import check_fixed, plan
@@ -49,7 +50,7 @@ from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
 from edge_client.training.objectives import cross_entropy
 from edge_client.training.seeds import derive
-from edge_client.wire.container import MODEL_PREFIX, payload_kind
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
 __all__ = ["DeclinedError", "carry_out", "memory_key", "read_state", "write_state"]
@@ -80,7 +81,7 @@ def carry_out(order: WorkOrder, workdir: Path) -> None:
         work.progress("load", 1, 1, 0.0)
         work.write(training_plan, None, None, Outcome())
         return
-    client = work.begin()
+    client = work.begin(training_plan)
     work.progress("load", 1, 1, 0.0)
     result = work.evaluate(client, training_plan)
     trained, outcome = work.train(client, training_plan)
@@ -122,6 +123,7 @@ class _Work:
         self.plan: TrainingPlan  # in force
         self.allowance = Allowance(order.budget_bytes, workdir)
         self.replans = order.replans
+        self.extra: dict[str, Tensor] = {}  # the method's tensors, as they were received
         self.held_bytes = 0
         self.base_bytes = 0
 
@@ -154,7 +156,7 @@ class _Work:
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
         return self.plan
 
-    def begin(self) -> Client:
+    def begin(self, training_plan: TrainingPlan) -> Client:
         """What training needs beside the plan; measures a warm process."""
         self._note_trial()
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
@@ -164,9 +166,11 @@ class _Work:
         self.allowance.begin()
         self._limit(_LIMIT_SLACK_BYTES)
         load_weights(self.model, self._part("model"))
-        self._seed()
+        self.extra = read_extra(self._part("model"))
         client = self.method.client()
-        client.begin(self._job())
+        with _declining("bad_method", "unknown_method"):
+            client.begin(self._job(training_plan))
+        self._seed()
         return client
 
     def _task_source(self) -> Source | None:
@@ -193,11 +197,16 @@ class _Work:
             )
         return source
 
-    def _seed(self) -> None:
+    def _seed(self, *purpose: str) -> None:
         """The global generators that a user's code may draw from; ours are made from the seed where they are used."""
-        torch.manual_seed(derive(self.order.seed, "torch"))
-        random.seed(derive(self.order.seed, "random"))
-        np.random.seed(derive(self.order.seed, "numpy") % 2**32)
+        torch.manual_seed(derive(self.order.seed, "torch", *purpose))
+        random.seed(derive(self.order.seed, "random", *purpose))
+        np.random.seed(derive(self.order.seed, "numpy", *purpose) % 2**32)
+
+    def _build_another(self, purpose: str) -> Model:
+        """A model of this kind with random weights of its own; `begin` seeds the global generators afterwards."""
+        self._seed("model", purpose)
+        return self.recipe.build(self.train_data.shape)
 
     @contextmanager
     def _fitting(self, what: str) -> Iterator[None]:
@@ -320,6 +329,8 @@ class _Work:
             momentum=section.momentum,
             weight_decay=section.weight_decay,
             max_steps=section.max_steps,
+            buffered=training_plan.buffered,
+            folder=self.workdir,
         )
 
         def progress(step: int, total: int, loss: float) -> None:
@@ -350,7 +361,7 @@ class _Work:
             if self.order.train and self.order.method_state:
                 write_state(Path(self.order.method_state), outcome.state)
             report = self._report(training_plan, result, trained, outcome)
-            sha256, length = self._write_update(report, result)
+            sha256, length = self._write_update(report, result, outcome)
             manifest = {"sha256": sha256, "length": length, "num_samples": report.num_samples}
             durable.write_bytes(self.workdir / "update.json", json.dumps(manifest).encode(), point="worker.manifest")
         self.progress("write", 1, 1, 0.0)
@@ -413,7 +424,7 @@ class _Work:
                 optimizer.step(name, param, param.grad, 0.0)
             param.grad = None
 
-    def _job(self) -> Job:
+    def _job(self, training_plan: TrainingPlan) -> Job:
         order = self.order
         return Job(
             model=self.model,
@@ -422,8 +433,11 @@ class _Work:
             epochs=self.run.train.epochs,
             learning_rate=order.learning_rate,
             class_counts=self.train_data.class_counts(len(self.run.classes)),
+            plan=training_plan,
             rng=lambda purpose: generator(order.seed, "method", purpose),
             state=read_state(Path(order.method_state)) if order.method_state else {},
+            extra=self.extra,
+            build=self._build_another,
         )
 
     def _report(
@@ -449,10 +463,17 @@ class _Work:
             evaluation=_evaluation(result),
         )
 
-    def _write_update(self, report: Report, result: Result | None) -> tuple[str, int]:
-        entries: list[tuple[str, Tensor]] = []
-        if report.payload != "none":
-            entries = [(MODEL_PREFIX + name, tensor) for name, tensor in self.model.state_dict().items()]
+    def _trained_tensors(self, report: Report, outcome: Outcome) -> list[tuple[str, Tensor]]:
+        """The model's and the method's tensors, without those that the plan leaves untrained."""
+        if report.payload == "none":
+            return []
+        entries = [(MODEL_PREFIX + name, tensor) for name, tensor in self.model.state_dict().items()]
+        entries += [(EXTRA_PREFIX + name, outcome.extra.get(name, value)) for name, value in self.extra.items()]
+        lacking = left_out([name for name, _ in entries], report.plan, self.method.plans, self.model.order[0])
+        return [(name, tensor) for name, tensor in entries if name not in lacking]
+
+    def _write_update(self, report: Report, result: Result | None, outcome: Outcome) -> tuple[str, int]:
+        entries = self._trained_tensors(report, outcome)
         table = [(name, codec_for(t, self.run.rounds.codec), tuple(t.shape)) for name, t in entries]
         if result is not None:
             entries.append(("evaluation/confusion", result.confusion))
@@ -461,7 +482,8 @@ class _Work:
         faults.point("worker.update.write")
         if report.payload == "delta":
             with ContainerReader(self._part("model")) as received:
-                tensors = (t - received.tensor(name) if name.startswith(MODEL_PREFIX) else t for name, t in entries)
+                sent = received.names()
+                tensors = (t - received.tensor(name) if name in sent else t for name, t in entries)
                 written = write_container(temporary, to_map(report), table, tensors)
         else:
             written = write_container(temporary, to_map(report), table, (t for _, t in entries))
@@ -487,12 +509,38 @@ def _read_json(path: Path) -> Any:
         raise PayloadError("malformed", f"{path.name} is not JSON: {error}") from error
 
 
-def read_state(folder: Path) -> dict[str, Tensor]:
+def read_extra(path: Path) -> dict[str, Tensor]:
+    """The method's tensors in a received model, by their names there."""
+    with ContainerReader(path) as reader:
+        return {name.removeprefix(EXTRA_PREFIX): reader.tensor(name) for name in reader.names(EXTRA_PREFIX)}
+
+
+def read_state(folder: Path) -> Mapping[str, Tensor]:
     """What the method kept in this device's last counted round."""
-    if not (folder / "current").exists():
-        return {}
-    with ContainerReader(folder / "current") as reader:
-        return {name: reader.tensor(name) for name in reader.names()}
+    return _StoredState(folder)
+
+
+class _StoredState(Mapping[str, Tensor]):
+    """Tensors that take memory only once they are asked for: peers of a model may be large and not be needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "current"
+        self._names: list[str] = []
+        if self._path.exists():
+            with ContainerReader(self._path) as reader:
+                self._names = reader.names()
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with ContainerReader(self._path) as reader:
+            return reader.tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:

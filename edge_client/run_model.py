@@ -69,7 +69,7 @@ class Recipe:
             module = self.task.model(num_classes)
             return adopted.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
 
-    def build_weights(self) -> nn.Module:
+    def build_weights(self) -> Model:
         """The model as far as it can be made without data: enough for names and first values of its tensors."""
         if self.input_shape is not None:
             return self.build(self.input_shape)

@@ -3,8 +3,8 @@
 FedAvg whose devices minimise F_k(w) + (mu/2)||w - w_t||^2: the proximal term holds a device near the received weights
 w_t, so that devices with different data or different amounts of work drift apart less. Travels as FedAvg does.
 
-Covers the proximal term over the parameters that a phase trains (not over buffers). Does not cover the paper's gamma-inexact
-solutions as a stopping rule: a device's work is bounded by the run's epochs and max-steps.
+Covers the proximal term over the parameters that a phase trains (not over buffers). Does not cover the paper's
+gamma-inexact solutions as a stopping rule: a device's work is bounded by the run's epochs and max-steps.
 
 Legend: mu = parameters.mu, w = a parameter, w_t = its anchor, the received value.
 """

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -150,14 +150,15 @@ class _File:
     def __init__(self, folder: Path) -> None:
         self._what = f"keeping activations in {folder}"
         with durable.disk_errors(self._what):
-            self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)
+            self._fd, path = tempfile.mkstemp(dir=folder)
+            os.unlink(path)
         self._like = torch.empty(0)
 
     def __enter__(self) -> _File:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        os.close(self._fd)
 
     def write(self, positions: Tensor, rows: Tensor) -> None:
         """Put one row at each position."""
@@ -166,7 +167,7 @@ class _File:
         with durable.disk_errors(self._what):
             faults.point("worker.train.buffer")
             for position, view in zip(positions.tolist(), views, strict=True):
-                _write_all(self._file.fileno(), view, position * row_bytes)
+                _write_all(self._fd, view, position * row_bytes)
 
     def read(self, positions: Tensor) -> Tensor:
         """The rows at these positions, in the layout in which they were computed."""
@@ -174,7 +175,7 @@ class _File:
         views, row_bytes = _bytes_of(rows)
         with durable.disk_errors(self._what):
             for position, view in zip(positions.tolist(), views, strict=True):
-                _read_all(self._file.fileno(), view, position * row_bytes)
+                _read_all(self._fd, view, position * row_bytes)
         return rows.contiguous(memory_format=_layout(self._like))
 
 
