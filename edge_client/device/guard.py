@@ -2,7 +2,7 @@
 
 Covers: parent-death signal, glibc's malloc thresholds, RLIMIT_DATA, the OOM score. Each does nothing where the system
 lacks it (macOS); a refusal by the kernel is logged, because a worker with one guard less still trains.
-Does not cover: cgroups, and deciding what fits (`planning`).
+Does not cover: control groups (`worker_group`), and deciding what fits (`planning`).
 """
 
 from __future__ import annotations

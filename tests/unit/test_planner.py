@@ -54,6 +54,20 @@ def test_the_largest_microbatch_that_fits_wins_to_the_byte(microbatch: int) -> N
             plan(_model(), workload, budget_bytes=budget - 1)
 
 
+def test_a_plan_is_smaller_than_what_went_over_the_budget_before() -> None:
+    """What 32 samples were to take is too much: 16; what one was to take: nothing is left, whatever the budget."""
+    workload = Workload(batch=64)
+    whole, half, one = (
+        predict(_model(), workload, microbatch=size) - WORKER_BASE_BYTES for size in (64, 32, 1)
+    )
+    assert plan(_model(), workload, budget_bytes=10**12).training_bytes == whole
+    assert plan(_model(), workload, budget_bytes=10**12, ceiling_bytes=whole + 1).microbatch == 64
+    smaller = plan(_model(), workload, budget_bytes=10**12, ceiling_bytes=half)
+    assert (smaller.microbatch, smaller.training_bytes < half) == (16, True)
+    with pytest.raises(NothingFitsError, match="one sample at a time went over the budget"):
+        plan(_model(), workload, budget_bytes=10**12, ceiling_bytes=one)
+
+
 def test_a_budget_of_nothing_fits_nothing() -> None:
     """A device without free memory measures 0: that is no permission to take all."""
     with pytest.raises(NothingFitsError, match="the budget is 0"):
