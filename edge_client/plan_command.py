@@ -185,8 +185,8 @@ def _facts(choice: Choice) -> Iterator[tuple[str, str]]:
         yield f"group {number}", _names(group)
     if made.skipped:
         yield "untrained", _names(made.skipped)
-    training, total = format_bytes(made.training_bytes), format_bytes(made.predicted_bytes)
-    yield "memory", f"training adds {training} at most, {total} with the process; budget {format_bytes(made.budget_bytes)}"
+    training, total, budget = map(format_bytes, (made.training_bytes, made.predicted_bytes, made.budget_bytes))
+    yield "memory", f"training adds {training} at most, {total} with the process; budget {budget}"
     yield "time", f"{choice.chosen.relative_time:.2f} of training everything at once"
     yield "because", choice.reason
 
