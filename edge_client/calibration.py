@@ -60,6 +60,7 @@ _BATCHES = ((8, 16), (4, 8), (2, 4))  # the first whose activations are small
 _ACTIVATION_BYTES = 256 * 2**20
 _PREFIX = "fedfit/"
 _COPIES = 3  # of all activations, roughly, during a step
+_WORKER_BYTES = 6 * 10**6  # that a worker takes beside the model: opened data, progress, results
 _TIMEOUT_S = 1800.0
 
 
@@ -220,7 +221,7 @@ def measure(job: CalibrationJob) -> ModelRows:
         channels_last=channels_last,
         dtype=job.dtype,
         batches=bench.batches,
-        base_bytes=base_bytes,
+        base_bytes=base_bytes + _WORKER_BYTES,
         model_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
         hidden_bytes=0,
         has_batchnorm=bench.has_batchnorm(),
@@ -563,7 +564,7 @@ def _profiled() -> Iterator[_Trace]:
             found.append((at, event.name().removeprefix(_PREFIX), 0))
     found.sort(key=lambda row: row[0])
     live, moments = 0.0, []
-    for at, mark, num_bytes in found:
+    for _, mark, num_bytes in found:
         live += num_bytes
         if num_bytes > 0:
             moments.append(live)
