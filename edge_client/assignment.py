@@ -55,14 +55,15 @@ from edge_client.training.warmup import warm_up
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
-__all__ = ["CalibrationNeededError", "DeclinedError", "carry_out", "read_state", "write_state"]
+__all__ = ["CalibrationNeededError", "DeclinedError", "carry_out", "memory_key", "read_state", "write_state"]
 
 _log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
-_BASE_SLACK_BYTES = 6 * 10**6  # between two processes that do the same
-_BASE_STEP_BYTES = 16 * 10**6
+_BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
+# what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
+_AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
 
 
@@ -193,16 +194,14 @@ class _Work:
             to_channels_last(self.model)
 
     def _base(self, rows: ModelRows | None) -> int:
-        """What the process takes before it trains: as the rows say, so that every repeat makes the same plan.
+        """What the process takes before it trains.
 
-        Data in memory comes on top. Where the truth is clearly above that, it counts, roughly, for the same reason.
+        In steps above what the rows say, so that every repeat makes the same plan, whatever a page more or less.
         """
-        measured = meter.rss_bytes()
         known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
         known += self.train_data.held_bytes + self.test_data.held_bytes
-        if measured <= known + _BASE_SLACK_BYTES:
-            return known
-        return -(-measured // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
+        above = max(0, meter.rss_bytes() - known)
+        return known + -(-above // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
 
     def _begin_allowance(self) -> None:
         """The process is warm: what it uses from now on is training."""
@@ -292,21 +291,12 @@ class _Work:
 
     def _ceiling(self) -> int | None:
         """What a plan must stay below, because as much went over the budget here: in this lease, or in earlier work."""
-        known = (self.order.ceiling_bytes, self.order.ceilings.get(self._key()))
+        known = (self.order.ceiling_bytes, self.order.ceilings.get(memory_key(self.run)))
         return min((num_bytes for num_bytes in known if num_bytes is not None), default=None)
-
-    def _key(self) -> str:
-        """What the memory of training depends on beside the plan; the same in another run of the same model."""
-        run = self.run
-        model = to_map(run.model) | {"init": ""} if run.model is not None else None
-        task = run.task.sha256 if run.task is not None else None
-        workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
-        text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def _note_trial(self) -> None:
         """Whatever becomes of this process: the daemon knows what it tried."""
-        trial = notes.Trial(key=self._key(), budget_bytes=self.allowance.budget_bytes, plan=self.plan)
+        trial = notes.Trial(key=memory_key(self.run), budget_bytes=self.allowance.budget_bytes, plan=self.plan)
         with durable.disk_errors(f"cannot write into {self.workdir}"):
             notes.write_trial(self.workdir, trial)
 
@@ -326,17 +316,25 @@ class _Work:
         if budget is None:
             return None
         before = self.plan
-        smaller = before if before.predicted_bytes <= budget else self._replan(budget)
-        if smaller is None:
+        if before.predicted_bytes <= budget:
+            self._go_by(replace(before, budget_bytes=budget))
             return None
-        self.plan = replace(smaller, budget_bytes=budget)
-        self.allowance.shrink(budget, _LIMIT_SLACK_BYTES)
-        self._note_trial()
-        if smaller is before:
+        smaller = self._replan(budget)
+        if smaller is None:
             return None
         self.replans += 1
         _log.info("only %s are left: %s, from now on %s", format_bytes(budget), before.describe(), smaller.describe())
-        return self.plan
+        if replace(before, **{name: getattr(smaller, name) for name in _AT_ONCE}) == smaller:
+            self._go_by(smaller)
+        return smaller
+
+    def _go_by(self, plan: TrainingPlan) -> None:
+        """The plan is in force: what goes wrong from now on is its fault, and the limit is that of its budget."""
+        if plan == self.plan:
+            return
+        self.plan = plan
+        self.allowance.shrink(plan.budget_bytes, _LIMIT_SLACK_BYTES)
+        self._note_trial()
 
     def _replan(self, budget_bytes: int) -> TrainingPlan | None:
         """A plan for less memory; None if nothing fits, and then the worker goes on as it is."""
@@ -380,7 +378,15 @@ class _Work:
             self.progress("train", step, total, loss)
 
         with _declining("bad_data", "bad_data"), self.recipe.user_code("training"):
-            trained = train(self.model, client, self.train_data, settings, progress=progress, replan=self._less)
+            trained = train(
+                self.model,
+                client,
+                self.train_data,
+                settings,
+                progress=progress,
+                replan=self._less,
+                in_force=self._go_by,
+            )
         outcome = client.end()
         self.allowance.check()
         faults.point("worker.trained")
@@ -520,6 +526,15 @@ class _Work:
             written = write_container(temporary, to_map(report), table, (t for _, t in entries))
         durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
         return written
+
+
+def memory_key(run: RunFile) -> str:
+    """What the memory of training depends on beside the plan; the same in another run of the same model."""
+    model = to_map(run.model) | {"init": ""} if run.model is not None else None
+    task = run.task.sha256 if run.task is not None else None
+    workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
+    text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read_json(path: Path) -> Any:

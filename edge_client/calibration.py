@@ -2,8 +2,8 @@
 
 A process of its own, because torch's profiler leaves tens of megabytes behind. It trains real steps on random samples
 at two small batches through the same loop and the same method as a worker, and reads every allocation from the
-profiler: the whole model at once, each block as a group of its own where the method trains by groups, and a pass without
-gradients; once for each kind of recomputation. What libraries take beside torch is measured on a whole step.
+profiler: the whole model at once, each block as a group of its own where the method trains by groups, and a pass
+without gradients; once for each kind of recomputation. What libraries take beside torch is measured on a whole step.
 
 Covers: the measurement, its process, the key under which rows are kept. Does not cover: what follows from rows
 (`planning.cost`). The numbers are those of this machine's kind and torch; another machine's rows are a good guess.
@@ -20,6 +20,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,6 +60,7 @@ _BATCHES = ((8, 16), (4, 8), (2, 4))  # the first whose activations are small
 _ACTIVATION_BYTES = 256 * 2**20
 _PREFIX = "fedfit/"
 _COPIES = 3  # of all activations, roughly, during a step
+_WORKER_BYTES = 6 * 10**6  # that a worker takes beside the model: opened data, progress, results
 _TIMEOUT_S = 1800.0
 
 
@@ -219,7 +221,7 @@ def measure(job: CalibrationJob) -> ModelRows:
         channels_last=channels_last,
         dtype=job.dtype,
         batches=bench.batches,
-        base_bytes=base_bytes,
+        base_bytes=base_bytes + _WORKER_BYTES,
         model_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
         hidden_bytes=0,
         has_batchnorm=bench.has_batchnorm(),
@@ -530,11 +532,14 @@ def _above(lines: Sequence[Line], floor: Line) -> Lines:
     return envelope(minus(line, floor) for line in lines)
 
 
+_clock: list[float] = []  # processor time at each mark: a busy machine does not make a unit slower
+
+
 def _mark(name: str) -> None:
     from torch.autograd.profiler import record_function
 
     with record_function(_PREFIX + name):
-        pass
+        _clock.append(time.thread_time())
 
 
 def _marker(name: str) -> Callable[[Tensor], None]:
@@ -547,6 +552,7 @@ def _profiled() -> Iterator[_Trace]:
     from torch.autograd import profiler
 
     trace = _Trace()
+    _clock.clear()
     with profiler.profile(profile_memory=True) as profile:
         yield trace
     found = []
@@ -558,12 +564,12 @@ def _profiled() -> Iterator[_Trace]:
             found.append((at, event.name().removeprefix(_PREFIX), 0))
     found.sort(key=lambda row: row[0])
     live, moments = 0.0, []
-    for at, mark, num_bytes in found:
+    for _, mark, num_bytes in found:
         live += num_bytes
         if num_bytes > 0:
             moments.append(live)
         if mark:
-            trace.add(mark, live, moments, at / 1e9)
+            trace.add(mark, live, moments, _clock[len(trace.marks)])
             moments = []
 
 

@@ -26,6 +26,7 @@ from edge_client import __version__, durable, faults, workers
 from edge_client.blobs import BlobStore, Incoming, Outgoing
 from edge_client.device.profile import measure
 from edge_client.device.watch import MemoryWatch
+from edge_client.device.worker_group import WorkerGroup
 from edge_client.errors import DiskFullError, NetworkError, PayloadError
 from edge_client.files import DeviceFile, format_bytes
 from edge_client.identity import STATE_KIND, STATE_VERSION, Bundle
@@ -105,8 +106,9 @@ class Daemon:
         connect: ConnectTo,
         worker_command: Sequence[str] = workers.COMMAND,
         root: Path = Path("/"),
+        group: WorkerGroup | None = None,
     ) -> None:
-        """`root` is where the files are that tell of this device's memory: its own, or a test's."""
+        """`root` is where the files are that tell of this device's memory; `group` is where the worker belongs."""
         self._bundle = bundle
         self._worker_command = worker_command
         self._device_file = device_file
@@ -122,6 +124,7 @@ class Daemon:
         self._warned: set[str] = set()
         profile = measure(device_file.limits.memory, root=root)
         self._root = root
+        self._group = group
         self._memory = MemoryWatch(profile.budget_bytes, limit=device_file.limits.memory, root=root)
         self._budget_bytes = profile.budget_bytes  # as the worker was told last
         self._look_at = 0.0
@@ -588,6 +591,8 @@ class Daemon:
                 command=self._worker_command,
                 root=self._root,
             )
+        if self._group is not None:
+            self._group.take(self._worker.pid, self._budget_bytes)
         faults.point("daemon.worker.started")
         less = f", with a smaller plan (try {start.replans + 1})" if start.replans else ""
         log.info("run %s round %d: worker %d started%s", assign.run, assign.round, self._worker.pid, less)
@@ -655,6 +660,7 @@ def run_daemon(
         for daemon in current:
             daemon.request_stop()
 
+    group = WorkerGroup.open(root)
     retry_s, before = _DISK_RETRY_S, ""
     with _at_stop_signals(stop):
         while not stopped.is_set():
@@ -666,6 +672,7 @@ def run_daemon(
                     connect=connect,
                     worker_command=worker_command,
                     root=root,
+                    group=group,
                 )
                 current[:] = [daemon]
                 if not stopped.is_set():
@@ -675,6 +682,8 @@ def run_daemon(
                 before = str(error)
                 log.error("disk_full: %s; nothing is lost, trying again in %.0f s", error, retry_s)
                 stopped.wait(retry_s)
+    if group is not None:
+        group.remove()
     os.close(lock)
 
 

@@ -7,7 +7,7 @@ only while the process works on that round, do `kind`:
     kill-broker   SIGKILL to the process whose id stands in the file `FEDFIT_FAULT_PIDFILE`
     stop          SIGSTOP to this process: it goes on when the test says so
     enospc, eio   raise that OSError, as a full or a dying disk would
-    halve         at every hit: `scale` gives one half, so that a prediction is wrong
+    halve         at every hit: `scale` gives one half (named twice: a quarter), so that a prediction is wrong
 
 `FEDFIT_FAULT_LOG` names a file that remembers, over restarts, which faults have fired: each fires once (`halve`: in
 every process), and a test whose point was never hit finds no line. Without `FEDFIT_FAULT` a point costs one comparison.
@@ -77,13 +77,14 @@ def point(name: str) -> None:
 
 def scale(name: str) -> float:
     """What a number at this step is to be multiplied with; 1 in production."""
+    factor = 1.0
     for fault in _faults or ():
         if fault.kind == "halve" and fault.point == name and fault.round in (None, _round):
+            factor /= 2
             if fault.remaining > 0:
                 fault.remaining = 0
                 _note(fault)
-            return 0.5
-    return 1.0
+    return factor
 
 
 def _note(fault: _Fault) -> None:

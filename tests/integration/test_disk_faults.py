@@ -192,8 +192,8 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: 
         fleet.add_devices("a", "b")
         fleet.start_device("a")
         fleet.add_devices("x")
-        _write_home(fleet, "b", 'data = { source = "digits", partition = "iid", part = [1, 2] }')
-        _write_home(fleet, "x", "")
+        fleet.write_home("b", 'data = { source = "digits", partition = "iid", part = [1, 2] }\nlimits.memory = "2GB"\n')
+        fleet.write_home("x", 'limits.memory = "2GB"\n')
         fleet.start_device("x")
         run = fleet.start_run(mlp_run(rounds=1, codec="fp16"))
         fleet.wait_until(lambda: "assigned" in fleet.log("x"), 60, "x has a lease")
@@ -219,13 +219,6 @@ def _asked_again(fleet: Fleet, run: str, device: str) -> bool:
     shown = fleet.ask("run-show", run=run)
     leases = shown["leases"] if shown is not None else []
     return any(x["device"] == device and x["attempt"] > 1 and x["state"] in OPEN_LEASE for x in leases)
-
-
-def _write_home(fleet: Fleet, name: str, data: str) -> None:
-    home = fleet.folder / name
-    home.mkdir()
-    identity.write_bundle(home / "device.join", fleet.bundle(name))
-    (home / "device.toml").write_text(f'{data}\nlimits = {{ memory = "2GB" }}\n')
 
 
 @contextlib.contextmanager
