@@ -120,7 +120,7 @@ def test_groups_are_trained_as_the_paper_says(kind: str) -> None:
 @pytest.mark.parametrize("microbatch", [8, 3])
 @pytest.mark.parametrize("kind", ["mlp", "vit"])
 def test_gradients_of_a_group_are_those_of_the_unsplit_computation(kind: str, microbatch: int) -> None:
-    """One step with lr 1 in float64, kinds without BN: received - trained is the gradient of the whole network's loss."""
+    """One step with lr 1 in float64, kinds without BN: received - trained is the gradient of the whole net's loss."""
     model, whole, data = model_of(kind).double(), model_of(kind).double(), Memory(8)
     data.x = data.x.double()
     first, second = halves(model)
@@ -499,7 +499,8 @@ def test_over_fedprox_the_second_step_is_pulled_back() -> None:
     runs = {}
     for name, parameters in (("fedepth", {}), ("fedepth+fedprox", {"mu": mu}), ("fedepth+fedprox zero", {"mu": 0})):
         model = model_of("mlp").double()
-        client, seen = begun(model, plan_of(halves(model)), name=name.split()[0], parameters=parameters), Snapshots(model)
+        client = begun(model, plan_of(halves(model)), name=name.split()[0], parameters=parameters)
+        seen = Snapshots(model)
         trained(model, client, data, momentum=0.0, weight_decay=0.0, progress=seen)
         runs[name] = seen.taken
     plain, pulled = runs["fedepth"], runs["fedepth+fedprox"]
