@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from coordinator.run_commands import check_run
 from edge_client import errors, files, records
 from edge_client.data import registry as data
 from edge_client.identity import Bundle
+from edge_client.methods import registry as methods
+from edge_client.methods.parameters import FeDepthParameters
 from edge_client.run_file import RunFile
 from edge_client.wire import messages
 from edge_client.wire.topics import Topics
@@ -72,6 +75,23 @@ def test_files_that_are_shown_are_accepted(page: Path) -> None:
     section = files.parse_table(files.DeviceFile, device, source=page.name).data
     assert section is not None
     data.validate(section)
+
+
+def test_fedepth_page_has_every_parameter_and_a_run_that_is_accepted() -> None:
+    """Default, the paper's word and help as the code has them."""
+    page = (DOCS / "fedepth.md").read_text(encoding="utf-8")
+    for f in dataclasses.fields(FeDepthParameters):
+        name, about = f.name.replace("_", "-"), f.metadata
+        row = f"| `{name}` | `{json.dumps(f.default)}` | {about['symbol']} | {about['help']} |"
+        assert row in page, f"put this row into docs/fedepth.md:\n{row}"
+    (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    check_run(files.parse_table(RunFile, tomllib.loads(block), source="fedepth.md"))
+
+
+def test_files_page_names_every_method() -> None:
+    """Also those that are put over another."""
+    page = (DOCS / "files.md").read_text(encoding="utf-8")
+    assert [name for name in methods.names() if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("cls", get_args(messages.Message), ids=lambda cls: cls.__name__)
