@@ -91,13 +91,15 @@ def _run(workdir: Path) -> int:
         faults.in_round(order.round)
         faults.point("worker.start")
         os.environ["OMP_NUM_THREADS"] = str(order.threads)  # read once, when torch is loaded
-        from edge_client import assignment
+        from edge_client import assignment, calibration
 
         faults.point("worker.loaded")
         try:
             assignment.carry_out(order, workdir)
         except assignment.DeclinedError as error:
             return _refuse(workdir, _DECLINED, error.code, str(error))
+        except assignment.CalibrationNeededError as needed:
+            calibration.become(needed.job, workdir)
     except DiskFullError as error:
         return _refuse(workdir, _DISK, "disk_full", str(error))
     except MachineError as error:

@@ -53,6 +53,8 @@ class Settings:
     max_steps: int | None = None  # of all phases together; they share it, and each has one at least
     buffered: bool = False  # outputs of frozen units are kept in `folder` for the length of a phase
     folder: Path | None = None  # for files that may vanish
+    channels_last: bool = False
+    dtype: str = 'fp32'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
