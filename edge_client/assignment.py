@@ -61,10 +61,9 @@ _log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
+_BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
 _AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
-_BASE_SLACK_BYTES = 6 * 10**6  # between two processes that do the same
-_BASE_STEP_BYTES = 16 * 10**6
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
 
 
@@ -195,16 +194,14 @@ class _Work:
             to_channels_last(self.model)
 
     def _base(self, rows: ModelRows | None) -> int:
-        """What the process takes before it trains: as the rows say, so that every repeat makes the same plan.
+        """What the process takes before it trains.
 
-        Data in memory comes on top. Where the truth is clearly above that, it counts, roughly, for the same reason.
+        In steps above what the rows say, so that every repeat makes the same plan, whatever a page more or less.
         """
-        measured = meter.rss_bytes()
         known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
         known += self.train_data.held_bytes + self.test_data.held_bytes
-        if measured <= known + _BASE_SLACK_BYTES:
-            return known
-        return -(-measured // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
+        above = max(0, meter.rss_bytes() - known)
+        return known + -(-above // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
 
     def _begin_allowance(self) -> None:
         """The process is warm: what it uses from now on is training."""

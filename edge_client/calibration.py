@@ -2,8 +2,8 @@
 
 A process of its own, because torch's profiler leaves tens of megabytes behind. It trains real steps on random samples
 at two small batches through the same loop and the same method as a worker, and reads every allocation from the
-profiler: the whole model at once, each block as a group of its own where the method trains by groups, and a pass without
-gradients; once for each kind of recomputation. What libraries take beside torch is measured on a whole step.
+profiler: the whole model at once, each block as a group of its own where the method trains by groups, and a pass
+without gradients; once for each kind of recomputation. What libraries take beside torch is measured on a whole step.
 
 Covers: the measurement, its process, the key under which rows are kept. Does not cover: what follows from rows
 (`planning.cost`). The numbers are those of this machine's kind and torch; another machine's rows are a good guess.
@@ -20,6 +20,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -530,11 +531,14 @@ def _above(lines: Sequence[Line], floor: Line) -> Lines:
     return envelope(minus(line, floor) for line in lines)
 
 
+_clock: list[float] = []  # processor time at each mark: a busy machine does not make a unit slower
+
+
 def _mark(name: str) -> None:
     from torch.autograd.profiler import record_function
 
     with record_function(_PREFIX + name):
-        pass
+        _clock.append(time.thread_time())
 
 
 def _marker(name: str) -> Callable[[Tensor], None]:
@@ -547,6 +551,7 @@ def _profiled() -> Iterator[_Trace]:
     from torch.autograd import profiler
 
     trace = _Trace()
+    _clock.clear()
     with profiler.profile(profile_memory=True) as profile:
         yield trace
     found = []
@@ -563,7 +568,7 @@ def _profiled() -> Iterator[_Trace]:
         if num_bytes > 0:
             moments.append(live)
         if mark:
-            trace.add(mark, live, moments, at / 1e9)
+            trace.add(mark, live, moments, _clock[len(trace.marks)])
             moments = []
 
 

@@ -130,4 +130,4 @@ def _refuse(workdir: Path, code: int, name: str, detail: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    guard.end(main())

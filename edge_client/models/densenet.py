@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.models.contract import Staged
+from edge_client.models.recompute import Fusible
 from edge_client.models.resnet import convolution, image_stem
 from edge_client.models.slicing import CHANNELS, FULL, WHOLE, Axis, SliceSpec, inner_axes
 
@@ -112,7 +113,7 @@ def _head(channels: int, num_classes: int) -> nn.Sequential:
     )
 
 
-class _Layer(nn.Module):
+class _Layer(Fusible):
     """norm-ReLU-1x1-norm-ReLU-3x3; what it makes comes behind what it was given."""
 
     def __init__(self, in_channels: int, between: int, growth: int) -> None:
@@ -124,6 +125,6 @@ class _Layer(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.conv1(self.relu(self.norm1(x)))
-        out = self.conv2(self.relu(self.norm2(out)))
+        (out,) = self.norm_relu_conv(x, self.norm1, self.relu, self.conv1)
+        (out,) = self.norm_relu_conv(out, self.norm2, self.relu, self.conv2)
         return torch.cat((x, out), dim=1)

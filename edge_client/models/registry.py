@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -166,8 +167,8 @@ _MODELS = {
 
 
 def names() -> list[str]:
-    """All built-in models, sorted."""
-    return sorted(_MODELS)
+    """All built-in models, sorted, with numbers in their order."""
+    return sorted(_MODELS, key=lambda name: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", name)])
 
 
 def options_type(name: str) -> type:

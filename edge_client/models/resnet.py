@@ -130,7 +130,7 @@ class _Block(Fusible):
         return summed
 
 
-class _Bottleneck(nn.Module):
+class _Bottleneck(Fusible):
     """1x1, 3x3 and 1x1 convolution, each with its norm, added to the input or to its projection, then ReLU."""
 
     def __init__(
@@ -150,9 +150,9 @@ class _Bottleneck(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.relu(self.norm1(self.conv1(x)))
-        out = self.relu(self.norm2(self.conv2(out)))
-        out = self.norm3(self.conv3(out))
+        (out,) = self.norm_relu_conv(self.conv1(x), self.norm1, self.relu, self.conv2)
+        (out,) = self.norm_relu_conv(out, self.norm2, self.relu, self.conv3)
+        out = self.norm3(out)
         out = out + (x if self.shortcut is None else self.shortcut(x))
         summed: Tensor = self.relu(out)
         return summed

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from edge_client.errors import InputError
 from edge_client.methods.base import Batch, Job, Phase, PlainClient, Term
-from edge_client.models import registry
+from edge_client.models import registry, slicing
 from edge_client.models.contract import Model, from_sequential
+from edge_client.models.densenet import densenet
 from edge_client.training.loop import Settings, generator, train
 from edge_client.training.objectives import cross_entropy
 
@@ -30,12 +31,18 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _built(name: str, **options: object) -> Callable[[], Model]:
+def _built(name: str, cut: str = "full", **options: object) -> Callable[[], Model]:
     def build() -> Model:
         torch.manual_seed(1)
-        return registry.build(name, input_shape=SHAPE, num_classes=5, options=options)
+        return registry.build(name, input_shape=SHAPE, num_classes=5, options=options, cut=slicing.parse(cut))
 
     return build
+
+
+def _dense() -> Model:
+    torch.manual_seed(1)
+    layers = densenet(SHAPE, 5, layers=(2, 1), growth=4, base_width=6, small_stem=True)
+    return from_sequential(layers, input_shape=SHAPE)
 
 
 def _users() -> Model:
@@ -60,7 +67,12 @@ PRERESNETS = {
     for shortcut in ("conv", "pad")
     for track in (True, False)
 }
-FUSIBLE = {**PRERESNETS, "resnet10": _built("resnet10", base_width=8, small_stem=True)}
+FUSIBLE = {
+    **PRERESNETS,
+    "resnet10": _built("resnet10", base_width=8, small_stem=True),
+    "bottlenecks": _built("resnet50", "depth:2.1.1.1", base_width=4, small_stem=True),
+    "densenet": _dense,
+}
 MODELS = {
     **FUSIBLE,
     "vit": _built("vit-t-16", patch=4, width=16, heads=2, depth=2),

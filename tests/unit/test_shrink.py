@@ -19,10 +19,16 @@ WORKLOAD = Workload(batch=64)
 PLAN = TrainingPlan(microbatch=64, budget_bytes=10**9, predicted_bytes=10**9, training_bytes=10**9 - BASE)
 
 
-def _rows(*layers: nn.Module) -> ModelRows:
+def _rows(*layers: nn.Module, input_shape: tuple[int, ...] = (1000,)) -> ModelRows:
     torch.manual_seed(0)
-    model: Model = from_sequential(nn.Sequential(*layers), input_shape=(1000,))
+    model: Model = from_sequential(nn.Sequential(*layers), input_shape=input_shape)
     return rows_from_shapes(model, channels_last=False)
+
+
+def _convolutions() -> ModelRows:
+    """Many activations, few parameters: every sample counts."""
+    head = nn.Sequential(nn.Flatten(), nn.Linear(4096, 2))
+    return _rows(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), head, input_shape=(1, 32, 32))
 
 
 def _request(rows: ModelRows, room: int, ceiling: int | None = None) -> Request:
@@ -35,12 +41,12 @@ def _request(rows: ModelRows, room: int, ceiling: int | None = None) -> Request:
 
 def test_the_largest_smaller_microbatch_that_fits_is_taken_to_the_byte() -> None:
     """The room is what 8 samples need: 8; one byte less, or the same as a ceiling: 4; then nothing else has changed."""
-    rows = _rows(nn.Linear(1000, 500), nn.Linear(500, 10))
-    needed = {size: training_bytes(rows, WORKLOAD, Shape(microbatch=size)) for size in (64, 8, 4, 1)}
+    rows = _convolutions()
+    needed = {size: training_bytes(rows, WORKLOAD, Shape(microbatch=size)) for size in (8, 4, 1)}
     found = shrink(_request(rows, needed[8]), PLAN)
     expected = {"budget_bytes": BASE + needed[8], "predicted_bytes": BASE + needed[8], "training_bytes": needed[8]}
     assert found == replace(PLAN, microbatch=8, **expected)
-    for request in (_request(rows, needed[8] - 1), _request(rows, needed[64], needed[8])):
+    for request in (_request(rows, needed[8] - 1), _request(rows, 10**9, needed[8])):
         smaller = shrink(request, PLAN)
         assert smaller is not None
         assert (smaller.microbatch, smaller.training_bytes) == (4, needed[4])
@@ -49,7 +55,7 @@ def test_the_largest_smaller_microbatch_that_fits_is_taken_to_the_byte() -> None
 
 def test_it_is_smaller_even_if_the_plan_itself_would_fit() -> None:
     """Whoever asks knows that it does not; a plan of one sample has nothing below it."""
-    rows = _rows(nn.Linear(1000, 500), nn.Linear(500, 10))
+    rows = _convolutions()
     half = shrink(_request(rows, 10**9), PLAN)
     assert half is not None
     assert half.microbatch == 32
@@ -59,6 +65,7 @@ def test_it_is_smaller_even_if_the_plan_itself_would_fit() -> None:
 def test_no_microbatch_is_smaller_than_the_model_can_train_on() -> None:
     """BatchNorm over one value per channel needs two samples: 2 is there, 1 is not."""
     rows = _rows(nn.Linear(1000, 500), nn.BatchNorm1d(500), nn.Linear(500, 10))
+    assert rows.min_batch == 2
     two = training_bytes(rows, WORKLOAD, Shape(microbatch=2))
     found = shrink(_request(rows, two), PLAN)
     assert found is not None

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import InputError, NoSuchNameError
+from edge_client.files import parse_table
 from edge_client.models import registry, slicing
 from edge_client.models.adopted import adopt
 from edge_client.models.anchors import anchors
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.slicing import FULL, SliceSpec, index_map, parse, shorten, take
 from edge_client.params import IndexMap
+from edge_client.run_file import RunFile
+from edge_client.run_model import Recipe
+from edge_client.task import Task
 
 Options = dict[str, Any]
 
@@ -312,6 +316,22 @@ def test_a_users_own_model_has_slices_of_its_depth() -> None:
     assert [unit.stage for unit in small.units] == [0, 1, 3, 5]
     assert small.state_dict().keys() == state.keys()
     assert torch.equal(small(x), expected)
+
+
+def test_the_model_of_a_run_is_made_as_a_slice() -> None:
+    """Built in or of a task: resnet26 as resnet10, and the task's model without its second block."""
+    common = {"name": "r", "classes": ["a", "b"]}
+    section = {"name": "resnet26", "input": [3, 32, 32], "base-width": 2}
+    built_in = Recipe(run=parse_table(RunFile, {**common, "model": section}, source="test"))
+    cut = parse("depth:1.1.1.1")
+    assert [unit.name for unit in built_in.build((3, 32, 32), cut).units[1:-1]] == [
+        f"stage{stage}_block1" for stage in (1, 2, 3, 4)
+    ]
+    assert sum(built_in.parameter_sizes(cut)) < sum(built_in.parameter_sizes())
+    task = Task(model=lambda num_classes: _task_model(), train_data=lambda device: None, units=UNITS)
+    own = Recipe(run=parse_table(RunFile, {**common, "task": {"name": "mine"}}, source="test"), task=task)
+    assert own.build((3,), parse("depth:1.0.1.1")).order == ("first", "body.0", "body.2", "body.3", "last")
+    assert own.build((3,)).order == tuple(UNITS)
 
 
 def test_a_users_own_model_has_no_slices_of_its_width() -> None:
