@@ -16,9 +16,9 @@ from coordinator.run_commands import check_run
 from edge_client import errors, files, records
 from edge_client.data import registry as data
 from edge_client.identity import Bundle
-from edge_client.models import registry as models
 from edge_client.methods import registry as methods
 from edge_client.methods.parameters import FeDepthParameters
+from edge_client.models import registry as models
 from edge_client.run_file import RunFile
 from edge_client.wire import messages
 from edge_client.wire.topics import Topics

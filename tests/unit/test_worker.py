@@ -18,10 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from edge_client import assignment, notes, worker
 from coordinator import aggregator
 from coordinator.intake import Expected, check_header
-from edge_client import assignment, worker
+from edge_client import assignment, notes, worker
 from edge_client.data.sources import open_data
 from edge_client.files import DataSection, parse_table
 from edge_client.methods import registry as methods
