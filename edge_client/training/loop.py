@@ -121,10 +121,11 @@ class _Training:
         self._in_force = in_force
         self._plan: TrainingPlan | None = None  # that the client has not been told yet
         self._shared: dict[str, Optimizer] = {}
+        self._done: set[str] = set()  # phases
         self._set_schedule()
 
     def _set_schedule(self) -> None:
-        phases = self.client.phases()
+        phases = [phase for phase in self.client.phases() if phase.name not in self._done]
         most = self.settings.max_steps
         num_batches = math.ceil(len(self.data) / self.settings.batch)
         steps = _allot(phases, num_batches, None if most is None else most - self.steps)
@@ -144,7 +145,8 @@ class _Training:
                     continue
                 step = _Step(self.model, self.client, phase, params, take, self.data.labels[chosen])
                 self._note(step.run(chosen, optimizer, self.settings))
-        if self._plan is not None:
+        self._done.add(phase.name)
+        if self._plan is not None and self.schedule:
             self.client.replan(self._plan)
             if self._in_force is not None:
                 self._in_force(self._plan)
