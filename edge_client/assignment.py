@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_client import durable, faults, notes
 from edge_client.allowance import Allowance
@@ -61,6 +61,7 @@ _log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
+_KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
 _BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
 _AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
@@ -214,7 +215,7 @@ class _Work:
         self._note_trial()
         self.model.recompute = training_plan.recompute
         self.allowance.begin()
-        self._limit(_LIMIT_SLACK_BYTES)
+        self._limit(self._slack_bytes())
         load_weights(self.model, self._part("model"))
         self.extra = read_extra(self._part("model"))
         client = self.method.client()
@@ -307,6 +308,11 @@ class _Work:
             detail = f"a worker uses {used} before it trains, the budget is {budget}; see limits.memory"
             raise DeclinedError("nothing_fits", detail)
 
+    def _slack_bytes(self) -> int:
+        """What may be reserved and is hardly used, such as code made for each convolution and size of batch."""
+        num_convs = sum(isinstance(part, nn.modules.conv._ConvNd) for part in self.model.modules())
+        return _LIMIT_SLACK_BYTES + num_convs * _KERNEL_BYTES
+
     def _limit(self, slack_bytes: int) -> None:
         self.allowance.limit(slack_bytes)
 
@@ -334,7 +340,7 @@ class _Work:
             return
         self.plan = plan
         self.model.recompute = plan.recompute
-        self.allowance.shrink(plan.budget_bytes, _LIMIT_SLACK_BYTES)
+        self.allowance.shrink(plan.budget_bytes, self._slack_bytes())
         self._note_trial()
 
     def _replan(self, budget_bytes: int) -> TrainingPlan | None:
