@@ -1,4 +1,4 @@
-"""The store on SQLite: WAL, synchronous=FULL, one writer."""
+"""The store on SQLite: WAL, synchronous=FULL (simulations: OFF), one writer."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def _disk_errors(what: str) -> Iterator[None]:
         raise MachineError(f"{what}: {error}; restore a backup of the state directory") from error
 
 
-def _open_database(path: Path) -> sqlite3.Connection:
-    """Open a SQLite file with the settings that survive a power cut, used by one thread."""
+def _open_database(path: Path, *, sync: bool = True) -> sqlite3.Connection:
+    """Open a SQLite file, used by one thread; with `sync` what is committed survives a power cut."""
     connection = sqlite3.connect(path, isolation_level="IMMEDIATE")
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'OFF'}")
     connection.execute("PRAGMA foreign_keys=ON")
     os.chmod(path, 0o600)
     return connection
@@ -139,9 +139,10 @@ def _commit(connection: sqlite3.Connection, *, point: str) -> None:
 class SqliteStore:
     """Implements `coordinator.store.base.Store`; used by one thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, sync: bool = True) -> None:
+        """Without `sync` (simulations) a commit survives the end of this process, but not a power cut."""
         with _disk_errors(f"cannot open {path}"):
-            self._db = _open_database(path)
+            self._db = _open_database(path, sync=sync)
             self._db.row_factory = sqlite3.Row
             self._prepare()
 
