@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import intake, rounds
-from coordinator.aggregation import Aggregation, Answer
 from coordinator.eligibility import Obstacle, obstacle
+from coordinator.job_child import Answer, JobChild
 from coordinator.roster import Roster
 from coordinator.rounds import RunMachine
 from coordinator.stopping import learning_rate
@@ -57,7 +57,7 @@ class Conductor:
         blobs: BlobStore,
         uploads: Uploads,
         downloads: Downloads,
-        aggregation: Aggregation,
+        aggregation: JobChild,
         send: Send,
         announce: Callable[[dict[str, Any]], None],
         roster: Roster,

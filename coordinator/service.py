@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator import snapshot
-from coordinator.aggregation import Aggregation
 from coordinator.broker import DeviceAccess, EmbeddedBroker
 from coordinator.commands import Commands
 from coordinator.conductor import Conductor
 from coordinator.control import ControlServer
+from coordinator.job_child import AGGREGATOR, JobChild
 from coordinator.roster import Roster
 from coordinator.store.base import DeviceRow, Store
 from coordinator.transfers import Arrived, Downloads, Uploads
@@ -99,7 +99,7 @@ class Service:
         self.federation = store.federation(secrets.token_hex(6))
         self.topics = Topics(self.federation)
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
-        self._aggregation = Aggregation()
+        self._aggregation = JobChild(AGGREGATOR)
         self._stopping = self._begun = self._was_connected = False
         self.paused = ""
         self._transport: Transport | None = None

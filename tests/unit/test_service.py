@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rows import PROFILE, device_row, evaluation_row, lease_row, model_row, round_row, run_file, run_row, update_row
 
-from coordinator import aggregation
+from coordinator import job_child
 from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
 from coordinator.commands import Commands
 from coordinator.service import Service, ServiceOptions
@@ -55,7 +55,7 @@ def aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         return real([sys.executable, "-c", _CHILD], **options)
 
-    monkeypatch.setattr(aggregation.subprocess, "Popen", start)
+    monkeypatch.setattr(job_child.subprocess, "Popen", start)
 
 
 class Site:
