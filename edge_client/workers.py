@@ -24,7 +24,7 @@ from edge_client.records import Count, Hash, Matches, WorkOrder, check_value, fr
 from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.wire.messages import Assign
 
-__all__ = ["COMMAND", "Worker", "done", "finished_update", "settle_method_state", "start"]
+__all__ = ["COMMAND", "Worker", "done", "ended", "finished_update", "settle_method_state", "start", "write_order"]
 
 COMMAND = (sys.executable, "-m", "edge_client.worker")  # the folder follows
 _GRACE_S = 5.0
@@ -46,6 +46,30 @@ def start(
     command: Sequence[str] = COMMAND,
 ) -> Worker:
     """Start the worker of an assignment in its folder."""
+    write_order(
+        assign,
+        folder=folder,
+        parts=parts,
+        device=device,
+        device_file=device_file,
+        budget_bytes=budget_bytes,
+        method_state=method_state,
+    )
+    return Worker(assign.lease, folder, command)
+
+
+def write_order(
+    assign: Assign,
+    *,
+    folder: Path,
+    parts: Mapping[str, str],
+    device: str,
+    device_file: Mapping[str, Any],
+    budget_bytes: int,
+    training_budget_bytes: int | None = None,
+    method_state: Path,
+) -> None:
+    """Make the folder of an assignment with all that a worker is told."""
     durable.make_dir(folder)
     durable.make_dir(method_state)
     order = WorkOrder(
@@ -60,13 +84,13 @@ def start(
         threads=assign.threads,
         plan=assign.plan,
         budget_bytes=budget_bytes,
+        training_budget_bytes=training_budget_bytes,
         device=device,
         parts=parts,
         device_file=device_file,
         method_state=str(method_state),
     )
     (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
-    return Worker(assign.lease, folder, command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,22 +154,7 @@ class Worker:
 
     def _ended(self) -> Event:
         os.close(self.progress_fd)
-        code = self._process.wait()
-        finished = finished_update(self._folder) if code == 0 else None
-        return done(self.lease, finished) if finished else self._failure(code)
-
-    def _failure(self, code: int) -> WorkerFailed:
-        told = _read_json(self._folder / "error.json") or {}
-        kind = {_EXIT_OVER_BUDGET: "over_budget", _EXIT_DISK_FULL: "disk_full"}.get(code, "crashed")
-        detail = str(told.get("detail", f"the worker ended with exit code {code}"))
-        final = code in (_EXIT_OVER_BUDGET, _EXIT_DECLINED)
-        return WorkerFailed(
-            lease=self.lease,
-            code=_declined_code(told) if code == _EXIT_DECLINED else kind,
-            detail=_sendable(detail, 2000),
-            log=_last_lines(self._folder / "log.txt"),
-            final=final,
-        )
+        return ended(self.lease, self._folder, self._process.wait())
 
     def warnings(self) -> list[str]:
         """What its log warns of at the end, such as images that cannot be read; the log goes with the lease."""
@@ -178,6 +187,23 @@ class Worker:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
         os.close(self.progress_fd)
+
+
+def ended(lease: str, folder: Path, code: int) -> Event:
+    """What a worker that ended with this exit code has made of its assignment."""
+    finished = finished_update(folder) if code == 0 else None
+    if finished is not None:
+        return done(lease, finished)
+    told = _read_json(folder / "error.json") or {}
+    kind = {_EXIT_OVER_BUDGET: "over_budget", _EXIT_DISK_FULL: "disk_full"}.get(code, "crashed")
+    detail = str(told.get("detail", f"the worker ended with exit code {code}"))
+    return WorkerFailed(
+        lease=lease,
+        code=_declined_code(told) if code == _EXIT_DECLINED else kind,
+        detail=_sendable(detail, 2000),
+        log=_last_lines(folder / "log.txt"),
+        final=code in (_EXIT_OVER_BUDGET, _EXIT_DECLINED),
+    )
 
 
 def done(lease: str, update: Finished) -> WorkerDone:

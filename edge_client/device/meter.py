@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 
-__all__ = ["data_bytes", "is_out_of_memory", "peak_rss_bytes", "rss_bytes"]
+__all__ = ["data_bytes", "is_out_of_memory", "peak_rss_bytes", "reset_peak", "rss_bytes"]
 
 # how torch's CPU allocator and oneDNN say that memory is out; there is no exception type of their own for it
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory", "out of memory")
@@ -29,6 +29,16 @@ def rss_bytes() -> int:
 def peak_rss_bytes() -> int:
     """Largest RSS since the process began."""
     return _status_bytes("VmHWM")
+
+
+def reset_peak() -> bool:
+    """Let the peak begin anew from what is used now; False where the system does not do it."""
+    try:
+        with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+            file.write("5")
+    except OSError:
+        return False
+    return True
 
 
 def data_bytes() -> int:
