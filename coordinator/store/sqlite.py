@@ -411,14 +411,22 @@ class SqliteStore:
 
     # updates
 
-    def save_update(self, update: UpdateRow | None, evaluation: EvaluationRow | None, lease_id: str) -> None:
-        """The update's row, its evaluation and its lease's end, together."""
+    def save_update(
+        self,
+        update: UpdateRow | None,
+        evaluation: EvaluationRow | None,
+        lease_id: str,
+        traffic: Mapping[str, tuple[int, int]] = {},
+    ) -> None:
+        """The update's row, its evaluation, its lease's end and what travelled for it, together."""
         with self._transaction("update") as db:
             if update is not None:
                 self._insert("update_", update)
             if evaluation is not None:
                 self._put_evaluation(db, evaluation)
             db.execute("UPDATE lease SET state = 'stored', code = '', detail = '' WHERE id = ?", (lease_id,))
+            for (run_id,) in db.execute("SELECT run FROM lease WHERE id = ?", (lease_id,)).fetchall():
+                _add_traffic(db, run_id, traffic)
 
     def _put_evaluation(self, db: sqlite3.Connection, evaluation: EvaluationRow) -> None:
         key = (evaluation.run, evaluation.version, evaluation.device)
@@ -540,11 +548,7 @@ class SqliteStore:
     def add_traffic(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
         """Count what travelled, as published: device -> (bytes up, bytes down)."""
         with self._transaction("traffic") as db:
-            db.executemany(
-                """INSERT INTO traffic VALUES (?1, ?2, ?3, ?4)
-                   ON CONFLICT (run, device) DO UPDATE SET up = up + ?3, down = down + ?4""",
-                [(run_id, device, up, down) for device, (up, down) in moved.items()],
-            )
+            _add_traffic(db, run_id, moved)
 
     def traffic(self, run_id: str) -> dict[str, tuple[int, int]]:
         """Device -> (bytes up, bytes down)."""
@@ -583,6 +587,14 @@ class SqliteStore:
     def close(self) -> None:
         """Close the database."""
         self._db.close()
+
+
+def _add_traffic(db: sqlite3.Connection, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
+    db.executemany(
+        """INSERT INTO traffic VALUES (?1, ?2, ?3, ?4)
+           ON CONFLICT (run, device) DO UPDATE SET up = up + ?3, down = down + ?4""",
+        [(run_id, device, up, down) for device, (up, down) in moved.items()],
+    )
 
 
 def _to_column(value: Any) -> Any:

@@ -89,7 +89,7 @@ class Site:
         )
         with contextlib.ExitStack() as opened:
             opened.callback(service._aggregation.close)
-            service._begin(opened)
+            service.begin(opened)
             self.service = service
             yield service
 
