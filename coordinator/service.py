@@ -136,7 +136,11 @@ class Service:
                     self._wait_for_space(control, retry_s)
         finally:
             control.close()
-            self._aggregation.close()
+            self.close()
+
+    def close(self) -> None:
+        """End the aggregator."""
+        self._aggregation.close()
 
     def _wait_for_space(self, control: ControlServer, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -396,6 +400,11 @@ class Service:
     def _announce(self, what: dict[str, object]) -> None:
         if self._transport is not None:
             self._transport.publish(self.topics.announcement, json.dumps(what).encode(), retain=True)
+
+    @property
+    def test_data(self) -> str:
+        """The npz file that `evaluate.on = "simulate"` means; empty outside of simulations."""
+        return self._options.test_data
 
     @property
     def broker_is_external(self) -> bool:
