@@ -14,6 +14,7 @@ from coordinator import launch, tables
 from coordinator.cli_devices import add_device_verbs
 from coordinator.cli_options import formatted, show, verb
 from coordinator.cli_runs import add_run
+from coordinator.cli_simulate import add_simulate
 from coordinator.cli_state import add_verbs
 from edge_client import __version__
 from edge_client.errors import FedfitError
@@ -31,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(nouns)
     add_device_verbs(nouns)
     add_run(nouns)
+    add_simulate(nouns)
     add_verbs(nouns)
     return parser
 

@@ -2,7 +2,7 @@
 
     run.toml       the resolved run file; a run is finished or resumed only with the same one
     rounds.jsonl   one line per round, as soon as its model was judged
-    state/         of the coordinator and its virtual devices, while the run is not finished
+    state/, data/  of the coordinator and its virtual devices, while the run is not finished
     result.json    what the command prints, and model.bin, the last model: the run is finished
 
 Covers: these files, and whether a folder may be used. Does not cover: what is written into them (`simulation`).
@@ -23,10 +23,12 @@ from edge_client.errors import ConflictError, InputError
 from edge_client.files import to_table
 from edge_client.run_file import RunFile, load_run_file
 
-__all__ = ["RunDirectory"]
+__all__ = ["DATA", "LOG", "RunDirectory"]
 
 Json = dict[str, Any]
 
+DATA = "data"  # a folder beside the run file: what the devices share, while there is something to train
+LOG = "log.txt"  # in `state`
 _MAX_TOLD = 5  # differences
 
 
@@ -49,7 +51,7 @@ class RunDirectory:
         with durable.disk_errors(f"cannot look at {self.path}"):
             if self._run.exists():
                 self._check_same(file)
-            elif self.path.exists() and any(self.path.iterdir()):
+            elif self.path.exists() and {entry.name for entry in self.path.iterdir()} - {DATA, self.state.name}:
                 raise ConflictError(f"{self.path} is not empty and holds no simulation; name another folder with --out")
             return json.loads(self._result.read_bytes()) if self._result.exists() else None
 

@@ -89,8 +89,12 @@ class Service:
         ca: str | None,
         connect: Callable[[Callable[[Event], None]], Transport],
         options: ServiceOptions,
+        aggregation: JobChild | None = None,
     ) -> None:
-        """`brokers` and `ca` go into the bundles; `connect` makes the coordinator's own connection."""
+        """`brokers` and `ca` go into the bundles; `connect` makes the coordinator's own connection.
+
+        `aggregation` is an aggregator that outlives this service; without it the service has its own.
+        """
         self._state_dir = state_dir
         self.store = store
         self._broker = broker
@@ -101,7 +105,7 @@ class Service:
         self.federation = store.federation(secrets.token_hex(6))
         self.topics = Topics(self.federation)
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
-        self._aggregation = JobChild(AGGREGATOR)
+        self._aggregation = aggregation or JobChild(AGGREGATOR)
         self._stopping = self._begun = self._was_connected = False
         self.paused = ""
         self._transport: Transport | None = None

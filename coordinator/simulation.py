@@ -18,13 +18,14 @@ import secrets
 import select
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.commands import Commands
+from coordinator.job_child import AGGREGATOR, JobChild
 from coordinator.round_log import RoundLog, budgets_by_name
-from coordinator.run_directory import RunDirectory
+from coordinator.run_directory import LOG, RunDirectory
 from coordinator.service import Service, ServiceOptions
 from coordinator.simulation_data import Prepared
 from coordinator.store.base import DeviceRow, RunRow
@@ -41,7 +42,7 @@ from edge_client.transport.base import Event, Received
 from edge_client.transport.inproc import Hub
 from edge_client.wire.topics import Topics
 
-__all__ = ["Observer", "Setup", "Simulation", "simulate"]
+__all__ = ["Observer", "Processes", "Setup", "Simulation", "simulate"]
 
 Json = dict[str, Any]
 
@@ -72,14 +73,29 @@ class Observer(Protocol):
         """A line of `rounds.jsonl` was written."""
 
 
-def simulate(setup: Setup, pool: WorkerPool, observer: Observer) -> Json:
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """What trains and what aggregates: loaded once for all runs of a command."""
+
+    pool: WorkerPool
+    aggregator: JobChild = field(default_factory=lambda: JobChild(AGGREGATOR))
+
+    def close(self) -> None:
+        """End them all, whatever they are doing."""
+        self.pool.close()
+        self.aggregator.close()
+
+
+def simulate(setup: Setup, processes: Processes, observer: Observer) -> Json:
     """Run it to its end, or go on with it; returns the result, which is in the run's folder as well."""
     directory = RunDirectory(setup.folder)
     directory.begin(setup.file)
     with durable.relaxed(), contextlib.ExitStack() as opened:
-        lock = durable.claim_state_dir(directory.state, kind=STATE_KIND, version=STATE_VERSION, option="--out")
+        lock = durable.claim_state_dir(
+            directory.state, kind=STATE_KIND, version=STATE_VERSION, may_hold=(LOG,), option="--out"
+        )
         opened.callback(os.close, lock)
-        simulation = Simulation(setup, directory, pool, observer, opened)
+        simulation = Simulation(setup, directory, processes, observer, opened)
         simulation.run()
         result = simulation.result()
         directory.finish(result, simulation.model_path)
@@ -93,14 +109,14 @@ class Simulation:
         self,
         setup: Setup,
         directory: RunDirectory,
-        pool: WorkerPool,
+        processes: Processes,
         observer: Observer,
         opened: contextlib.ExitStack,
     ) -> None:
         """What is `opened` is closed by the caller."""
         self._setup = setup
         self._file = setup.file
-        self._pool = pool
+        self._pool = processes.pool
         self._observer = observer
         self._opened = opened
         self._state = directory.state
@@ -124,6 +140,7 @@ class Simulation:
                 simulated=True,
                 test_data=setup.data.path if setup.data is not None else "",
             ),
+            aggregation=processes.aggregator,
         )
         self._devices: list[VirtualDevice] = []
         self._tick_at = 0.0
@@ -168,7 +185,6 @@ class Simulation:
         settle_left(self._state / "devices", self._was_stored)
         if not self._store.devices():
             self._store.add_device(*(_new_row(name) for name in budgets_by_name(self._file)))
-        self._opened.callback(self._service.close)
         self._service.begin(self._opened)
         self._hub.poll()
         self._opened.callback(self._close_devices)
