@@ -55,7 +55,7 @@ from edge_client.training.warmup import warm_up
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
-__all__ = ["CalibrationNeededError", "DeclinedError", "carry_out", "memory_key", "read_state", "write_state"]
+__all__ = ["CalibrationNeededError", "DeclinedError", "Kept", "carry_out", "memory_key", "read_state", "write_state"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,9 +76,28 @@ class DeclinedError(FedfitError):
         self.code = code
 
 
-def carry_out(order: WorkOrder, workdir: Path) -> None:
+class Kept:
+    """What a process that does many assignments opens once: the data of built-in sources, by what names it.
+
+    Nothing that an assignment changes is kept, so that each begins as in a process of its own.
+    """
+
+    def __init__(self) -> None:
+        self._data: dict[str, tuple[Samples, Samples]] = {}
+
+    def data(
+        self, section: DataSection, classes: Sequence[str], shape: Sequence[int], rename: Mapping[str, str]
+    ) -> tuple[Samples, Samples]:
+        """As `open_data`."""
+        key = json.dumps([to_map(section), list(classes), list(shape), dict(rename)], sort_keys=True)
+        if key not in self._data:
+            self._data[key] = open_data(section, classes, shape, rename)
+        return self._data[key]
+
+
+def carry_out(order: WorkOrder, workdir: Path, kept: Kept | None = None) -> None:
     """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
-    work = _Work(order, workdir)
+    work = _Work(order, workdir, kept or Kept())
     work.progress("load", 0, 1, 0.0)
     training_plan = work.load()
     if not (order.train or order.evaluate):
@@ -110,13 +129,15 @@ def _declining(code: str, unknown: str) -> Iterator[None]:
 class _Work:
     """The state of one assignment, from step to step."""
 
-    def __init__(self, order: WorkOrder, workdir: Path) -> None:
+    def __init__(self, order: WorkOrder, workdir: Path, kept: Kept) -> None:
         self.order = order
         self.workdir = workdir
+        self.kept = kept
         self.progress = _Progress()
         self.started = time.monotonic()
         torch.set_num_threads(order.threads)
-        torch.set_num_interop_threads(1)
+        if torch.get_num_interop_threads() != 1:  # it can be set once in a process
+            torch.set_num_interop_threads(1)
         settings = _read_json(self._part("run"))
         self.run: RunFile = from_map(RunFile, settings, where="run")
         self.sent_rows = sent_rows(settings)
@@ -450,7 +471,9 @@ class _Work:
             if section is None or not section.source:
                 raise DeclinedError("no_data", "this device has no data; name it in the data section of device.toml")
             assert run.model is not None
-            self.train_data, self.test_data = open_data(section, run.classes, run.model.input, self.device.rename)
+            self.train_data, self.test_data = self.kept.data(
+                section, run.classes, run.model.input, self.device.rename
+            )
             source = f"data source {section.source!r}"
         only_evaluates = self.order.evaluate and not self.order.train
         if not only_evaluates and len(self.train_data) == 0:
