@@ -278,7 +278,11 @@ class _Work:
     def _build_another(self, purpose: str) -> Model:
         """A model of this kind with random weights of its own; `begin` seeds the global generators afterwards."""
         self._seed("model", purpose)
-        return self.recipe.build(self.train_data.shape)
+        model = self.recipe.build(self.train_data.shape)
+        if self.fitting.rows.channels_last:
+            to_channels_last(model)
+        model.recompute = self.plan.recompute
+        return model
 
     @contextmanager
     def _fitting(self, what: str) -> Iterator[None]:
