@@ -6,6 +6,7 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
     job     fields                                   answer
     init    run, task, start, out                    sha256, length: the first model of a run and the tensors of its
                                                      method, functions of its seed, or those of the model `start`
+    calibrate run, task                              rows: what each unit of the model costs (`edge_client.calibration`)
     encode  model, codec, out                        sha256, length: the same tensors as they travel
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, out    sha256, length: the next model
@@ -80,6 +81,14 @@ class InitJob:
     task: str | None = None  # path of the task's source
     start: str | None = None  # a model whose tensors are taken instead of random ones
     out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateJob:
+    """Measure the model of a run, for devices that need not do it then."""
+
+    run: RunFile
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +204,23 @@ def _has_extras(table: Sequence[TableRow], start: ContainerReader) -> bool:
     """Whether the start has all of the method's tensors; those of another method, or of none, are made anew."""
     came = {entry.name: tuple(entry.shape) for entry in start.header.entries}
     return all(came.get(name) == tuple(shape) for name, _, shape in table if name.startswith(EXTRA_PREFIX))
+
+
+def _calibrate(job: CalibrateJob) -> Reply:
+    """Rows, or none where the shape of a sample is known to the devices alone, or this machine cannot measure it."""
+    from edge_client.calibration import calibrated, job_for
+    from edge_client.methods import registry
+
+    shape = _recipe(job.run, job.task).input_shape
+    if shape is None:
+        return {"rows": None}
+    wanted = job_for(job.run, registry.plan_rules(job.run.method.name, job.run.method.parameters), shape, task=job.task)
+    try:
+        rows = calibrated(wanted, durable.cache_dir())
+    except MachineError as error:
+        _log.warning("devices will measure the model themselves: %s", error)
+        return {"rows": None}
+    return {"rows": records.to_map(rows)}
 
 
 def _recipe(run: RunFile, task: str | None) -> Recipe:
@@ -390,6 +416,7 @@ def _in_order(folded: Iterator[tuple[str, Tensor]], table: Sequence[TableRow]) -
 
 _JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
     "init": (InitJob, _init),
+    "calibrate": (CalibrateJob, _calibrate),
     "encode": (EncodeJob, _encode),
     "check": (CheckJob, _check),
     "fold": (FoldJob, _fold),
@@ -431,4 +458,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    guard.end(main())

@@ -115,15 +115,21 @@ def described(help_text: str, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSection:
-    source: Annotated[str, Matches(r"[a-z0-9-]{0,32}")] = described(
-        "digits, idx, npz, csv or image-folder; without it only tasks find the data", ""
+    source: Annotated[str, Matches(r"(?s)[a-z0-9-]{0,32}(:.{0,2000})?")] = described(
+        "digits, idx, npz, csv, image-folder, cifar10, cifar100, fashion-mnist or har; SOURCE:PATH is short for source "
+        "and train; without it only tasks find the data",
+        "",
     )
     train: Text = described("path of the training data", "")
     test: Text = described("path of the test data", "")
     test_fraction: Annotated[float, Between(0, 0.9)] = described(
         "part of the training data kept for tests, if no test", 0.2
     )
-    partition: Text = described("this device's part of a shared data set: iid or dirichlet:ALPHA", "")
+    partition: Text = described(
+        "how a shared data set is divided among its devices: iid, dirichlet:ALPHA, balanced-dirichlet:ALPHA, "
+        "pathological:LABELS, key, key:NAME or file:PATH",
+        "",
+    )
     part: tuple[Count, Positive] = described("which part of how many, such as [0, 4]", (0, 1))
     seed: Count = described("seed of the partition, the same on all its devices", 1)
 
@@ -134,6 +140,11 @@ class LimitsSection:
         "what a worker process may use; auto: from this device's free memory", None
     )
     disk: Bytes = described("what fedfit may keep on disk", 4 * 10**9)
+    calibrate: bool = described(
+        "whether this device may measure a model that it has not seen, once, beside its budget's plan; otherwise it "
+        "plans with the coordinator's measurement",
+        True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,9 +58,13 @@ def _problem(place: Path) -> str:
 def _paths(device: DeviceFile) -> Iterator[tuple[str, Path]]:
     """Everything in the file that must be there; what only a task reads may be anything that is no absolute path."""
     if device.data is not None:
-        for key, place in (("train", device.data.train), ("test", device.data.test)):
-            if place.startswith("/") or (place and device.data.source):
+        section = data.located(device.data)
+        for key, place in (("train", section.train), ("test", section.test)):
+            if place.startswith("/") or (place and section.source):
                 yield f"data.{key}", Path(place)
+        partition = data.parse_partition(section.partition)
+        if partition.kind == "file":
+            yield "data.partition", Path(partition.name)
     for name, place in device.tasks.items():
         yield f"tasks.{name}", _file_of(place)
 

@@ -31,9 +31,12 @@ class MethodSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
     name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = described(
-        "a built-in model: small-cnn, mlp, preresnet20, resnet10 (14, 18, 22, 26, 34), vit-t-16, vit-s-8 (9 to 12)"
+        "a built-in model: small-cnn, mlp, har-cnn, preresnet20, resnet10 to resnet152, densenet121 to densenet201, "
+        "vit-t-16, vit-s-8 to vit-s-12, har-transformer (coordinator models list)"
     )
-    input: tuple[Annotated[int, Between(1, 65536)], ...] = described("shape of one sample: channels, height, width")
+    input: tuple[Annotated[int, Between(1, 65536)], ...] = described(
+        "shape of one sample: channels, height, width; of sensors channels, length"
+    )
     init: Init = described(_INIT_HELP, "random")
     options: Options = described("the model's own options", dict)
 

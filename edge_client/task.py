@@ -24,6 +24,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from edge_client.data.registry import located
 from edge_client.device import meter
 from edge_client.errors import FedfitError, InputError
 from edge_client.files import DataSection
@@ -195,6 +196,7 @@ def load_task(place: str) -> Task:
 def data_table(section: DataSection) -> Mapping[str, str]:
     """`Device.data`: the keys of the data section that are set, as text."""
     table = _DataTable()
+    section = located(section)
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if value != "":

@@ -1,7 +1,8 @@
 """Worker processes as the daemon sees them: started in a folder, watched through a pipe, ended on request.
 
 A worker gets `order.json`, writes progress lines into the pipe and its update into the folder, and exits: 0 done,
-74 disk full, 75 over its budget, 76 declined, 143 told to stop; anything else is a crash. See `edge_client.worker`.
+74 disk full, 75 over its budget, 76 declined, 143 told to stop; anything else is a crash, unless the kernel killed it
+for want of memory. See `edge_client.worker`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_client import durable
+from edge_client import durable, notes
+from edge_client.device.watch import count_oom_kills
 from edge_client.errors import PayloadError
 from edge_client.records import Count, Hash, Matches, WorkOrder, check_value, from_map, to_map
-from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
-from edge_client.wire.messages import Assign
+from edge_client.session import Event, Finished, Start, WorkerDone, WorkerFailed, WorkerProgress
 
-__all__ = ["COMMAND", "Worker", "done", "finished_update", "settle_method_state", "start"]
+__all__ = ["COMMAND", "Worker", "done", "finished_update", "left_failure", "settle_method_state", "start"]
 
 COMMAND = (sys.executable, "-m", "edge_client.worker")  # the folder follows
 _GRACE_S = 5.0
@@ -35,17 +36,20 @@ _EXIT_DISK_FULL = 74
 
 
 def start(
-    assign: Assign,
+    wanted: Start,
     *,
     folder: Path,
     parts: Mapping[str, str],
     device: str,
     device_file: Mapping[str, Any],
     budget_bytes: int,
+    ceilings: Mapping[str, int],
     method_state: Path,
     command: Sequence[str] = COMMAND,
+    root: Path = Path("/"),
 ) -> Worker:
     """Start the worker of an assignment in its folder."""
+    assign = wanted.assign
     durable.make_dir(folder)
     durable.make_dir(method_state)
     order = WorkOrder(
@@ -60,13 +64,16 @@ def start(
         threads=assign.threads,
         plan=assign.plan,
         budget_bytes=budget_bytes,
+        ceiling_bytes=wanted.ceiling_bytes,
+        ceilings=ceilings,
+        replans=wanted.replans,
         device=device,
         parts=parts,
         device_file=device_file,
         method_state=str(method_state),
     )
     (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
-    return Worker(assign.lease, folder, command)
+    return Worker(assign.lease, folder, command, root=root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +89,18 @@ class _Told:
 class Worker:
     """A running worker."""
 
-    def __init__(self, lease: str, folder: Path, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, lease: str, folder: Path, command: Sequence[str] = COMMAND, *, root: Path = Path("/")
+    ) -> None:
+        """`root` is where the system's `/proc` is, to know what the kernel killed."""
         self.lease = lease
         self._folder = folder
+        self._root = root
+        self._oom_kills = count_oom_kills(root)
         self._rest = b""
         self._kill_at: float | None = None
         (folder / "error.json").unlink(missing_ok=True)
+        notes.clear(folder)
         self.progress_fd, write_fd = os.pipe()
         os.set_blocking(self.progress_fd, False)
         try:
@@ -136,16 +149,31 @@ class Worker:
 
     def _failure(self, code: int) -> WorkerFailed:
         told = _read_json(self._folder / "error.json") or {}
+        trial = notes.read_trial(self._folder)
+        exceeded = trial.exceeded() if trial is not None else None
+        if exceeded is not None and self._killed_for_memory(code):
+            code, told = _EXIT_OVER_BUDGET, {"detail": "the system was out of memory and killed the worker"}
         kind = {_EXIT_OVER_BUDGET: "over_budget", _EXIT_DISK_FULL: "disk_full"}.get(code, "crashed")
-        detail = str(told.get("detail", f"the worker ended with exit code {code}"))
-        final = code in (_EXIT_OVER_BUDGET, _EXIT_DECLINED)
+        over = code == _EXIT_OVER_BUDGET
         return WorkerFailed(
             lease=self.lease,
             code=_declined_code(told) if code == _EXIT_DECLINED else kind,
-            detail=_sendable(detail, 2000),
+            detail=_sendable(str(told.get("detail", f"the worker ended with exit code {code}")), 2000),
             log=_last_lines(self._folder / "log.txt"),
-            final=final,
+            final=code == _EXIT_DECLINED or (over and exceeded is None),
+            exceeded=exceeded if over else None,
         )
+
+    def _killed_for_memory(self, code: int) -> bool:
+        """Whether somebody else's SIGKILL was the kernel's: it counts them; where it does not, nobody else does it."""
+        if code != -signal.SIGKILL or self._kill_at is not None:
+            return False
+        before, now = self._oom_kills, count_oom_kills(self._root)
+        return before is None or now is None or now > before
+
+    def tell_budget(self, budget_bytes: int) -> None:
+        """There is less memory now: it plans anew before its next batch."""
+        notes.tell_budget(self._folder, budget_bytes)
 
     def warnings(self) -> list[str]:
         """What its log warns of at the end, such as images that cannot be read; the log goes with the lease."""
@@ -200,6 +228,16 @@ def finished_update(folder: Path) -> Finished | None:
     if not binary.exists() or binary.stat().st_size != length:
         return None
     return Finished(sha256=sha256, length=length, num_samples=num_samples)
+
+
+def left_failure(lease: str, folder: Path) -> WorkerFailed | None:
+    """A worker that went over its budget just before the daemon died; what else it may have died of is tried again."""
+    told, trial = _read_json(folder / "error.json"), notes.read_trial(folder)
+    exceeded = trial.exceeded() if trial is not None else None
+    if told is None or told.get("code") != "over_budget" or exceeded is None:
+        return None
+    detail = _sendable(str(told.get("detail")), 2000)
+    return WorkerFailed(lease=lease, code="over_budget", detail=detail, exceeded=exceeded)
 
 
 def settle_method_state(root: Path, *, accepted: bool) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,14 @@ from sites import BrokerSite, ExternalSite, HubSite, Site, access_of, close_all,
 
 from coordinator.broker import EmbeddedBroker
 from edge_client.wire.topics import Topics
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One cache of cost rows for the whole run of tests, xdist's processes included: each model is measured once."""
+    if "FEDFIT_CACHE_DIR" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="fedfit-cache-")
+        os.environ["FEDFIT_CACHE_DIR"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(autouse=True)

@@ -70,6 +70,7 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environments: dict[str, dict[str, str]] = {}
         self._bundles: dict[str, identity.Bundle] = {}
+        self._roots: dict[str, Path] = {}
         self.unexpected: list[str] = []
         self.num_restarts: dict[str, int] = {}
 
@@ -137,21 +138,39 @@ class Fleet:
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
         self._spawn(copy, ["edge_client", "start", *options, "--state-dir", str(self.folder / copy)])
 
-    def start_device(self, name: str, faults: Mapping[str, str] | None = None, *, memory: str = "2GB") -> None:
-        """Start a client from its bundle; its part of the digits follows from its place among the devices."""
+    def start_device(
+        self,
+        name: str,
+        faults: Mapping[str, str] | None = None,
+        *,
+        memory: str = "2GB",
+        data: str | None = None,
+        root: Path | None = None,
+    ) -> None:
+        """Start a client from its bundle; its part of the digits follows from its place among the devices.
+
+        `data` is another data section for its device.toml; `root` holds the /proc that it measures memory by.
+        """
         home = self.folder / name
         if faults is not None:
             self._environments[name] = dict(faults)
+        if root is not None:
+            self._roots[name] = root
         if not home.exists():
-            home.mkdir()
-            identity.write_bundle(home / "device.join", self._bundles[name])
             part = f"[{list(self._bundles).index(name)}, {len(self._bundles)}]"
-            (home / "device.toml").write_text(
-                f'data = {{ source = "digits", partition = "iid", part = {part} }}\n'
-                f'limits = {{ memory = "{memory}" }}\n'
-            )
+            own = f'{{ source = "digits", partition = "iid", part = {part} }}' if data is None else data
+            self.write_home(name, f'data = {own}\nlimits = {{ memory = "{memory}" }}\n')
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
+        if name in self._roots:
+            options += ["--root", str(self._roots[name])]
         self._spawn(name, ["edge_client", "start", *options, "--state-dir", str(home / "state")])
+
+    def write_home(self, name: str, device_toml: str) -> None:
+        """What a device has before its first start: its bundle and its owner's file."""
+        home = self.folder / name
+        home.mkdir()
+        identity.write_bundle(home / "device.join", self._bundles[name])
+        (home / "device.toml").write_text(device_toml)
 
     def kill(self, name: str) -> None:
         """SIGKILL."""

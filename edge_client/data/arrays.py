@@ -1,7 +1,7 @@
 """Arrays in files, read sample by sample: what is plain on disk stays there, what is compressed is unpacked once.
 
 Covers: finding the samples of one device without ever holding those of the others.
-Does not cover: what the array means, and where in a file it begins (`formats`).
+Does not cover: what the array means, where in a file it begins (`formats`), arrays in several pieces (`pieces`).
 Files are read with `pread`, never mapped: the pages of a mapping would count as this process's memory.
 """
 
@@ -11,7 +11,7 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edge_client.errors import InputError
 
-__all__ = ["ArrayFile", "ByteStream", "Rows"]
+__all__ = ["ArrayFile", "ByteStream", "Rows", "Stored"]
 
 _PIECE_BYTES = 1 << 20
 _MAX_DEFLATE_RATIO = 1032  # what zlib can reach
@@ -45,6 +45,23 @@ class Rows(Protocol):
         """Samples by position among the chosen: [b, *sample shape]."""
 
 
+class Stored(Protocol):
+    """An array on disk; the first axis counts the samples."""
+
+    @property
+    def where(self) -> str:
+        """File and array, for messages."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def select(self, chosen: Indices) -> Rows:
+        """The samples at `chosen`, in that order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayFile:
     """An array inside a file; the first axis counts the samples."""
@@ -55,6 +72,12 @@ class ArrayFile:
     shape: tuple[int, ...]
     offset: int  # of the first sample, in the file or in the stream
     open: Callable[[], AbstractContextManager[ByteStream]] | None  # unpacks; none: plain bytes in the file
+    stride: int = 0  # bytes from one sample to the next in a plain file, if there is something between them
+
+    @property
+    def where(self) -> str:
+        """File and array, for messages."""
+        return f"{self.path}: {self.what}"
 
     @property
     def row_bytes(self) -> int:
@@ -75,12 +98,13 @@ class ArrayFile:
 
     def refuse(self, problem: str) -> InputError:
         """The error for a file that is not what it says."""
-        return InputError(f"{self.path}: {self.what}: {problem}; copy or make the file again")
+        return InputError(f"{self.where}: {problem}; copy or make the file again")
 
     def _check_length(self) -> None:
         """Before memory is taken for what a header claims."""
         ratio = 1 if self.open is None else _MAX_DEFLATE_RATIO
-        expected = (self.offset + self.shape[0] * self.row_bytes) // ratio
+        step = self.stride or self.row_bytes
+        expected = (self.offset + max(0, self.shape[0] - 1) * step + self.row_bytes * bool(self.shape[0])) // ratio
         try:
             length = self.path.stat().st_size
         except OSError as error:
@@ -142,18 +166,26 @@ class _FileRows:
         array = self._array
         out = np.empty((len(indices), *array.shape[1:]), dtype=array.dtype)
         buffer = out.reshape(-1).view(np.uint8).data
-        size = array.row_bytes
+        size, step = array.row_bytes, array.stride or array.row_bytes
         try:
             fd = os.open(array.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise InputError(f"cannot read {array.path}: {error.strerror}") from error
         try:
-            for number, row in enumerate(self._chosen[indices] if size else ()):
-                position = array.offset + int(row) * size
-                data = os.pread(fd, size, position)
-                if len(data) != size:
-                    raise array.refuse(f"sample {int(row)} cannot be read any more")
-                buffer[number * size : (number + 1) * size] = data
+            for start, row, count in self._runs(indices) if size else ():
+                data = os.pread(fd, count * size, array.offset + row * step)
+                if len(data) != count * size:
+                    raise array.refuse(f"sample {row} cannot be read any more")
+                buffer[start * size : (start + count) * size] = data
         finally:
             os.close(fd)
         return out
+
+    def _runs(self, indices: Indices) -> Iterator[tuple[int, int, int]]:
+        """Place among `indices`, first row and number of rows of what one call can read: neighbours in the file."""
+        rows = self._chosen[indices]
+        most = 1 if self._array.stride else max(1, _PIECE_BYTES // self._array.row_bytes)
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        for first, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
+            for start in range(first, end, most):
+                yield start, int(rows[start]), min(most, end - start)

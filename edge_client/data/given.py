@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edge_client.data.arrays import Indices, Rows
 from edge_client.data.labels import Labels, from_array
-from edge_client.data.sets import Convert, SampleSet, reshapes
+from edge_client.data.sets import Convert, Keys, SampleSet, reshapes
 from edge_client.errors import InputError
 from edge_client.task import UserCode
 
@@ -87,6 +87,7 @@ class _GivenArrays:
 
     def __init__(self, x: Any, y: Any, where: str) -> None:
         self.where = where
+        self.keys: Keys = {}
         self._x = _plain(x, f"{where}: X")
         if self._x.ndim < 2:
             raise InputError(f"{where}: X: expected [samples, ...], got shape {list(self._x.shape)}")
@@ -127,6 +128,7 @@ class _GivenDataset:
 
     def __init__(self, data: Any, path: str, what: str) -> None:
         self.where = f"{path}: {what}"
+        self.keys: Keys = {}
         self._what = what
         self._path = path
         self._data = data

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from edge_client.data.arrays import Indices, Rows
 from edge_client.data.labels import Labels
-from edge_client.data.sets import Convert
+from edge_client.data.sets import Convert, Keys
 from edge_client.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class ImageSet:
     def __init__(self, folder: Path, shape: tuple[int, ...] | None) -> None:
         self.where = str(folder)
         self.shape = shape
+        self.keys: Keys = {}
         self._folder = folder
         self._pillow = _pillow()
         if shape is not None:

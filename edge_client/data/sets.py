@@ -10,21 +10,38 @@ unless its file is compressed. `given` makes the same of what a user's own funct
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data.arrays import ArrayFile, Indices, Rows
+from edge_client.data.arrays import ArrayFile, Indices, Rows, Stored
+from edge_client.data.compact import samples_in
 from edge_client.data.formats import npz_arrays
 from edge_client.data.labels import Labels, from_array
 from edge_client.errors import InputError
 
-__all__ = ["ArraySet", "Convert", "SampleSet", "csv", "image_folder", "npz", "reshapes"]
+__all__ = [
+    "ArraySet",
+    "Convert",
+    "Keys",
+    "SampleSet",
+    "csv",
+    "find_key",
+    "has_samples",
+    "image_folder",
+    "labels_of",
+    "npz",
+    "open_npz",
+    "reshapes",
+]
 
 Convert = Callable[[NDArray[Any]], NDArray[np.float32]]
+Keys = Mapping[str, Callable[[], NDArray[Any]]]  # name -> what reads a number or a text for each sample
+
+KEY_NAMES = ("key", "person", "subject", "user", "site", "device")  # what a partition by `key` alone looks for
 
 _MAX_CLASSES = 65_536
 
@@ -37,6 +54,7 @@ class SampleSet(Protocol):
     labels: Labels
     shape: tuple[int, ...] | None  # of one sample; None: whatever the model wants
     held_bytes: int  # what the whole set keeps in memory, however many parts are taken of it
+    keys: Keys  # what else is known of each sample: its person, its site
 
     def rows(self, indices: Indices, shape: tuple[int, ...]) -> tuple[Rows, Convert]:
         """The samples at `indices`, and what makes float32 of `shape` of them; raises `InputError` if nothing can."""
@@ -46,16 +64,20 @@ def npz(path: str | Path, *, test: bool = False, shape: Sequence[int] | None = N
     """Arrays `x` and `y` of an npz file, or `x_train` and `y_train`; with `test` those of the test set.
 
     Bytes are scaled to [0, 1]. Labels are class names, or numbers with the names in an array `classes`, or positions
-    in the run's classes. `shape` is that of a sample, if not the file's.
+    in the run's classes. Other arrays with one value per sample, such as `person_train`, can be keys of a partition.
+    `shape` is that of a sample, if not the file's.
     """
-    return open_npz(Path(path), ("x_test", "x") if test else ("x_train", "x"), shape=shape)
+    return open_npz(Path(path), ("_test", "") if test else ("_train", ""), shape=shape)
 
 
-def csv(path: str | Path, *, shape: Sequence[int] | None = None) -> SampleSet:
-    """A CSV file: a header line, then numbers; the labels are in the column `label`, or else in the last one."""
+def csv(path: str | Path, *, shape: Sequence[int] | None = None, key: str | None = None) -> SampleSet:
+    """A CSV file: a header line, then numbers; the labels are in the column `label`, or else in the last one.
+
+    `key` names a column that tells whose a row is (a person, a site); it is no part of the sample.
+    """
     from edge_client.data.tables import CsvSet
 
-    return CsvSet(Path(path), tuple(shape) if shape is not None else None)
+    return CsvSet(Path(path), tuple(shape) if shape is not None else None, key)
 
 
 def image_folder(path: str | Path, size: int | tuple[int, int] | None = 96, *, channels: int = 3) -> SampleSet:
@@ -69,64 +91,100 @@ def image_folder(path: str | Path, size: int | tuple[int, int] | None = 96, *, c
 
 
 def open_npz(
-    path: Path, names: Sequence[str], *, levels: float = 255.0, shape: Sequence[int] | None = None
+    path: Path,
+    endings: Sequence[str],
+    *,
+    levels: float = 255.0,
+    shape: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
 ) -> SampleSet:
-    """The first of the arrays `names` with its labels; `levels` is the largest value of bytes."""
+    """The arrays `x` and `y` with the first of `endings` that is there; `levels` is the largest value of bytes."""
     arrays = npz_arrays(path)
-    name = next((name for name in names if name in arrays), names[0])
-    label_name = "y" + name[1:]
-    for needed in (name, label_name):
-        if needed not in arrays:
-            raise InputError(f"{path}: expected an array {needed!r}, got {', '.join(sorted(arrays)) or 'none'}")
-    return ArraySet(arrays[name], arrays[label_name], levels=levels, names=arrays.get("classes"), shape=shape)
+    found = ((ending, samples_in(arrays, ending)) for ending in endings)
+    ending, samples = next((pair for pair in found if pair[1] is not None), ("", None))
+    wanted = f"y{ending}" if samples is not None else f"x{endings[0]}"
+    if samples is None or wanted not in arrays:
+        raise InputError(f"{path}: expected an array {wanted!r}, got {', '.join(sorted(arrays)) or 'none'}")
+    keys = {name.removesuffix(ending): array for name, array in arrays.items() if _is_key(name, ending, array, samples)}
+    own_names = names if names is not None else _names(arrays.get("classes"))
+    labels = labels_of(arrays[wanted], samples.shape[0], own_names)
+    return ArraySet(samples, labels, where=arrays[wanted].where, levels=levels, shape=shape, keys=keys)
+
+
+def has_samples(path: Path, ending: str) -> bool:
+    """Whether an npz file has samples with that ending."""
+    return samples_in(npz_arrays(path), ending) is not None
+
+
+def _is_key(name: str, ending: str, array: ArrayFile, samples: Stored) -> bool:
+    """Whether an array has something to say of each sample."""
+    fits = array.shape == samples.shape[:1] and array.dtype.kind in "iuU"
+    return fits and name.endswith(ending) and name.removesuffix(ending) not in ("x", "y", "classes", "")
+
+
+def labels_of(file: ArrayFile, num_samples: int, names: Sequence[str] | None) -> Labels:
+    """The labels in an array; `names` are what its numbers mean."""
+    if len(file.shape) != 1 or file.shape[0] != num_samples:
+        raise InputError(f"{file.path}: expected one label for each of {num_samples} samples, got shape {file.shape}")
+    return from_array(file.read_all(), file.where, names)
+
+
+def find_key(known: Collection[str], name: str, where: str) -> str:
+    """The key that a partition names: `name`, or the usual one if it is empty; raises `InputError` if there is none."""
+    found = name or next((usual for usual in KEY_NAMES if usual in known), "")
+    if found not in known:
+        wanted = repr(name) if name else f"named {', '.join(KEY_NAMES[:-1])} or {KEY_NAMES[-1]}"
+        raise InputError(
+            f"{where}: partition {(f'key:{name}' if name else 'key')!r} needs a key {wanted} for each sample, "
+            f"got {', '.join(sorted(known)) or 'none'}"
+        )
+    return found
 
 
 class ArraySet:
-    """Samples in one array of a file, labels in another."""
+    """Samples in an array on disk."""
 
     def __init__(
         self,
-        images: ArrayFile,
-        labels: ArrayFile,
+        samples: Stored,
+        labels: Labels,
         *,
-        levels: float,
-        names: ArrayFile | None = None,
+        where: str,
+        levels: float = 255.0,
         shape: Sequence[int] | None = None,
+        keys: Mapping[str, ArrayFile] | None = None,
     ) -> None:
-        self.where = f"{labels.path}: {labels.what}"
+        self.where = where
+        self.labels = labels
+        self.levels = levels  # the largest value of bytes
         self.held_bytes = 0
-        self.shape: tuple[int, ...] | None = tuple(shape) if shape is not None else images.shape[1:]
-        self._images = images
-        self._levels = levels
-        if len(labels.shape) != 1 or labels.shape[0] != images.shape[0]:
-            raise InputError(
-                f"{labels.path}: expected one label for each of {images.shape[0]} samples, got shape {labels.shape}"
-            )
-        self.labels = from_array(labels.read_all(), self.where, _names(names))
+        self.shape: tuple[int, ...] | None = tuple(shape) if shape is not None else samples.shape[1:]
+        self.keys: Keys = {name: array.read_all for name, array in (keys or {}).items()}
+        self._samples = samples
 
     def rows(self, indices: Indices, shape: tuple[int, ...]) -> tuple[Rows, Convert]:
         """Read from the file, or from what was unpacked of it."""
-        convert = _converter(self._images, shape, self._levels)
-        rows = self._images.select(indices)
-        return (_FiniteRows(rows, indices, self._images) if self._images.dtype.kind == "f" else rows), convert
+        convert = _converter(self._samples, shape, self.levels)
+        rows = self._samples.select(indices)
+        return (_FiniteRows(rows, indices, self._samples) if self._samples.dtype.kind == "f" else rows), convert
 
 
 class _FiniteRows:
     """Rows of numbers that a model can learn from: one NaN would spoil it without a sound."""
 
-    def __init__(self, rows: Rows, chosen: Indices, file: ArrayFile) -> None:
+    def __init__(self, rows: Rows, chosen: Indices, samples: Stored) -> None:
         self._rows = rows
         self._chosen = chosen
-        self._file = file
+        self._samples = samples
         self.held_bytes = rows.held_bytes
 
     def take(self, indices: Indices) -> NDArray[Any]:
         raw = self._rows.take(indices)
         with np.errstate(over="ignore"):
-            fine = np.isfinite(raw.astype(np.float32, copy=False)).reshape(len(raw), -1).all(axis=1)
+            fine = np.isfinite(raw.astype(np.float32, copy=False)).all(axis=tuple(range(1, raw.ndim)))
         if not fine.all():
             number = int(self._chosen[indices][np.flatnonzero(~fine)[0]])
-            raise InputError(f"{self._file.path}: {self._file.what}: sample {number} has values that are not finite")
+            raise InputError(f"{self._samples.where}: sample {number} has values that are not finite")
         return raw
 
 
@@ -143,21 +201,21 @@ def reshapes(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return shape in (stored, (1, *stored), (math.prod(stored),))
 
 
-def _converter(file: ArrayFile, shape: tuple[int, ...], levels: float) -> Convert:
+def _converter(samples: Stored, shape: tuple[int, ...], levels: float) -> Convert:
     """From samples as they are stored to float32 in the model's axis order."""
-    stored = file.shape[1:]
-    channels_last = len(stored) == 3 and (stored[2], stored[0], stored[1]) == shape and stored != shape
+    stored = samples.shape[1:]
+    channels_last = len(stored) in (2, 3) and (stored[-1], *stored[:-1]) == shape and stored != shape
     if not (reshapes(stored, shape) or channels_last):
         raise InputError(
-            f"{file.path}: {file.what}: the model's input is {list(shape)}, the samples are {list(stored)}; "
+            f"{samples.where}: the model's input is {list(shape)}, the samples are {list(stored)}; "
             "change model.input in the run, or the data"
         )
-    if file.dtype.kind not in "uf" or (file.dtype.kind == "u" and file.dtype.itemsize != 1):
-        raise InputError(f"{file.path}: {file.what}: expected samples of uint8 or float, got {file.dtype}")
-    divisor = np.float32(levels if file.dtype.kind == "u" else 1.0)
+    if samples.dtype.kind not in "uf" or (samples.dtype.kind == "u" and samples.dtype.itemsize != 1):
+        raise InputError(f"{samples.where}: expected samples of uint8 or float, got {samples.dtype}")
+    divisor = np.float32(levels if samples.dtype.kind == "u" else 1.0)
 
     def convert(raw: NDArray[Any]) -> NDArray[np.float32]:
         x = raw.astype(np.float32) / divisor
-        return x.transpose(0, 3, 1, 2) if channels_last else x
+        return np.moveaxis(x, -1, 1) if channels_last else x
 
     return convert

@@ -1,10 +1,10 @@
 """A device's own samples: from its `data` section, or from a task's functions, to batches of tensors.
 
 The way: open the sets -> map all labels to the run's classes -> this device's part -> training and test samples -> read
-only those. A test set that belongs to a shared data set is divided among the parts like the training set (IID), so that
-the devices together test each sample once.
-The digits are the test set of "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak; UCI Machine Learning
-Repository, CC BY 4.0). Does not cover: names and syntax of the section, which `data.registry` checks without torch.
+only those. A test set that belongs to a shared data set is divided among the parts, too (IID, by key as the
+training set, or as a partition file says), so that the devices together test each sample once.
+Does not cover: which files a source means (`named`), names and syntax of the section, which `registry` checks without
+torch.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ import torch
 from torch import Tensor
 
 from edge_client import durable
-from edge_client.data import partitions, registry
+from edge_client.data import registry
 from edge_client.data.arrays import Indices, Rows
-from edge_client.data.formats import idx_array, npz_arrays
-from edge_client.data.images import ImageSet
+from edge_client.data.divided import divide_test, divide_train
 from edge_client.data.labels import positions
-from edge_client.data.sets import ArraySet, Convert, SampleSet, csv, open_npz
+from edge_client.data.named import open_test, open_train
+from edge_client.data.sets import Convert, SampleSet
 from edge_client.errors import InputError, MachineError
 from edge_client.files import DataSection
 
 __all__ = ["Samples", "all_samples", "divide", "open_data"]
 
-_DIGITS = Path(__file__).with_name("digits.npz")
-_DIGITS_LEVELS = 16.0  # grey levels of the digits, 0 to 16
 _TEST_SPLIT = 0x7E57  # keeps the draw of a device's test samples apart from the partition's
 
 
@@ -65,6 +63,7 @@ def open_data(
 ) -> tuple[Samples, Samples]:
     """This device's training and test samples, as the model's input; raises `InputError` naming file and problem."""
     registry.validate(section)
+    section = registry.located(section)
     shape = tuple(input_shape)
     return divide(*_find(section, shape), section, classes, shape, rename or {})
 
@@ -80,11 +79,12 @@ def divide(
     """This device's part of its sets, for samples of `input_shape` or else of their own shape."""
     shape = _shape(train, input_shape)
     labels = positions(train.labels, classes, rename, train.where)
-    mine = _part(labels, section)
     part, num_parts = section.part
+    parts = divide_train(train, labels, section.partition, num_parts, section.seed)
+    mine = parts[part]
     if test is not None:
         test_labels = positions(test.labels, classes, rename, test.where)
-        shared = partitions.iid(test_labels, num_parts, section.seed)[part] if len(test_labels) else np.arange(0)
+        shared = divide_test(train, parts, test, test_labels, section.partition, section.seed)[part]
         samples = _pick(train, labels, mine, shape), _pick(test, test_labels, shared, shape)
         samples[1].held_bytes += test.held_bytes
     else:
@@ -116,61 +116,18 @@ def _pick(data: SampleSet, labels: Indices, indices: Indices, shape: tuple[int, 
     return Samples(rows, labels[indices], shape, convert)
 
 
-def _part(labels: Indices, section: DataSection) -> Indices:
-    part, num_parts = section.part
-    if num_parts == 1:
-        return np.arange(len(labels))
-    kind, alpha = registry.parse_partition(section.partition)
-    if kind == "iid":
-        return partitions.iid(labels, num_parts, section.seed)[part]
-    return partitions.dirichlet(labels, num_parts, alpha, section.seed)[part]
-
-
 def _find(section: DataSection, shape: tuple[int, ...]) -> tuple[SampleSet, SampleSet | None]:
     """Training data, and test data if the section or the files have any."""
-    train_path, test_path = Path(section.train), Path(section.test)
-    if section.source == "digits":
-        return open_npz(_DIGITS, ("x",), levels=_DIGITS_LEVELS), None
-    for key, path in (("train", section.train), ("test", section.test)):
+    kind = section.source
+    for name, path in (("train", section.train), ("test", section.test)):
         try:
             there = not path or durable.is_there(Path(path))
         except MachineError as error:
-            raise InputError(f"data.{key}: {error}") from error
+            raise InputError(f"data.{name}: {error}") from error
         if not there:
-            raise InputError(f"data.{key}: {path} does not exist on this device; correct it in device.toml")
-    if section.source == "image-folder":
-        return ImageSet(train_path, shape), ImageSet(test_path, shape) if section.test else None
-    if section.source == "csv":
-        return csv(train_path), csv(test_path) if section.test else None
-    if section.source == "idx":
-        train = _idx(train_path, "train")
-        if section.test:
-            return train, _idx(test_path, "t10k")
-        has_test = train_path.is_dir() and _idx_file(train_path, "t10k", "images") is not None
-        return train, _idx(train_path, "t10k") if has_test else None
-    train = open_npz(train_path, ("x_train", "x"))
-    if section.test:
-        return train, open_npz(test_path, ("x_test", "x"))
-    return train, open_npz(train_path, ("x_test",)) if "x_test" in npz_arrays(train_path) else None
-
-
-def _idx(path: Path, prefix: str) -> SampleSet:
-    if path.is_dir():
-        images, labels = _idx_file(path, prefix, "images"), _idx_file(path, prefix, "labels")
-        for kind, found in (("images-idx3", images), ("labels-idx1", labels)):
-            if found is None:
-                raise InputError(f"{path}: expected a file {prefix}-{kind}-ubyte or {prefix}-{kind}-ubyte.gz, got none")
-        assert images is not None
-        assert labels is not None
-    else:
-        images = path
-        labels = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
-        if labels == images:
-            raise InputError(f"{path}: expected a folder, or a file whose name has 'images', got neither")
-    return ArraySet(idx_array(images, num_axes=3), idx_array(labels, num_axes=1), levels=255.0)
-
-
-def _idx_file(folder: Path, prefix: str, kind: str) -> Path | None:
-    axes = "idx3" if kind == "images" else "idx1"
-    names = (f"{prefix}-{kind}{dot}{axes}-ubyte{gz}" for dot in "-." for gz in ("", ".gz"))
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+            raise InputError(f"data.{name}: {path} does not exist on this device; correct it in device.toml")
+    partition = registry.parse_partition(section.partition)
+    key = partition.name if partition.kind == "key" else None
+    train = open_train(kind, Path(section.train), key=key, shape=shape)
+    place = Path(section.test or section.train)
+    return train, open_test(kind, place, inside=not section.test, key=key, shape=shape)

@@ -1,6 +1,7 @@
 """A CSV file as a sample set: a header line, numbers in all columns but one, one sample per line.
 
 Opening it reads every line once: the number of columns, every number and every label are checked, with the line named.
+A column may tell whose a row is: it is the key of a partition then, and no part of the sample.
 Kept are where each line begins and how long it is; rows are parsed again when they are read.
 Does not cover: line breaks inside quotes, other separators than the comma.
 """
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from edge_client.data.arrays import Indices, Rows
 from edge_client.data.labels import Labels
-from edge_client.data.sets import Convert
+from edge_client.data.sets import Convert, Keys, find_key
 from edge_client.errors import InputError
 
 __all__ = ["CsvSet"]
@@ -35,12 +36,19 @@ _BOM = b"\xef\xbb\xbf"
 class CsvSet:
     """Samples of a CSV file."""
 
-    def __init__(self, path: Path, shape: tuple[int, ...] | None = None) -> None:
+    def __init__(self, path: Path, shape: tuple[int, ...] | None = None, key: str | None = None) -> None:
         self.where = str(path)
         self._path = path
         self._starts = array.array("q")
         self._lengths = array.array("q")
         self._label_column = 0
+        self._key_column: int | None = None
+        self._left_out: list[int] = []  # columns that are no part of a sample, from the right
+        self._key = key
+        self._key_name = ""
+        self._key_numbers: dict[str, int] = {}
+        self._keys = array.array("q")
+        self.keys: Keys = {}
         self.num_columns = 0  # of numbers
         try:
             with open(path, "rb") as file:
@@ -48,7 +56,7 @@ class CsvSet:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
         self.shape: tuple[int, ...] | None = shape if shape is not None else (self.num_columns,)
-        self.held_bytes = 8 * 3 * len(self._starts)  # with the labels
+        self.held_bytes = 8 * 3 * len(self._starts) + 8 * len(self._keys)  # with the labels
 
     def _scan(self, file: io.BufferedReader) -> Labels:
         lines = self._lines(file)
@@ -57,9 +65,11 @@ class CsvSet:
         found = array.array("q")
         for line_number, start, line in lines:
             fields = self._fields(line, line_number)
-            label = fields.pop(self._label_column).strip()
-            self._numbers(fields, line_number)
-            found.append(self._number_of(label, numbers, line_number))
+            found.append(self._number_of(fields[self._label_column], numbers, line_number, "label"))
+            if self._key_column is not None:
+                key = fields[self._key_column]
+                self._keys.append(self._number_of(key, self._key_numbers, line_number, self._key_name))
+            self._numbers(self._values(fields), line_number)
             self._starts.append(start)
             self._lengths.append(len(line))
         names = sorted(numbers)
@@ -93,9 +103,27 @@ class CsvSet:
         labels = [number for number, name in enumerate(names) if name.lower() == "label"]
         if len(labels) > 1:
             raise InputError(f"{self._path}, line 1: expected one column 'label', got {len(labels)}; rename the others")
-        self._label_column = labels[0] if labels else len(names) - 1
+        if self._key is not None:
+            self._key_column = self._find_key(names, self._key)
+        others = [number for number in range(len(names)) if number != self._key_column]
+        self._label_column = labels[0] if labels else others[-1]
+        self._left_out = sorted({*range(len(names))} - {*others} | {self._label_column}, reverse=True)
         self._width = len(names)
-        self.num_columns = len(names) - 1
+        self.num_columns = len(names) - len(self._left_out)
+        if not self.num_columns:
+            raise InputError(f"{self._path}, line 1: expected a column of numbers beside label and key, got none")
+
+    def _find_key(self, names: list[str], wanted: str) -> int:
+        columns = {other: number for number, name in enumerate(names) for other in (name.lower(), name)}
+        self._key_name = find_key(columns.keys() - {"label", "Label"}, wanted, f"{self._path}, line 1")
+        self.keys = {self._key_name: self._key_texts}
+        return columns[self._key_name]
+
+    def _values(self, fields: list[str]) -> list[str]:
+        """The columns that make a sample."""
+        for column in self._left_out:
+            del fields[column]
+        return fields
 
     def _fields(self, line: bytes, number: int) -> list[str]:
         try:
@@ -119,14 +147,18 @@ class CsvSet:
         bad = next(text for text in fields if not _is_number(text))
         raise InputError(f"{self._path}, line {line_number}: expected a finite number, got {bad[:40]!r}")
 
-    def _number_of(self, label: str, numbers: dict[str, int], line_number: int) -> int:
-        if not label or len(label) > 128:
-            raise InputError(f"{self._path}, line {line_number}: expected a label, got {label[:40]!r}")
-        if label not in numbers and len(numbers) >= _MAX_NAMES:
+    def _number_of(self, text: str, numbers: dict[str, int], line_number: int, column: str) -> int:
+        text = text.strip()
+        if not text or len(text) > 128:
+            raise InputError(f"{self._path}, line {line_number}: expected a {column}, got {text[:40]!r}")
+        if text not in numbers and len(numbers) >= _MAX_NAMES:
             raise InputError(
-                f"{self._path}: the label column has more than {_MAX_NAMES} different values; name it label"
+                f"{self._path}: the {column} column has more than {_MAX_NAMES} different values; name it {column}"
             )
-        return numbers.setdefault(label, len(numbers))
+        return numbers.setdefault(text, len(numbers))
+
+    def _key_texts(self) -> NDArray[Any]:
+        return np.array([*self._key_numbers], dtype=np.str_)[np.frombuffer(self._keys, dtype=np.int64)]
 
     def rows(self, indices: Indices, shape: tuple[int, ...]) -> tuple[Rows, Convert]:
         """Rows by position in the file."""
@@ -142,9 +174,7 @@ class CsvSet:
         line = os.pread(fd, self._lengths[row], self._starts[row])
         if len(line) != self._lengths[row]:
             raise InputError(f"{self._path} has changed while it was read; begin again")
-        fields = self._fields(line, row + 2)
-        fields.pop(self._label_column)
-        return self._numbers(fields, row + 2)
+        return self._numbers(self._values(self._fields(line, row + 2)), row + 2)
 
     def open(self) -> int:
         """A descriptor to read from."""

@@ -18,7 +18,7 @@ from edge_client.device import cgroups, gpus
 from edge_client.device.gpus import Accelerator, Nvml
 from edge_client.device.tree import Tree, printable
 
-__all__ = ["Found", "Memory", "Swap", "TorchBuild", "find_torch", "probe"]
+__all__ = ["Found", "Memory", "Swap", "TorchBuild", "find_torch", "probe", "read_memory"]
 
 _MOST_BYTES = 2**53  # more is no memory but garbage, and no message could carry it
 _MOST_CORES = 65_536
@@ -89,7 +89,7 @@ def probe(root: Path = Path("/"), *, nvml: Nvml | None = None) -> Found:
         machine=_machine(tree),
         release=_jetson_linux(release),
         container=container,
-        memory=_memory(tree),
+        memory=read_memory(tree),
         swaps=_swaps(tree),
         cores=_cores(tree),
         accelerators=found,
@@ -161,7 +161,8 @@ def _container(tree: Tree, groups: cgroups.Cgroups) -> str:
     return "other" if groups.namespaced else ""
 
 
-def _memory(tree: Tree) -> Memory | None:
+def read_memory(tree: Tree) -> Memory | None:
+    """How much memory the system has and how much of it is available; None if `/proc/meminfo` makes no sense."""
     if tree.is_this_machine and sys.platform != "linux":
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return Memory(total_bytes=total, available_bytes=total // 2)  # macOS does not say; it serves for development

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_client.records import PlanRules
 from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Term
 
 if TYPE_CHECKING:
@@ -78,18 +79,6 @@ class Server(Protocol):
         """Every tensor of the new state, in the order of `state.names()`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRules:
-    """What a planner may choose for a device beside microbatch, recomputation and dtype."""
-
-    groups: bool = False  # blocks may be trained group by group
-    partial: bool = False  # first blocks that do not fit may stay untrained
-    auxiliary: bool = False  # each group but the last has a head of its own instead of the model's
-    max_models: int = 1  # models that a device with surplus memory trains side by side
-    slices: tuple[str, ...] = ()  # kinds of smaller models: depth, width
-    masked: bool = True  # an update lacks what its plan leaves untrained; otherwise that is sent as it came
-
-
 def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
     """Most methods send the model and nothing else."""
     return {}
@@ -104,7 +93,7 @@ class Method:
     parameters: Any  # the method's own frozen dataclass, from `methods.parameters`
     client: Callable[[], Client]
     server: Server
-    plans: PlanRules = PlanRules()
+    plans: PlanRules = field(default_factory=PlanRules)
     # tensors beside the model's that travel with it and are folded like it (auxiliary heads); made once, by the server,
     # with random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors

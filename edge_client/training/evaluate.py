@@ -41,6 +41,8 @@ def evaluate(
     *,
     num_classes: int,
     microbatch: int,
+    channels_last: bool = False,
+    dtype: str = "fp32",
     progress: Progress | None = None,
 ) -> Result:
     """Judge `predict`, which uses `model`, in evaluation mode."""

@@ -53,6 +53,8 @@ class Settings:
     max_steps: int | None = None  # of all phases together; they share it, and each has one at least
     buffered: bool = False  # outputs of frozen units are kept in `folder` for the length of a phase
     folder: Path | None = None  # for files that may vanish
+    channels_last: bool = False
+    dtype: str = 'fp32'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +83,13 @@ def train(
     *,
     progress: Progress | None = None,
     replan: Replan | None = None,
+    in_force: Callable[[TrainingPlan], None] | None = None,
 ) -> Trained:
     """Run all phases of `client`, which has begun, on `data`; changes `model` in place.
 
-    `replan` is asked before every batch.
+    `replan` is asked before every batch; `in_force` is told when the method goes by the new plan.
     """
-    training = _Training(model, client, data, settings, progress, replan)
+    training = _Training(model, client, data, settings, progress, replan, in_force)
     while training.schedule:
         training.run_phase()
     return Trained(steps=training.steps, mean_loss=training.losses / training.steps if training.steps else 0.0)
@@ -103,6 +106,7 @@ class _Training:
         settings: Settings,
         progress: Progress | None,
         replan: Replan | None,
+        in_force: Callable[[TrainingPlan], None] | None,
     ) -> None:
         if settings.buffered and settings.folder is None:
             raise ValueError("buffered outputs need a folder, got none")
@@ -112,6 +116,7 @@ class _Training:
         self._total = 0
         self._progress = progress
         self._replan = replan
+        self._in_force = in_force
         self._plan: TrainingPlan | None = None  # that the client has not been told yet
         self._shared: dict[str, Optimizer] = {}
         self._done: set[str] = set()  # phases
@@ -141,6 +146,8 @@ class _Training:
         self._done.add(phase.name)
         if self._plan is not None and self.schedule:
             self.client.replan(self._plan)
+            if self._in_force is not None:
+                self._in_force(self._plan)
             self._plan = None
             self._set_schedule()
 

@@ -23,6 +23,7 @@ LAYERS = [
     {"planning", "training", "run_model"},
     {"methods"},
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
+    | {"allowance", "notes", "calibration", "fitting"}
     | {"found_data", "owner_file", "status"},
     {"daemon", "worker", "leaving", "cli", "client", "__main__"},
 ]

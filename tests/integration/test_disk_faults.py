@@ -192,8 +192,8 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: 
         fleet.add_devices("a", "b")
         fleet.start_device("a")
         fleet.add_devices("x")
-        _write_home(fleet, "b", 'data = { source = "digits", partition = "iid", part = [1, 2] }')
-        _write_home(fleet, "x", "")
+        fleet.write_home("b", 'data = { source = "digits", partition = "iid", part = [1, 2] }\nlimits.memory = "2GB"\n')
+        fleet.write_home("x", 'limits.memory = "2GB"\n')
         fleet.start_device("x")
         run = fleet.start_run(mlp_run(rounds=1, codec="fp16"))
         fleet.wait_until(lambda: "assigned" in fleet.log("x"), 60, "x has a lease")
@@ -219,13 +219,6 @@ def _asked_again(fleet: Fleet, run: str, device: str) -> bool:
     shown = fleet.ask("run-show", run=run)
     leases = shown["leases"] if shown is not None else []
     return any(x["device"] == device and x["attempt"] > 1 and x["state"] in OPEN_LEASE for x in leases)
-
-
-def _write_home(fleet: Fleet, name: str, data: str) -> None:
-    home = fleet.folder / name
-    home.mkdir()
-    identity.write_bundle(home / "device.join", fleet.bundle(name))
-    (home / "device.toml").write_text(f'{data}\nlimits = {{ memory = "2GB" }}\n')
 
 
 @contextlib.contextmanager
@@ -394,8 +387,8 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
 def test_only_one_module_makes_files_permanent() -> None:
     """Renames and syncs are in `durable.py`, where the points are.
 
-    A damaged state file is only moved aside, and the status is for people: it may get lost. A restored folder is synced
-    file by file and gets its name as a whole.
+    A damaged state file is only moved aside, and the status is for people: it may get lost, and so may the notes of a
+    worker and its daemon. A restored folder is synced file by file and gets its name as a whole.
     """
     found = {
         f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
@@ -405,5 +398,5 @@ def test_only_one_module_makes_files_permanent() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync", "rename", "replace")
         if ast.unparse(node.value) in ("os", "shutil") and path.name != "durable.py"
     }
-    unsafe = {"edge_client/spool.py: os.replace", "edge_client/status.py: os.replace"}
+    unsafe = {f"edge_client/{name}.py: os.replace" for name in ("notes", "spool", "status")}
     assert found == unsafe | {"coordinator/archive.py: os.fsync", "coordinator/backup.py: os.rename"}

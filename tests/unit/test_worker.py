@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from coordinator import aggregator
 from coordinator.intake import Expected, check_header
-from edge_client import assignment, worker
+from edge_client import assignment, notes, worker
 from edge_client.data.sources import open_data
 from edge_client.files import DataSection, parse_table
 from edge_client.methods import registry as methods
@@ -255,14 +255,18 @@ def _large_run(batch: int) -> dict[str, Any]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is the Linux kernel's")
 def test_a_plan_beyond_the_budget_fails_cleanly_with_75(tmp_path: Path) -> None:
-    """512 samples at once need 229 MB of activations; the budget leaves 30 MB."""
-    plan = {"microbatch": 512, "budget_bytes": 0, "predicted_bytes": 0}
+    """512 samples at once need 229 MB of activations; the budget leaves 30 MB. What was tried is told."""
+    plan = {"microbatch": 512, "budget_bytes": 290_000_000, "predicted_bytes": 0, "training_bytes": 7}
     device = _images(tmp_path)
     work = make_work(
         tmp_path / "w", run=_large_run(512), device_file=device, budget_bytes=290_000_000, plan=plan, evaluate=False
     )
     assert run_worker(work) == 75
     assert not (work / "update.bin").exists()
+    assert read_error(work)["code"] == "over_budget"
+    trial = notes.read_trial(work)
+    assert trial is not None
+    assert (trial.budget_bytes, trial.plan) == (290_000_000, from_map(TrainingPlan, plan))
 
 
 def test_a_plan_that_no_longer_fits_is_made_anew(tmp_path: Path) -> None:
@@ -280,6 +284,74 @@ def test_a_plan_that_no_longer_fits_is_made_anew(tmp_path: Path) -> None:
     work = make_work(tmp_path / "kept", run=_large_run(512), plan=kept, **options)
     assert run_worker(work) == 0
     assert read_update(work)[0].plan == from_map(TrainingPlan, kept)
+
+
+def _planned(work: Path) -> TrainingPlan:
+    """The plan that a worker would train with."""
+    _order(work, train=False, evaluate=False)
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    plan = read_update(work)[0].plan
+    assert plan is not None
+    return plan
+
+
+def test_a_plan_stays_below_what_went_over_the_budget_before(tmp_path: Path) -> None:
+    """In this lease, or in another run of the same model with another name, seed and learning rate; not of any model.
+
+    A plan of the assignment is not above it either, and not one that does not say what it needs; nor one that was made
+    when there was much less memory than now.
+    """
+    options: dict[str, Any] = {"device_file": _images(tmp_path), "budget_bytes": 400_000_000}
+    first = make_work(tmp_path / "first", run=_large_run(512), **options)
+    _order(first, plan={"microbatch": 3, "budget_bytes": 300_000_000, "predicted_bytes": 1, "training_bytes": 1})
+    whole = _planned(first)  # not 3: made for 300 MB
+    assert 3 < whole.microbatch < 512
+    smaller = make_work(tmp_path / "smaller", run=_large_run(512), plan=to_map(whole), **options)
+    _order(smaller, ceiling_bytes=whole.training_bytes)
+    assert _planned(smaller).microbatch == whole.microbatch // 2
+    key = _key(first)
+    other = _large_run(512) | {"seed": 9, "name": "other"}
+    other["train"] = {**other["train"], "lr": 0.7}
+    later = make_work(tmp_path / "later", run=other, **options, ceilings={key: whole.training_bytes})
+    _order(later, plan={**to_map(whole), "training_bytes": 0})
+    assert _planned(later).microbatch == whole.microbatch // 2
+    assert _key(later) == key
+    different = make_work(tmp_path / "different", run=_large_run(256), **options)
+    assert _key(different) != key
+
+
+def _key(work: Path) -> str:
+    return assignment.memory_key(from_map(RunFile, json.loads((work / "run.json").read_text())))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
+def test_a_worker_that_is_told_of_less_memory_shrinks_its_plan_and_stays_below(tmp_path: Path) -> None:
+    """500 MB, then 330 before the first batch: fewer samples at a time, and a peak below 330 from then on."""
+    work = make_work(tmp_path / "w", run=_large_run(128), device_file=_images(tmp_path), budget_bytes=500_000_000)
+    notes.tell_budget(work, 330_000_000)
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    report, _ = read_update(work)
+    assert report.plan is not None
+    assert (report.plan.budget_bytes, report.scalars["replans"]) == (330_000_000, 1.0)
+    assert report.plan.microbatch < 128
+    assert report.base_bytes <= report.peak_bytes <= 330_000_000
+    trial = notes.read_trial(work)
+    assert trial is not None
+    assert (trial.plan, trial.budget_bytes) == (report.plan, 330_000_000)
+
+
+def test_a_worker_goes_on_as_it_is_when_its_plan_fits_less_memory_or_nothing_does(tmp_path: Path) -> None:
+    """600 MB are enough for its plan: only the limit changes. In 100 MB nothing fits: that is said, and no more."""
+    options: dict[str, Any] = {"run": _large_run(128), "device_file": _images(tmp_path), "budget_bytes": 10**9}
+    for told, expected in ((600_000_000, 600_000_000), (100_000_000, 10**9)):
+        work = make_work(tmp_path / str(told), **options)
+        notes.tell_budget(work, told)
+        assert run_worker(work) == 0, (work / "stderr").read_text()
+        report, _ = read_update(work)
+        assert report.plan is not None
+        assert (report.plan.microbatch, report.plan.budget_bytes) == (128, expected)
+        assert report.scalars["replans"] == 0.0
+        assert ("no smaller plan fits" in (work / "stderr").read_text()) == (told == 100_000_000)
 
 
 _MEASURED = """

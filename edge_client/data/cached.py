@@ -1,0 +1,178 @@
+"""A data set of any kind as one plain file, and its division among many devices, each made once for a simulation.
+
+    arrays      one npz file, not compressed: workers read single samples of it in place, so a thousand devices on one
+                machine cost one copy on disk. Images stay bytes, everything else is float32.
+    partition   which part each sample belongs to (`divided`), so that no device has to compute it again
+
+Making them reads everything: a file that is cut off, has another shape, labels out of range or values that are not
+finite is found before anything is trained. Needs numpy, not torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.data import named, partitions, registry
+from edge_client.data.arrays import Indices
+from edge_client.data.divided import divide_test, divide_train, write_parts
+from edge_client.data.labels import positions
+from edge_client.data.sets import ArraySet, SampleSet, find_key, reshapes
+from edge_client.data.writing import NpzWriter
+from edge_client.errors import InputError
+
+__all__ = ["PartitionFacts", "cache_arrays", "write_partition"]
+
+_LAYOUT = 1  # of the cached file; its name depends on it
+_BLOCK_BYTES = 8 << 20
+_TEST_SPLIT = 0x5EED  # keeps the draw of the global test set apart from those of partitions
+
+
+class PartitionFacts(NamedTuple):
+    """What each device got."""
+
+    sizes: tuple[int, ...]  # training samples
+    test_sizes: tuple[int, ...]  # (): there is no test set
+    class_counts: tuple[tuple[int, ...], ...]  # [device][class] of the training samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """What a cached file is made from and for."""
+
+    text: str
+    partition: str
+    test_fraction: float
+    seed: int
+    classes: tuple[str, ...] | None
+    shape: tuple[int, ...] | None
+
+
+def cache_arrays(
+    text: str,
+    folder: Path,
+    *,
+    partition: str = "",
+    test_fraction: float = 0.2,
+    seed: int = 1,
+    classes: Sequence[str] | None = None,
+    shape: Sequence[int] | None = None,
+) -> Path:
+    """The data named `text` as an npz file in `folder`; made once, and again only if the data's own files change.
+
+    Data without a test set gives `test_fraction` of its samples to one, drawn by `seed`; 0 leaves it without. Labels
+    become positions in `classes`, or else in those of `describe_data`. `partition` may name a key, which is kept.
+    `shape` is that of a sample as the model wants it: needed for image folders, checked for all.
+    """
+    wanted = _Wanted(
+        text=text,
+        partition=partition if registry.parse_partition(partition).kind == "key" else "",
+        test_fraction=test_fraction,
+        seed=seed,
+        classes=tuple(classes) if classes is not None else None,
+        shape=tuple(shape) if shape is not None else None,
+    )
+    facts = [dataclasses.asdict(wanted), _stamp(text), _LAYOUT]
+    path = folder / f"data-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.npz"
+    if not path.exists():
+        _write(path, wanted)
+    return path
+
+
+def _stamp(text: str) -> list[object]:
+    """Names, sizes and times of the files; with others it is other data."""
+    kind, place = registry.split_source(text)
+    if not place:
+        return []
+    found: list[object] = []
+    try:
+        for file in [Path(place), *sorted(Path(place).glob("*/*" if kind == "image-folder" else "*"))]:
+            status = file.stat()
+            found.append([str(file.absolute()), status.st_size, 0 if file.is_dir() else status.st_mtime_ns])
+    except OSError as error:
+        raise InputError(f"data {text!r}: cannot read {place}: {error.strerror}") from error
+    return found
+
+
+def _write(path: Path, wanted: _Wanted) -> None:
+    train, test = named.open_both(wanted.text, wanted.partition, wanted.shape)
+    shape = wanted.shape or named.input_shape(train.shape)
+    if shape is None:
+        raise InputError(f"data {wanted.text!r}: how large is a sample? give the model's input, such as [3, 96, 96]")
+    wanted = dataclasses.replace(
+        wanted, shape=shape, classes=wanted.classes or named.class_names(train.labels, train.where)
+    )
+    mine = np.arange(len(train.labels.values))
+    tests = np.arange(len(test.labels.values)) if test is not None else None
+    if test is None and wanted.test_fraction > 0:
+        rng = np.random.Generator(np.random.PCG64([wanted.seed, _TEST_SPLIT]))
+        num_test = int(len(mine) * wanted.test_fraction)
+        tests, mine = (np.sort(part) for part in np.split(rng.permutation(mine), [num_test]))
+    with NpzWriter(path) as file:
+        file.add("classes", np.array(wanted.classes, dtype=np.str_))
+        _add_set(file, "_train", train, mine, wanted)
+        if tests is not None:
+            _add_set(file, "_test", test if test is not None else train, tests, wanted)
+
+
+def _add_set(file: NpzWriter, ending: str, data: SampleSet, chosen: Indices, wanted: _Wanted) -> None:
+    assert wanted.classes is not None
+    values = positions(data.labels, wanted.classes, {}, data.where)[chosen]
+    file.add(f"y{ending}", values.astype(np.min_scalar_type(len(wanted.classes))))
+    key = registry.parse_partition(wanted.partition)
+    if key.kind == "key" and data.keys:
+        name = find_key(data.keys, key.name, data.where)
+        file.add(f"{key.name or 'key'}{ending}", data.keys[name]()[chosen])
+    assert wanted.shape is not None
+    blocks = _blocks(data, chosen, wanted.shape)
+    first = next(blocks, np.zeros((0, *wanted.shape), dtype=np.float32))
+    file.add_blocks(f"x{ending}", first.dtype, (len(chosen), *first.shape[1:]), chain([first], blocks))
+
+
+def _blocks(data: SampleSet, chosen: Indices, shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
+    """Samples as they are kept: bytes of 255 levels stay, all else becomes what the model gets."""
+    rows, convert = data.rows(chosen, shape)
+    in_bytes = not isinstance(data, ArraySet) or data.levels == 255.0
+    start, step = 0, 1  # the first sample alone tells how large they are
+    while start < len(chosen):
+        raw = rows.take(np.arange(start, min(len(chosen), start + step)))
+        kept = raw if raw.dtype == np.uint8 and in_bytes else convert(raw)
+        yield kept if reshapes(kept.shape[1:], shape) or kept.dtype == np.uint8 else kept.reshape(len(kept), *shape)
+        start, step = start + len(kept), max(1, _BLOCK_BYTES // max(1, kept[0].nbytes))
+
+
+def write_partition(
+    text: str, partition: str, num_parts: int, seed: int, path: Path, *, test: str = "iid"
+) -> PartitionFacts:
+    """Divide the data named `text` among `num_parts` devices and keep that in `path`: their partition is `file:PATH`.
+
+    A test set is divided `iid` (by key, if the training set is), or as `same`: in each device's own proportions of
+    classes. Raises `InputError` for what cannot be divided so: more devices than samples, a device without any.
+    """
+    if test not in ("iid", "same"):
+        raise ValueError(f"expected test 'iid' or 'same', got {test!r}")
+    train, tests = named.open_both(text, partition)
+    classes = named.class_names(train.labels, train.where)
+    labels = positions(train.labels, classes, {}, train.where)
+    parts = divide_train(train, labels, partition, num_parts, seed)
+    shared: list[Indices] | None = None
+    if tests is not None:
+        test_labels = positions(tests.labels, classes, {}, tests.where)
+        if test == "same":
+            shared = partitions.alike(parts, labels, test_labels, seed)
+        else:
+            shared = divide_test(train, parts, tests, test_labels, partition, seed)
+    write_parts(path, parts, shared)
+    counts = (np.bincount(labels[part], minlength=len(classes)) for part in parts)
+    return PartitionFacts(
+        tuple(map(len, parts)), tuple(map(len, shared or ())), tuple(tuple(row.tolist()) for row in counts)
+    )
