@@ -333,13 +333,18 @@ class _Work:
         if plan == self.plan:
             return
         self.plan = plan
+        self.model.recompute = plan.recompute
         self.allowance.shrink(plan.budget_bytes, _LIMIT_SLACK_BYTES)
         self._note_trial()
 
     def _replan(self, budget_bytes: int) -> TrainingPlan | None:
-        """A plan for less memory; None if nothing fits, and then the worker goes on as it is."""
+        """A plan for less memory: smaller pieces, at once; or another way to train, from the method's next phase on.
+
+        None if nothing fits: then the worker goes on as it is.
+        """
+        room = max(0, budget_bytes - self.base_bytes)
         try:
-            return self._fresh(budget_bytes)
+            return self.fitting.shrink(self.plan, self.base_bytes, room, self._ceiling()) or self._fresh(budget_bytes)
         except NothingFitsError as error:
             _log.warning("only %s are left, and no smaller plan fits: %s", format_bytes(budget_bytes), error)
             return None

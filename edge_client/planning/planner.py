@@ -15,7 +15,7 @@ microbatches change nothing and the fastest candidate comes first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.files import format_bytes
@@ -23,7 +23,7 @@ from edge_client.planning.cost import Shape, Workload, relative_time, training_b
 from edge_client.planning.rows import ModelRows
 from edge_client.records import PlanRules, TrainingPlan
 
-__all__ = ["Candidate", "Choice", "Request", "choose", "microbatches"]
+__all__ = ["Candidate", "Choice", "Request", "choose", "microbatches", "shrink"]
 
 _NUM_ALTERNATIVES = 3
 _LEAST_STATISTICS = 8  # samples whose statistics a BatchNorm can live with: partial training is better than fewer
@@ -75,9 +75,7 @@ def microbatches(batch: int) -> list[int]:
 
 def choose(request: Request) -> Choice:
     """The first candidate that fits; raises `NothingFitsError` with the smallest budget that would do."""
-    limit = request.training_bytes
-    if request.ceiling_bytes is not None:
-        limit = min(limit, request.ceiling_bytes - 1)
+    limit = _limit(request)
     fitting = _take(_candidates(request, limit), limit, 1 + _NUM_ALTERNATIVES)
     if not fitting:
         raise _nothing_fits(request)
@@ -88,6 +86,36 @@ def choose(request: Request) -> Choice:
         alternatives=tuple(fitting[1:]),
         reason=_reason(request, chosen),
     )
+
+
+def shrink(request: Request, plan: TrainingPlan) -> TrainingPlan | None:
+    """The same plan with smaller microbatches, which a training can take in its middle; None if none of them fits."""
+    rows = request.variants[plan.slice]
+    for size in microbatches(plan.microbatch)[1:]:
+        shape = Shape(
+            microbatch=size,
+            groups=plan.groups,
+            skipped=plan.skipped,
+            recompute=plan.recompute,
+            buffered=plan.buffered,
+            num_models=plan.num_models,
+        )
+        needed = training_bytes(rows, request.workload, shape)
+        if size >= rows.min_batch and needed <= _limit(request):
+            return replace(
+                plan,
+                microbatch=size,
+                budget_bytes=request.base_bytes + request.training_bytes,
+                predicted_bytes=request.base_bytes + needed,
+                training_bytes=needed,
+            )
+    return None
+
+
+def _limit(request: Request) -> int:
+    if request.ceiling_bytes is None:
+        return request.training_bytes
+    return min(request.training_bytes, request.ceiling_bytes - 1)
 
 
 def _take(candidates: Iterator[Candidate], limit: int, most: int) -> list[Candidate]:

@@ -120,7 +120,7 @@ def test_groups_are_trained_as_the_paper_says(kind: str) -> None:
 @pytest.mark.parametrize("microbatch", [8, 3])
 @pytest.mark.parametrize("kind", ["mlp", "vit"])
 def test_gradients_of_a_group_are_those_of_the_unsplit_computation(kind: str, microbatch: int) -> None:
-    """One step with lr 1 in float64, kinds without BN: received - trained is the gradient of the whole loss."""
+    """One step with lr 1 in float64, kinds without BN: received - trained is the gradient of the whole net's loss."""
     model, whole, data = model_of(kind).double(), model_of(kind).double(), Memory(8)
     data.x = data.x.double()
     first, second = halves(model)

@@ -333,6 +333,45 @@ def test_a_piece_of_one_sample_is_dropped_where_the_model_cannot_train_on_it() -
     assert trained.mean_loss == pytest.approx(loss.item(), rel=1e-5)
 
 
+class TwoPhases(PlainClient):
+    """Twice the same; writes down the sizes of the pieces and when another plan came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def phases(self) -> tuple[Phase, ...]:
+        (phase,) = super().phases()
+        done = self.seen.count("replan")
+        return (phase, dataclasses.replace(phase, name="second"))[done:]
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        self.seen.append((phase.name, len(batch.y)))
+        yield from super().terms(batch, phase)
+
+    def replan(self, plan: TrainingPlan) -> None:
+        self.seen.append("replan")
+
+
+def test_a_smaller_plan_takes_smaller_pieces_at_once_and_is_in_force_after_the_phase() -> None:
+    """Told before the second of three batches of 8: pieces of 4 from then on; the method goes by it after its phase."""
+    model, client = _model("mlp"), TwoPhases()
+    client.begin(_job(model))
+    smaller = TrainingPlan(microbatch=4, budget_bytes=1, predicted_bytes=1)
+    plans = iter([None, smaller])
+    settings = Settings(batch=8, microbatch=8, learning_rate=0.1, seed=5)
+    train(
+        model,
+        client,
+        _data(24),
+        settings,
+        replan=lambda: next(plans, None),
+        in_force=client.seen.append,
+    )
+    first, second = [("train", 8), *[("train", 4)] * 4], [("second", 4)] * 6
+    assert client.seen == [*first, "replan", smaller, *second]
+
+
 class Beside(PlainClient):
     """Trains a head of its own behind the model's first unit, which stays frozen."""
 
@@ -487,42 +526,3 @@ def test_buffered_outputs_need_a_folder() -> None:
     """A mistake of the caller."""
     with pytest.raises(ValueError, match="need a folder"):
         _train(_model("mlp"), _data(), buffered=True)
-
-
-class TwoPhases(PlainClient):
-    """Twice the same; writes down the sizes of the pieces and when another plan came."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[object] = []
-
-    def phases(self) -> tuple[Phase, ...]:
-        (phase,) = super().phases()
-        done = self.seen.count("replan")
-        return (phase, dataclasses.replace(phase, name="second"))[done:]
-
-    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
-        self.seen.append((phase.name, len(batch.y)))
-        yield from super().terms(batch, phase)
-
-    def replan(self, plan: TrainingPlan) -> None:
-        self.seen.append("replan")
-
-
-def test_a_smaller_plan_takes_smaller_pieces_at_once_and_is_in_force_after_the_phase() -> None:
-    """Told before the second of three batches of 8: pieces of 4 from then on; the method goes by it after its phase."""
-    model, client = _model("mlp"), TwoPhases()
-    client.begin(_job(model))
-    smaller = TrainingPlan(microbatch=4, budget_bytes=1, predicted_bytes=1)
-    plans = iter([None, smaller])
-    settings = Settings(batch=8, microbatch=8, learning_rate=0.1, seed=5)
-    train(
-        model,
-        client,
-        _data(24),
-        settings,
-        replan=lambda: next(plans, None),
-        in_force=client.seen.append,
-    )
-    first, second = [("train", 8), *[("train", 4)] * 4], [("second", 4)] * 6
-    assert client.seen == [*first, "replan", smaller, *second]

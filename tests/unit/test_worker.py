@@ -326,18 +326,18 @@ def _key(work: Path) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
 def test_a_worker_that_is_told_of_less_memory_shrinks_its_plan_and_stays_below(tmp_path: Path) -> None:
-    """500 MB, then 330 before the first batch: fewer samples at a time, and a peak below 330 from then on."""
+    """128 samples at once need about 320 MB, and there are 500; then 305, before the first batch: fewer at a time."""
     work = make_work(tmp_path / "w", run=_large_run(128), device_file=_images(tmp_path), budget_bytes=500_000_000)
-    notes.tell_budget(work, 330_000_000)
+    notes.tell_budget(work, 305_000_000)
     assert run_worker(work) == 0, (work / "stderr").read_text()
     report, _ = read_update(work)
     assert report.plan is not None
-    assert (report.plan.budget_bytes, report.scalars["replans"]) == (330_000_000, 1.0)
+    assert (report.plan.budget_bytes, report.scalars["replans"]) == (305_000_000, 1.0)
     assert report.plan.microbatch < 128
-    assert report.base_bytes <= report.peak_bytes <= 330_000_000
+    assert 250_000_000 < report.peak_bytes <= 305_000_000
     trial = notes.read_trial(work)
     assert trial is not None
-    assert (trial.plan, trial.budget_bytes) == (report.plan, 330_000_000)
+    assert (trial.plan, trial.budget_bytes) == (report.plan, 305_000_000)
 
 
 def test_a_worker_goes_on_as_it_is_when_its_plan_fits_less_memory_or_nothing_does(tmp_path: Path) -> None:
