@@ -27,6 +27,15 @@ SHAPE = (3, 16, 16)
 LAST = torch.channels_last
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums of several threads may differ in their last bits from run to run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _built(name: str, shape: tuple[int, ...] = SHAPE, **options: object) -> Model:
     torch.manual_seed(1)
     return registry.build(name, input_shape=shape, num_classes=5, options=options)
