@@ -281,7 +281,7 @@ class _Work:
         model = self.recipe.build(self.train_data.shape)
         if self.fitting.rows.channels_last:
             to_channels_last(model)
-        model.recompute = self.plan.recompute
+        model.recompute = self.model.recompute
         return model
 
     @contextmanager
@@ -557,7 +557,7 @@ class _Work:
         faults.point("worker.update.write")
         if report.payload == "delta":
             with ContainerReader(self._part("model")) as received:
-                sent = received.names()
+                sent = set(received.names())
                 tensors = (t - received.tensor(name) if name in sent else t for name, t in entries)
                 written = write_container(temporary, to_map(report), table, tensors)
         else:
@@ -600,10 +600,10 @@ class _StoredState(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "current"
-        self._names: list[str] = []
+        self._names: dict[str, None] = {}  # as a set that keeps its order
         if self._path.exists():
             with ContainerReader(self._path) as reader:
-                self._names = reader.names()
+                self._names = dict.fromkeys(reader.names())
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
