@@ -59,6 +59,7 @@ def start(
     root: Path = Path("/"),
 ) -> Worker:
     """Start the worker of an assignment in its folder."""
+    durable.make_dir(method_state)
     write_order(
         wanted,
         folder=folder,
@@ -87,7 +88,6 @@ def write_order(
     """Make the folder of an assignment with all that a worker is told."""
     assign = wanted.assign
     durable.make_dir(folder)
-    durable.make_dir(method_state)
     order = WorkOrder(
         lease=assign.lease,
         run=assign.run,
