@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleet import Undisturbed
 from sites import BrokerSite, ExternalSite, HubSite, Site, access_of, close_all, find_mosquitto, mosquitto_config
 
 from coordinator.broker import EmbeddedBroker
@@ -21,6 +22,13 @@ from edge_client.wire.topics import Topics
 def _clients_end() -> Iterator[None]:
     yield
     close_all()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """What runs make that nobody disturbs, for those that somebody did."""
+    own = tmp_path_factory.getbasetemp()
+    return Undisturbed(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture
