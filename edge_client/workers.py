@@ -88,6 +88,8 @@ def write_order(
     """Make the folder of an assignment with all that a worker is told."""
     assign = wanted.assign
     durable.make_dir(folder)
+    (folder / "error.json").unlink(missing_ok=True)
+    notes.clear(folder)
     order = WorkOrder(
         lease=assign.lease,
         run=assign.run,
