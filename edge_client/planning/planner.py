@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.files import format_bytes
 from edge_client.planning.cost import Shape, Workload, relative_time, training_bytes
-from edge_client.planning.rows import ModelRows
+from edge_client.planning.rows import ModelRows, peak
 from edge_client.records import PlanRules, TrainingPlan
 
 __all__ = ["Candidate", "Choice", "Request", "choose", "microbatches", "shrink"]
@@ -118,6 +118,21 @@ def _limit(request: Request) -> int:
     if request.ceiling_bytes is None:
         return request.training_bytes
     return min(request.training_bytes, request.ceiling_bytes - 1)
+
+
+def _choose_by_table(request: Request) -> Choice:
+    """Groups as FeDepth's authors make them: by their own rule, with the whole batch, 5 % over the budget allowed."""
+    from edge_client.planning.paper_cost import decompose  # torch
+
+    rows, batch = request.variants["full"], request.workload.batch
+    costs = {unit.name: peak((unit.paper,), batch) for unit in rows.modes["plain"] if unit.kind == "block"}
+    made = decompose(costs, request.training_bytes, partial=request.rules.partial)
+    one = len(made.groups) == 1 and not made.skipped
+    shape = Shape(microbatch=batch, groups=() if one else made.groups, skipped=made.skipped)
+    most = max(sum(costs[name] for name in group) for group in made.groups)
+    chosen = replace(_candidate(request, "full", shape), training_bytes=int(most))
+    reason = f"FeDepth's Table 1 charges {format_bytes(int(most))} for the largest group; the truth is another"
+    return Choice(plan=_plan(request, chosen), chosen=chosen, alternatives=(), reason=reason)
 
 
 def _take(candidates: Iterator[Candidate], limit: int, most: int) -> list[Candidate]:
