@@ -152,6 +152,7 @@ class _Work:
         self.replans = order.replans
         self.extra: dict[str, Tensor] = {}  # the method's tensors, as they were received
         self.fitting: Fitting
+        self.warm_bytes = 0  # measured; what is planned with is `base_bytes`
         self.base_bytes = 0
 
     def load(self) -> TrainingPlan:
@@ -179,6 +180,7 @@ class _Work:
         self._lay_out(rows)
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
             warm_up(self.model, self._settings(None))
+        self.warm_bytes = meter.rss_bytes()
         self.base_bytes = self._base(rows)
         self._begin_allowance()
         with _declining("nothing_fits", "nothing_fits"):
@@ -222,7 +224,7 @@ class _Work:
         """
         known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
         known += self.train_data.held_bytes + self.test_data.held_bytes
-        above = max(0, meter.rss_bytes() - known)
+        above = max(0, self.warm_bytes - known)
         return known + -(-above // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
 
     def _begin_allowance(self) -> None:
@@ -531,7 +533,7 @@ class _Work:
             payload=payload_kind(self.run.rounds.codec) if trained is not None else "none",
             plan=training_plan,
             peak_bytes=self.allowance.peak_bytes(),
-            base_bytes=self.base_bytes,
+            base_bytes=self.warm_bytes,
             seconds=round(time.monotonic() - self.started, 3),
             scalars=scalars,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)[:64]},

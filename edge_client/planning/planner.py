@@ -77,6 +77,8 @@ def microbatches(batch: int) -> list[int]:
 
 def choose(request: Request) -> Choice:
     """The first candidate that fits; raises `NothingFitsError` with the smallest budget that would do."""
+    if request.rules.cost == "table-1" and request.ceiling_bytes is None:
+        return _choose_by_table(request)
     limit = _limit(request)
     fitting = _take(_candidates(request, limit), limit, 1 + _NUM_ALTERNATIVES)
     if not fitting:
