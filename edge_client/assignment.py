@@ -217,12 +217,12 @@ class _Work:
         self.fitting = Fitting.of(
             self.run,
             self.method.plans,
-            rows,
             self.model,
+            rows=rows,
+            half=half,
             num_samples=len(self.train_data),
             disk_bytes=min(durable.free_bytes(self.workdir) // 2, self.device.limits.disk),
         )
-        self.fitting.half = half
         if self.fitting.rows.channels_last:
             to_channels_last(self.model)
 

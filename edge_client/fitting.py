@@ -89,12 +89,22 @@ class Fitting:
     disk_bytes: int = 0
 
     @classmethod
-    def of(cls, run: RunFile, rules: PlanRules, rows: ModelRows | None, model: Model, **room: int) -> Fitting:
+    def of(
+        cls,
+        run: RunFile,
+        rules: PlanRules,
+        model: Model,
+        *,
+        rows: ModelRows | None,
+        half: ModelRows | None,
+        num_samples: int,
+        disk_bytes: int,
+    ) -> Fitting:
         """With rows from shapes if there are no better ones."""
         if rows is None:
             _log.warning("this model was not measured: planned from shapes, which needs more room than the truth")
             rows = rows_from_shapes(model, channels_last=allows_channels_last(model))
-        return cls(run=run, rules=rules, rows=rows, **room)
+        return cls(run=run, rules=rules, rows=rows, half=half, num_samples=num_samples, disk_bytes=disk_bytes)
 
     def choose(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> planner.Choice:
         """The plan for a worker that has `base_bytes` and may grow by `training_bytes`; raises `NothingFitsError`."""
