@@ -60,7 +60,7 @@ def run_file(*, rounds: int, seed: int, num_devices: int) -> RunFile:
         "method": "fedepth",
         "model": {"name": "preresnet20", "input": [1, 8, 8], "track-running-stats": True},
         "classes": [str(digit) for digit in range(10)],
-        "train": {"batch": 128, "epochs": 2, "lr": 0.1, "momentum": 0.9},
+        "train": {"batch": 128, "epochs": 6, "lr": 0.1, "momentum": 0.9},
         "stop": {"rounds": rounds},
         "devices": {"min": num_devices},
         "rounds": {"deadline": "10min"},

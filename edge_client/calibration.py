@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from edge_client.methods.base import Client, Method
     from edge_client.models.contract import Model
 
-__all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure"]
+__all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure", "measure_beside"]
 
 _log = logging.getLogger(__name__)
 
@@ -142,6 +142,16 @@ def become(job: CalibrationJob, workdir: Path) -> None:
     guard.lift_limit()
     (workdir / "calibration.json").write_text(json.dumps(to_map(job)), encoding="utf-8")
     os.execv(sys.executable, [sys.executable, "-m", "edge_client.calibration", "--for", str(workdir)])
+
+
+def measure_beside(job: CalibrationJob, workdir: Path) -> None:
+    """For a process that has memory for both: measure in another one; a failure is told, and not tried again."""
+    guard.lift_limit()
+    (workdir / "calibration.json").write_text(json.dumps(to_map(job)), encoding="utf-8")
+    try:
+        calibrated(replace(job, limit_bytes=0), durable.cache_dir())
+    except MachineError as error:
+        _log.warning("%s", error)
 
 
 def _for_worker(workdir: Path) -> None:

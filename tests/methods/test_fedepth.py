@@ -586,6 +586,19 @@ def test_a_smaller_plan_changes_what_is_left() -> None:
     assert equal(of_units(seen[3], ["block3"]), of_units(seen[0], ["block3"]))
 
 
+def test_a_plan_without_groups_leaves_one_group() -> None:
+    """block1 is done in its 3 steps; the others are trained together then, in 3 more."""
+    model = model_of("mlp")
+    client, plans = begun(model, plan_of([[block] for block in model.order[1:-1]])), iter([plan_of(microbatch=4)])
+    snapshots = Snapshots(model)  # of the start, then after each step
+    assert trained(model, client, Memory(), replan=lambda: next(plans, None), progress=snapshots).steps == 6
+    seen = snapshots.taken
+    assert equal(of_units(seen[3], ["block1"]), of_units(seen[6], ["block1"]))
+    for block in ("block2", "block3", "block4"):
+        assert equal(of_units(seen[3], [block]), of_units(seen[0], [block]))
+        assert not equal(of_units(seen[4], [block]), of_units(seen[0], [block]))
+
+
 def test_what_is_left_of_shared_epochs_is_shared_anew() -> None:
     """2 epochs for 2 groups: 1 is spent on the first; then 2 groups share the other: 3 + 2 + 2 steps of 3 batches."""
     model = model_of("mlp")
