@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from edge_client.methods.base import Client, Method
-    from edge_client.models.contract import Model
+    from edge_client.models.contract import Model, Unit
 
 __all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure", "measure_beside"]
 
@@ -491,6 +491,7 @@ class _UnitMeter:
     evaluated: _Pair
 
     def row(self) -> UnitRow:
+        """All of it."""
         units = self.bench.model.units
         number = self.bench.model.order.index(self.name)
         sizes = self._sizes(number)
@@ -512,8 +513,14 @@ class _UnitMeter:
             evaluate=envelope(self.evaluated.moments(f"frozen/pre/{self.name}", f"frozen/post/{self.name}")),
             forward_s=self.whole.seconds(f"pre/{self.name}", f"post/{self.name}"),
             backward_s=self.whole.seconds(begins, ends) if self.whole.has(begins) else (0.0, 0.0),
+            paper=self._paper(units[number]),
             **self._as_group(units[-1].name, self._sizes(len(units) - 1)),
         )
+
+    def _paper(self, unit: Unit) -> Line:
+        from edge_client.planning.paper_cost import unit_cost  # torch
+
+        return line_through((1, 2), *(float(unit_cost(self.bench.model, unit, batch=batch)) for batch in (1, 2)))
 
     def _backward(self, begins: str, ends: str) -> list[Line]:
         """A unit in front of all that is trained has none."""

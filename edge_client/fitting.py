@@ -84,6 +84,7 @@ class Fitting:
     run: RunFile
     rules: PlanRules
     rows: ModelRows
+    half: ModelRows | None = None  # the same in bf16, where that may be used
     num_samples: int = 0
     disk_bytes: int = 0
 
@@ -108,6 +109,7 @@ class Fitting:
     def _request(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None) -> planner.Request:
         return planner.Request(
             variants={"full": self.rows},
+            halves={} if self.half is None else {"full": self.half},
             workload=self.workload(),
             rules=self.rules,
             base_bytes=base_bytes,
