@@ -130,6 +130,7 @@ def test_set_takes_values_as_the_file_does(typed: str, key: tuple[str, str], val
         ({"partition": "dirichlet"}, "expected dirichlet:ALPHA"),
         ({"devices": 0}, "simulate.devices: expected 1 to 100000, got 0"),
         ({"devices": 3, "set": ["devices.min=4"]}, "devices.min = 4, and there are 3 devices"),
+        ({"set": ["model.init=run:a-1"]}, "a simulation knows no runs of a coordinator"),
         ({"participation": 1.5}, "devices.fraction: expected 0.0001 to 1, got 1.5"),
         ({"devices": 3, "training_budgets": "40MB*2"}, "40MB*2 are 2 budgets for 3 devices"),
         ({"training_budgets": "40XB"}, "expected a size such as 512MB or 1.5GiB, got '40XB'"),
