@@ -181,7 +181,7 @@ class _FiniteRows:
     def take(self, indices: Indices) -> NDArray[Any]:
         raw = self._rows.take(indices)
         with np.errstate(over="ignore"):
-            fine = np.isfinite(raw.astype(np.float32, copy=False)).reshape(len(raw), -1).all(axis=1)
+            fine = np.isfinite(raw.astype(np.float32, copy=False)).all(axis=tuple(range(1, raw.ndim)))
         if not fine.all():
             number = int(self._chosen[indices][np.flatnonzero(~fine)[0]])
             raise InputError(f"{self._samples.where}: sample {number} has values that are not finite")
