@@ -79,6 +79,8 @@ class Missing:
 def combinations(flags: Flags) -> list[Combination]:
     """One per method and seed, in the order in which they were typed; raises `InputError`."""
     table = raw_table(flags)
+    if flags.file is None and not ("model" in table and "data" in table.get("simulate", {})):
+        raise InputError("without a run file, --model and --data are needed, such as --model small-cnn --data digits")
     source = str(flags.file) if flags.file is not None else _SOURCE
     method = table.get("method", {"name": "fedavg"})
     names = _listed(flags.method, "--method") if flags.method is not None else [str(method.get("name", "fedavg"))]
