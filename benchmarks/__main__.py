@@ -20,6 +20,8 @@ _KNOWN = {
     "thousand_devices": ("thousand_devices", "measure"),
     "first_fleet": ("first_fleet", "measure"),
     "recompute": ("recompute", "measure"),
+    "simulator": ("simulator", "measure"),
+    "thousand_virtual": ("thousand_virtual", "measure"),
 }
 
 

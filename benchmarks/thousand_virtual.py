@@ -22,7 +22,7 @@ from coordinator.worker_pool import WorkerPool
 from edge_client.files import parse_table
 from edge_client.run_file import RunFile
 
-__all__ = ["measure"]
+__all__ = ["Rounds", "measure"]
 
 Json = dict[str, Any]
 
@@ -51,7 +51,7 @@ def _fleet(num: int, rounds: int) -> Json:
     return found
 
 
-class _Rounds:
+class Rounds:
     """Remembers how long each round took."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def main() -> int:
     """One fleet; figures as JSON on standard output."""
     num, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     processes = Processes(WorkerPool(_NUM_WORKERS, module="benchmarks.no_training_pool"))
-    watch = _Rounds()
+    watch = Rounds()
     nothing = Prepared(path="", parts="", sizes=(), num_test=0)  # nobody opens it
     try:
         simulate(Setup(file=_run_file(num, rounds), folder=folder / "run", data=nothing), processes, watch)

@@ -276,9 +276,8 @@ class Simulation:
             return
         if machine.attempt > self._first_attempt:
             raise self._failure()
-        if machine.round is not None:
-            asked = [lease for lease in machine.leases.values() if lease.train]
-            self._observer.moved(machine.number, sum(lease.state == "stored" for lease in asked), len(asked))
+        if machine.round is not None and machine.round.goal > 0:
+            self._observer.moved(machine.number, len(machine.updates), machine.round.goal)
         self._tell(self._log.write(self._run, over=False))
 
     def _tell(self, lines: Iterator[Json]) -> None:
