@@ -204,7 +204,7 @@ def reshapes(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 def _converter(samples: Stored, shape: tuple[int, ...], levels: float) -> Convert:
     """From samples as they are stored to float32 in the model's axis order."""
     stored = samples.shape[1:]
-    channels_last = len(stored) == 3 and (stored[2], stored[0], stored[1]) == shape and stored != shape
+    channels_last = len(stored) in (2, 3) and (stored[-1], *stored[:-1]) == shape and stored != shape
     if not (reshapes(stored, shape) or channels_last):
         raise InputError(
             f"{samples.where}: the model's input is {list(shape)}, the samples are {list(stored)}; "
@@ -216,6 +216,6 @@ def _converter(samples: Stored, shape: tuple[int, ...], levels: float) -> Conver
 
     def convert(raw: NDArray[Any]) -> NDArray[np.float32]:
         x = raw.astype(np.float32) / divisor
-        return x.transpose(0, 3, 1, 2) if channels_last else x
+        return np.moveaxis(x, -1, 1) if channels_last else x
 
     return convert
