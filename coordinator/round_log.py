@@ -172,6 +172,7 @@ class RoundLog:
         trained: dict[str, list[Json]] = {name: [] for name in self._budgets}
         for device in self._trained():
             trained[device["device"]].append(device)
+        failed = {failure["device"]: failure["code"] for line in self._lines for failure in line["failures"]}
         return [
             {
                 "device": name,
@@ -183,6 +184,7 @@ class RoundLog:
                 "training_peak": max((device["peak"] - device["base"] for device in mine), default=None),
                 "bytes_up": traffic.get(name, (0, 0))[0],
                 "bytes_down": traffic.get(name, (0, 0))[1],
+                "failure": failed.get(name, ""),
             }
             for name, mine in trained.items()
         ]

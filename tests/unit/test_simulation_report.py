@@ -5,6 +5,8 @@ from __future__ import annotations
 from coordinator.simulation_report import Pace, grid, result
 
 DEVICE = {"rounds": 2, "samples": 10, "plan": "full, microbatch 32", "budget": None, "training_peak": 3_000_000}
+DEVICE |= {"failure": ""}
+IDLE = {"rounds": 0, "samples": None, "plan": "", "budget": 1_000_000, "training_peak": None, "failure": ""}
 RESULT = {
     "method": "fedavg",
     "model": "mlp",
@@ -53,6 +55,15 @@ def test_devices_with_one_budget_and_one_plan_are_one_row() -> None:
     assert rows[0] == ["2", "no", "limit", "full,", "microbatch", "32", "3.0", "MB", "10", "to", "30", "4"]
     assert rows[1] == ["1", "40.0", "MB", "full,", "microbatch", "32", "5.0", "MB", "10", "to", "10", "2"]
     assert "1.5 MB up, 2.0 MB down, 12 s; model abababababababab; in simulations/x" in shown
+
+
+def test_devices_that_took_no_part_are_told_with_the_reason() -> None:
+    """One on which nothing fitted, one that was never drawn."""
+    shown = result({**RESULT, "per_device": [IDLE, {**IDLE, "failure": "nothing_fits"}]})
+    assert [line.split()[3:] for line in shown.splitlines() if "1.0 MB" in line] == [
+        ["never", "asked", "-", "-", "0"],
+        ["nothing_fits", "-", "-", "0"],
+    ]
 
 
 def test_a_grid_has_a_row_per_run() -> None:
