@@ -297,14 +297,14 @@ def _devices(show: Json) -> str:
     devices = show.get("devices") or []
     if not devices:
         return ""
-    heads = ("device", "budget", "plan", "predicted", "measured", "samples", "test samples", "up", "down", "machine")
+    heads = ("device", "budget", "plan", "predicted", "measured", "replans", "samples", "test samples", "up", "down")
     rows = [_device_row(device) for device in devices]
-    return _section("Devices", _table(heads, rows, right=(1, 3, 4, 5, 6, 7, 8)))
+    return _section("Devices", _table((*heads, "machine"), rows, right=(1, 3, 4, 5, 6, 7, 8, 9)))
 
 
 def _device_row(device: Json) -> list[object]:
     peak, budget = device.get("peak_bytes") or 0, device.get("budget_bytes") or 0
-    over = bool(budget) and peak > budget
+    over = not device.get("inside_budget", True)
     profile = device.get("profile") or {}
     machine = [profile.get("machine") or profile.get("kind") or ""]
     machine += [f"{name} {version}" for name, version in (device.get("versions") or {}).items()]
@@ -314,6 +314,7 @@ def _device_row(device: Json) -> list[object]:
         device.get("plan") or "-",
         _size(device.get("predicted_bytes")),
         _Html(f'<span class="over">{_text(_size(peak))}</span>') if over else _size(peak),
+        device.get("replans", 0),
         device.get("num_samples", "-"),
         device.get("num_test", "-"),
         _size(device.get("bytes_up")),

@@ -269,7 +269,7 @@ def _evaluations(rows: Sequence[Json]) -> str:
 
 def _run_devices(rows: Sequence[Json]) -> str:
     return align(
-        ["device", "budget", "plan", "predicted", "peak", "samples", "up", "down"],
+        ["device", "budget", "plan", "predicted", "peak", "inside", "replans", "samples", "up", "down"],
         [
             [
                 r["id"],
@@ -277,13 +277,15 @@ def _run_devices(rows: Sequence[Json]) -> str:
                 r["plan"],
                 format_bytes(r["predicted_bytes"]),
                 format_bytes(r["peak_bytes"]),
+                "yes" if r["inside_budget"] else "NO",
+                r["replans"],
                 r["num_samples"],
                 format_bytes(r["bytes_up"]),
                 format_bytes(r["bytes_down"]),
             ]
             for r in rows
         ],
-        right=(1, 3, 4, 5, 6, 7),
+        right=(1, 3, 4, 6, 7, 8, 9),
     )
 
 
@@ -292,7 +294,7 @@ def demo(data: Json) -> str:
     accuracies = "  ".join(f"{value:.3f}" for value in (data["accuracy_before"], *data["accuracy_per_round"]))
     devices_table = _run_devices(data["devices"])
     up, down = format_bytes(data["bytes_up"]), format_bytes(data["bytes_down"])
-    inside = all(device["peak_bytes"] <= device["budget_bytes"] for device in data["devices"])
+    inside = all(device["inside_budget"] for device in data["devices"])
     return "\n".join(
         [
             f"accuracy on the devices' own test data, before round 1 and after each of {data['rounds']} rounds:",

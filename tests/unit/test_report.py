@@ -162,7 +162,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_a_peak_above_the_budget_is_marked() -> None:
     """Only the device that used 101 MB of 100 MB."""
-    page = Page(report.render(shown(devices=[device("a"), device("b", peak_bytes=101 * 10**6)])))
+    page = Page(report.render(shown(devices=[device("a"), device("b", peak_bytes=101 * 10**6, inside_budget=False)])))
     assert [attributes for _, attributes in page.tags].count({"class": "over"}) == 1
 
 

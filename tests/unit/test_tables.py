@@ -66,7 +66,8 @@ def test_a_run_shows_results_devices_and_problems() -> None:
     evaluation |= {"num_samples": 20, "num_devices": 2, "recall": [0.625, None]}
     own = {"version": 1, "device": "a", "num_samples": 10, "accuracy": 0.8125}
     device = {"id": "a", "budget_bytes": 10**9, "plan": "full, microbatch 8", "predicted_bytes": 10**8}
-    device |= {"peak_bytes": 2 * 10**8, "num_samples": 10, "bytes_up": 1000, "bytes_down": 2000}
+    device |= {"peak_bytes": 2 * 10**8, "inside_budget": True, "replans": 3}
+    device |= {"num_samples": 10, "bytes_up": 1000, "bytes_down": 2000}
     lease = {"device": "b", "state": "declined", "round": 1, "code": "over_budget", "detail": "3 GB", "log": ["line 1"]}
     found = {"evaluations": [evaluation], "device_evaluations": [own], "devices": [device], "failures": [lease]}
     text = tables.run(_run(best_score=0.75, best_version=1, **found))
@@ -74,6 +75,10 @@ def test_a_run_shows_results_devices_and_problems() -> None:
     for piece in ("0.7100", "full, microbatch 8", "no     ", "0.6250", "0.8125"):
         assert piece in text
     assert "b declined in round 1: over_budget: 3 GB\n    line 1" in text
+    (row,) = [line for line in text.splitlines() if "microbatch" in line]
+    assert " ".join(row.split()) == "a 1.0 GB full, microbatch 8 100 MB 200 MB yes 3 10 1.0 kB 2.0 kB"
+    outside = tables.run(_run(devices=[device | {"inside_budget": False}]))
+    assert " NO " in outside
 
 
 def test_runs_are_listed_with_their_rounds() -> None:
