@@ -23,10 +23,11 @@ from edge_client.errors import ConflictError, InputError
 from edge_client.files import to_table
 from edge_client.run_file import RunFile, load_run_file
 
-__all__ = ["DATA", "LOG", "RunDirectory"]
+__all__ = ["DATA", "LOG", "RESULT", "ROUNDS", "RUN", "STATE", "RunDirectory"]
 
 Json = dict[str, Any]
 
+RUN, ROUNDS, RESULT, STATE = "run.toml", "rounds.jsonl", "result.json", "state"
 DATA = "data"  # a folder beside the run file: what the devices share, while there is something to train
 LOG = "log.txt"  # in `state`
 _MAX_TOLD = 5  # differences
@@ -37,10 +38,10 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = path / "state"
-        self._run = path / "run.toml"
-        self._rounds = path / "rounds.jsonl"
-        self._result = path / "result.json"
+        self.state = path / STATE
+        self._run = path / RUN
+        self._rounds = path / ROUNDS
+        self._result = path / RESULT
         self.model = path / "model.bin"
 
     def check(self, file: RunFile) -> Json | None:
