@@ -180,8 +180,11 @@ def _read_log(path: Path) -> _Log:
         for row in line.devices:
             one = _picked(_Trained, row, where)
             log.trained.setdefault(one.device, []).append(one)
-        failed = (_picked(_Failed, row, where) for row in line.failures)
-        log.failures += [FailureRecord(device=f.device, round=line.round, code=f.code, detail=f.detail) for f in failed]
+        for row in line.failures:
+            lost = _picked(_Failed, row, where)
+            log.failures.append(
+                FailureRecord(device=lost.device, round=line.round, code=lost.code, detail=lost.detail)
+            )
     return log
 
 
