@@ -134,7 +134,7 @@ def from_answer(show: Json) -> RunRecord:
 def _rounds(show: Json) -> list[RoundRecord]:
     own: dict[int, dict[str, float]] = {}
     for row in show.get("device_evaluations") or []:
-        if row["accuracy"] is not None:
+        if row["accuracy"] is not None and row["device"] != "server":
             own.setdefault(row["version"], {})[row["device"]] = row["accuracy"]
     names = ("accuracy", "balanced_accuracy", "macro_f1", "loss", "num_samples", "num_devices")
     return [
