@@ -15,7 +15,8 @@ from typing import Any
 
 from coordinator.simulation_file import Missing
 from edge_client import durable, errors
-from edge_client.errors import FedfitError, MachineError
+from edge_client.data import registry as data
+from edge_client.errors import FedfitError, InputError, MachineError
 from edge_client.run_file import RunFile
 
 __all__ = ["Prepared", "describe", "main", "prepare"]
@@ -35,6 +36,11 @@ class Prepared:
 
 def describe(text: str, partition: str) -> Missing:
     """The shape of a sample and the classes of the data named `text`; raises what is wrong with it."""
+    try:
+        data.split_source(text)
+        data.parse_partition(partition)
+    except FedfitError as error:
+        raise InputError(str(error)) from None
     answer = _ask({"do": "describe", "data": text, "partition": partition})
     shape = answer["shape"]
     return Missing(shape=tuple(shape) if shape is not None else None, classes=tuple(answer["classes"]))

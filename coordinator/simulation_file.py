@@ -6,6 +6,9 @@
     --participation SHARE   devices.fraction     --training-budgets LIST   simulate.training-budgets
     --seed N[,N]            seed                 --set a.b=VALUE           any key; a bare NAME means method.NAME
 
+Without a file, devices train 5 epochs per round with a momentum of 0.9; everything else is as in a file that says
+nothing of it.
+
 Covers: the resolved run file of each combination of methods and seeds, and what it means for virtual devices.
 Does not cover: opening the data (`coordinator.simulation_data`), the folder of a run (`coordinator.run_directory`).
 """
@@ -33,6 +36,7 @@ __all__ = ["Combination", "Flags", "Missing", "budgets_of", "check_simulation", 
 Table = dict[str, Any]
 
 _SOURCE = "coordinator simulate"  # in messages about what was typed
+_WITHOUT_FILE: Table = {"train": {"epochs": 5, "momentum": 0.9}}  # as papers do; one epoch learns little in 10 rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ class Combination:
     seed: int
     table: Table
     source: str
+    one_of_several: bool = False  # methods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +92,14 @@ def combinations(flags: Flags) -> list[Combination]:
         mine = copy.deepcopy(table)
         kept = method if method.get("name", "fedavg") == name else {}
         mine |= {"method": {**kept, "name": name, **_parameters(name, own, names)}, "seed": seed}
-        made.append(Combination(method=name, seed=seed, table=mine, source=source))
+        several = len(names) > 1
+        made.append(Combination(method=name, seed=seed, table=mine, source=source, one_of_several=several))
     return made
 
 
 def raw_table(flags: Flags) -> Table:
     """The run file with the flags in it, but for methods and seeds."""
-    table: Table = read_toml(flags.file) if flags.file is not None else {}
+    table: Table = read_toml(flags.file) if flags.file is not None else copy.deepcopy(_WITHOUT_FILE)
     for key in ("method", "model", "task"):
         if isinstance(table.get(key), str):
             table[key] = {"name": table[key]}
@@ -209,7 +215,7 @@ def complete(combination: Combination, missing: Missing | None) -> RunFile:
     simulate = table.setdefault("simulate", {})
     if isinstance(simulate, dict):
         _count_devices(simulate)
-    table.setdefault("name", _name(table, simulate))
+    table.setdefault("name", _name(table, ("model",) if combination.one_of_several else ("method", "model")))
     evaluate = table.setdefault("evaluate", {})
     if isinstance(evaluate, dict):  # a task's data is opened by its own functions, on the devices
         evaluate.setdefault("on", "simulate" if "task" not in table else "devices")
@@ -218,7 +224,7 @@ def complete(combination: Combination, missing: Missing | None) -> RunFile:
         check_run(file)
         check_simulation(file)
     except FedfitError as error:
-        raise type(error)(f"{combination.source}: {error}") from None
+        raise InputError(f"{combination.source}: {error}") from None
     return file
 
 
@@ -230,11 +236,12 @@ def _count_devices(simulate: Table) -> None:
         simulate.setdefault("devices", sum(int(count or 1) for count in counts))
 
 
-def _name(table: Table, simulate: Any) -> str:
+def _name(table: Table, sections: Sequence[str]) -> str:
     """Of a run without a file: what people would call it."""
-    source = str(simulate.get("data", "")).partition(":")[0] if isinstance(simulate, dict) else ""
-    what = [str(part.get("name", "")) for part in (table.get("method"), table.get("model")) if isinstance(part, dict)]
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(filter(None, (*what, source)))).strip("-")[:40] or "simulation"
+    words = [str(table[key].get("name", "")) for key in sections if isinstance(table.get(key), dict)]
+    source = str(table["simulate"].get("data", "")) if isinstance(table["simulate"], dict) else ""
+    text = "-".join(filter(None, (*words, source.partition(":")[0])))
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:40] or "simulation"
 
 
 def check_simulation(file: RunFile) -> None:

@@ -10,8 +10,8 @@ their methods keep outlives them (`settle_left`).
 
 from __future__ import annotations
 
+import json
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -142,6 +142,7 @@ class VirtualDevice:
         self._tasks = dict(tasks)
         self._around = around
         self._folder = around.folder / row.name
+        self._work = self._folder / "work"
         topics = around.topics
         self._up, self._data = topics.device(row.name, "up"), topics.device(row.name, "data")
         self._cmd, self._down = topics.device(row.name, "cmd"), topics.device(row.name, "down")
@@ -219,8 +220,8 @@ class VirtualDevice:
                 self._around.pool.forget(lease)
             case Serve(update, ranges):
                 self._serve(update, ranges)
-            case Forget(lease, accepted):
-                self._forget(lease, accepted)
+            case Forget(_, accepted):
+                self._forget(accepted)
 
     def _send(self, message: Message) -> None:
         if isinstance(message, Hello):
@@ -247,11 +248,10 @@ class VirtualDevice:
             break  # one part at a time, as the daemon does
 
     def _start(self, assign: Assign) -> None:
-        folder = self._work_dir(assign.lease)
         with durable.disk_errors("cannot prepare the worker"):
             workers.write_order(
                 assign,
-                folder=folder,
+                folder=self._work,
                 parts={part.key: str(self._around.parts.path(part.sha256)) for part in assign.parts},
                 device=self.name,
                 device_file=self._device_file,
@@ -259,28 +259,21 @@ class VirtualDevice:
                 training_budget_bytes=self.training_budget_bytes,
                 method_state=self._folder / "method-state" / assign.run,
             )
-        self._around.pool.submit(assign.lease, folder, self.handle)
+        self._around.pool.submit(assign.lease, self._work, self.handle)
 
     def _serve(self, update: Finished, ranges: tuple[Range, ...]) -> None:
-        assert self.session.assign is not None
         with durable.disk_errors("cannot read the update"):
             if self._outgoing is None:
-                path = self._work_dir(self.session.assign.lease) / "update.bin"
-                self._outgoing = Outgoing(path, update.sha256, update.length)
+                self._outgoing = Outgoing(self._work / "update.bin", update.sha256, update.length)
             for index in expand(ranges, num_chunks(update.length)):
                 self._transport.publish(self._data, self._outgoing.chunk(index))
 
-    def _forget(self, lease: str, accepted: bool) -> None:
+    def _forget(self, accepted: bool) -> None:
         self._fetching.clear()
         if self._outgoing is not None:
             self._outgoing.close()
             self._outgoing = None
-        with durable.disk_errors("cannot keep the method's state"):
-            workers.settle_method_state(self._folder / "method-state", accepted=accepted)
-        shutil.rmtree(self._work_dir(lease), ignore_errors=True)
-
-    def _work_dir(self, lease: str) -> Path:
-        return self._folder / "work" / lease
+        _settle(self._folder, accepted)
 
     def close(self) -> None:
         """Leave the hub."""
@@ -291,8 +284,17 @@ class VirtualDevice:
 
 def settle_left(folder: Path, was_stored: Callable[[str], bool]) -> None:
     """End what the devices of an earlier process had in hand: what their methods wrote counts if its update does."""
-    for work in sorted(folder.glob("*/work/*")):
-        with durable.disk_errors(f"cannot clean up {work}"):
-            workers.settle_method_state(work.parents[1] / "method-state", accepted=was_stored(work.name))
-        shutil.rmtree(work, ignore_errors=True)
+    for order in sorted(folder.glob("*/work/order.json")):
+        try:
+            lease = str(json.loads(order.read_bytes())["lease"])
+        except (ValueError, KeyError):  # it was being written
+            lease = ""
+        _settle(order.parents[1], was_stored(lease))
 
+
+def _settle(folder: Path, accepted: bool) -> None:
+    """A device's lease is over. Its folder stays: making and removing one costs more than all its files."""
+    with durable.disk_errors(f"cannot clean up {folder}"):
+        workers.settle_method_state(folder / "method-state", accepted=accepted)
+        for file in (folder / "work").glob("*"):
+            file.unlink(missing_ok=True)

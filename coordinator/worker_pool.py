@@ -41,6 +41,10 @@ class WorkerPool:
         """How many processes there are."""
         return len(self._children)
 
+    def pids(self) -> list[int]:
+        """Those of the processes that run."""
+        return [child.pid for child in self._children if child.pid is not None]
+
     def submit(self, lease: str, folder: Path, done: Done) -> None:
         """Do the assignment in `folder`; `done` gets its end from inside `read`."""
         self._waiting.append((lease, folder, done))

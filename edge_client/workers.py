@@ -46,6 +46,7 @@ def start(
     command: Sequence[str] = COMMAND,
 ) -> Worker:
     """Start the worker of an assignment in its folder."""
+    durable.make_dir(method_state)
     write_order(
         assign,
         folder=folder,
@@ -71,7 +72,6 @@ def write_order(
 ) -> None:
     """Make the folder of an assignment with all that a worker is told."""
     durable.make_dir(folder)
-    durable.make_dir(method_state)
     order = WorkOrder(
         lease=assign.lease,
         run=assign.run,

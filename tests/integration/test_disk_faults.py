@@ -304,6 +304,30 @@ def test_a_command_that_cannot_write_its_file_leaves_nothing_of_it(
         assert fleet.unexpected == []
 
 
+SIMULATED = (
+    *(f"simulate.run.{step}" for step in ("write", "sync", "rename")),
+    *(f"simulate.model.{step}" for step in ("sync", "rename")),
+    *(f"simulate.result.{step}" for step in ("write", "sync", "rename")),
+)
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_a_simulation_that_cannot_write_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """4 and one line for each write; the same command goes on, and trains nothing twice: there is one round."""
+    flags = ("--model", "mlp", "--set", "model.hidden=[4]", "--data", "digits", "--devices", "2", "--rounds", "1")
+    command = ("simulate", *flags, "--workers", "1", "--out", str(tmp_path / "run"))
+    for point in SIMULATED:
+        monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
+        assert cli.main(command) == 4
+        told = capsys.readouterr().err
+        assert (told.count("\n"), told.startswith("coordinator: "), REASONS[kind] in told) == (1, True, True)
+    assert cli.main(command) == 0
+    assert len((tmp_path / "run/rounds.jsonl").read_text().splitlines()) == 1
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
 JOINING = (
     "state.version.write",
     *(f"{file}.{step}" for file in ("bundle", "device-file") for step in ("write", "sync", "rename")),
@@ -384,7 +408,7 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
     files = [path for package in ("edge_client", "coordinator") for path in (ROOT / package).rglob("*.py")]
     written = {point for path in files for point in _points_in(ast.parse(path.read_text(encoding="utf-8")))}
     rounds = (*COORDINATOR.values(), *DAEMON.values(), *WORKER.values())
-    others = (*STARTING.values(), *WRITTEN.values(), TOO_FEW, ADDING, STARTING_A_RUN, JOINING)
+    others = (*STARTING.values(), *WRITTEN.values(), TOO_FEW, ADDING, STARTING_A_RUN, SIMULATED, JOINING)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
     elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own
     assert sorted(written - tested) == []
