@@ -20,6 +20,7 @@ Json = Mapping[str, Any]
 
 # as run files name them -> the field of a round
 METRICS = {"accuracy": "accuracy", "balanced-accuracy": "balanced_accuracy", "macro-f1": "macro_f1", "loss": "loss"}
+_JUDGED = ("accuracy", "balanced_accuracy", "macro_f1", "loss", "num_samples", "num_devices")
 
 
 def is_better(metric: str, value: float, than: float) -> bool:
@@ -132,20 +133,19 @@ def from_answer(show: Json) -> RunRecord:
 
 
 def _rounds(show: Json) -> list[RoundRecord]:
+    """Those that were judged, and those that something travelled in."""
     own: dict[int, dict[str, float]] = {}
     for row in show.get("device_evaluations") or []:
         if row["accuracy"] is not None and row["device"] != "server":
             own.setdefault(row["version"], {})[row["device"]] = row["accuracy"]
-    names = ("accuracy", "balanced_accuracy", "macro_f1", "loss", "num_samples", "num_devices")
-    return [
-        RoundRecord(
-            number=row["version"],
-            recall=tuple(row["recall"]),
-            per_device=own.get(row["version"], {}),
-            **{name: row[name] for name in names},
-        )
-        for row in show.get("evaluations") or []
-    ]
+    fields: dict[int, dict[str, Any]] = {}
+    for row in show.get("evaluations") or []:
+        told = {name: row[name] for name in _JUDGED}
+        fields[row["version"]] = {**told, "recall": tuple(row["recall"]), "per_device": own.get(row["version"], {})}
+    for row in show.get("moved_by_round") or []:
+        moved = {"bytes_up": row["bytes_up"], "bytes_down": row["bytes_down"]}
+        fields[row["round"]] = fields.get(row["round"], {}) | moved
+    return [RoundRecord(number=number, **fields[number]) for number in sorted(fields)]
 
 
 def _device(entry: Json) -> DeviceRecord:
