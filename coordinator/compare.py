@@ -65,6 +65,7 @@ class Grouping:
     """All runs, sorted out."""
 
     groups: Sequence[Group]
+    differing: Sequence[str]  # the method, and the other keys that differ between groups
     same: Settings  # what all groups have in common
     left_out: Sequence[LeftOut]
 
@@ -136,6 +137,7 @@ class Comparison:
 
     metric: str
     target: float | None
+    differing: Sequence[str]  # keys of the settings of rows
     same: Settings
     rows: Sequence[Row]
     left_out: Sequence[LeftOut]
@@ -145,7 +147,14 @@ def compare(runs: Sequence[RunRecord], *, metric: str = "accuracy", target: floa
     """The rows, in the order in which their first runs came."""
     found = grouped(runs)
     rows = [summarize(group, metric, target) for group in found.groups]
-    return Comparison(metric=metric, target=target, same=found.same, rows=rows, left_out=found.left_out)
+    return Comparison(
+        metric=metric,
+        target=target,
+        differing=found.differing,
+        same=found.same,
+        rows=rows,
+        left_out=found.left_out,
+    )
 
 
 # which runs belong together
@@ -175,7 +184,7 @@ def grouped(runs: Sequence[RunRecord]) -> Grouping:
     ]
     first = next(iter(tables.values()), {})
     same = {key: value for key, value in first.items() if key not in differing}
-    return Grouping(groups=groups, same=same, left_out=left_out)
+    return Grouping(groups=groups, differing=differing, same=same, left_out=left_out)
 
 
 def _key(table: Settings) -> str:
@@ -196,10 +205,11 @@ def _left_out(run: RunRecord, twin: RunRecord | None) -> LeftOut:
 
 
 def _differing(tables: Sequence[Settings]) -> list[str]:
-    """The method, which a table is read by, and the keys that not all tables have with one value."""
+    """The method, which a table is read by, and the keys that not all tables have with one value; as in a run file."""
     keys = dict.fromkeys(key for table in tables for key in table)
-    differ = [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
-    return [_METHOD, *(key for key in differ if key != _METHOD)]
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+    differ = [key for key in keys if key != _METHOD and any(table.get(key) != tables[0].get(key) for table in tables)]
+    return [_METHOD, *sorted(differ, key=lambda key: sections.index(key.partition(".")[0]))]
 
 
 # the numbers of a group

@@ -48,7 +48,7 @@ class Column:
 def columns(found: Comparison) -> list[Column]:
     """What differs, then the numbers; a column that nothing is known for is left out."""
     rows = found.rows
-    names = setting_names([key for row in rows for key in row.settings])
+    names = setting_names(found.differing)
     made = [
         Column(head=name, cells=[setting_text(row.settings.get(key)) for row in rows], is_number=False)
         for key, name in names.items()
@@ -138,11 +138,10 @@ def _peak(row: Row) -> str:
 
 def setting_names(keys: Sequence[str]) -> dict[str, str]:
     """Keys of a run file as short as they are clear: `method.name` is method, `train.lr` is lr."""
-    unique = list(dict.fromkeys(keys))
-    short = [key.rpartition(".")[2] for key in unique]
+    short = [key.rpartition(".")[2] for key in keys]
     return {
         key: _NAMES.get(key, last if last not in _TAKEN and short.count(last) == 1 else key)
-        for key, last in zip(unique, short, strict=True)
+        for key, last in zip(keys, short, strict=True)
     }
 
 
@@ -253,7 +252,7 @@ def _tex(text: str) -> str:
 
 def _csv(found: Comparison) -> str:
     """Plain numbers, all digits; sizes in bytes, times in seconds. What is not known is empty."""
-    names = setting_names([key for row in found.rows for key in row.settings])
+    names = setting_names(found.differing)
     rows = [
         {**{name: _bare(row.settings.get(key)) for key, name in names.items()}, **_csv_numbers(found, row)}
         for row in found.rows

@@ -53,7 +53,7 @@ def render(title: str, runs: Sequence[RunRecord]) -> str:
 
 
 def _entries(found: Comparison, groups: Sequence[Group]) -> list[_Entry]:
-    names = compare_formats.setting_names([key for row in found.rows for key in row.settings])
+    names = compare_formats.setting_names(found.differing)
     return [_Entry(_name(row, names), group.runs, row) for row, group in zip(found.rows, groups, strict=True)]
 
 
