@@ -146,7 +146,7 @@ def test_markdown_marks_the_best(results: Path) -> None:
     write_run(results / "x", [line(1, 0.5)], simulate=', partition = "file:/a|b*c_d"')
     text = compare_formats.FORMATS["md"](compared(results))
     head, rule, avg, prox, other, *_ = text.splitlines()
-    assert head.startswith("| method | mu | stop.rounds | partition | seeds | rounds | accuracy | best | worst device |")
+    assert head.startswith("| method | mu | stop.rounds | partition | seeds | rounds | accuracy | best | worst dev")
     assert rule == "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     assert "| **0.7000 ± 0.1414** | **0.7500 ± 0.0707** |" in avg
     assert "**" not in prox
