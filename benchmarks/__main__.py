@@ -21,6 +21,7 @@ _KNOWN = {
     "first_fleet": ("first_fleet", "measure"),
     "simulator": ("simulator", "measure"),
     "thousand_virtual": ("thousand_virtual", "measure"),
+    "recompute": ("recompute", "measure"),
 }
 
 

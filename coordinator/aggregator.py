@@ -4,8 +4,9 @@
 job's `id`; it ends at the end of its input, and dies with its parent. Paths are absolute.
 
     job     fields                                   answer
-    init    run, task, start, out                    sha256, length: the first model of a run, a function of its seed,
-                                                     or the tensors of the model `start`
+    init    run, task, start, out                    sha256, length: the first model of a run and the tensors of its
+                                                     method, functions of its seed, or those of the model `start`
+    calibrate run, task                              rows: what each unit of the model costs (`edge_client.calibration`)
     encode  model, codec, out                        sha256, length: the same tensors as they travel
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, out    sha256, length: the next model
@@ -43,12 +44,14 @@ from edge_client.errors import (
 )
 from edge_client.records import Between, Count, Matches, Positive, Report
 from edge_client.run_file import RunFile
-from edge_client.wire.container import MODEL_PREFIX, TableRow, codec_rule
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, TableRow, codec_rule
 
 # torch is imported inside the jobs: malloc must be pinned before it is loaded
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from edge_client.methods.base import Method
+    from edge_client.models.contract import Model
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
 
@@ -77,6 +80,14 @@ class InitJob:
     task: str | None = None  # path of the task's source
     start: str | None = None  # a model whose tensors are taken instead of random ones
     out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateJob:
+    """Measure the model of a run, for devices that need not do it then."""
+
+    run: RunFile
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,19 +163,63 @@ def answer(request: Mapping[str, Any]) -> Reply:
 
 
 def _init(job: InitJob) -> Reply:
+    from edge_client.methods import coverage, registry
     from edge_client.training import seeds
     from edge_client.wire import tensors
     from edge_client.wire.tensors import ContainerReader
 
     recipe = _recipe(job.run, job.task)
+    method = registry.get(job.run.method.name, job.run.method.parameters)
     _seed(seeds.derive(job.run.seed, "init"))
-    state: dict[str, Tensor] = recipe.build_weights().state_dict()
-    table = [(MODEL_PREFIX + name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
+    model = recipe.build_weights()
+    state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
+    _seed(seeds.derive(job.run.seed, "extra"))
+    state |= _extra_tensors(method, recipe, model)
+    table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
+    meta = {coverage.STEM: model.order[0]} if method.plans.partial else {}
     if job.start is None:
-        return _write(job.out, table, iter(state.values()))
+        return _write(job.out, table, iter(state.values()), meta)
     with ContainerReader(Path(job.start)) as reader:
-        _check_start(table, reader, job.run)
-        return _write(job.out, table, (reader.tensor(name) for name, _, _ in table))
+        _check_start([row for row in table if row[0].startswith(MODEL_PREFIX)], reader, job.run)
+        taken = (MODEL_PREFIX, EXTRA_PREFIX) if _has_extras(table, reader) else (MODEL_PREFIX,)
+        values = (reader.tensor(name) if name.startswith(taken) else state[name] for name, _, _ in table)
+        return _write(job.out, table, values, meta)
+
+
+def _extra_tensors(method: Method, recipe: Recipe, model: Model) -> dict[str, Tensor]:
+    """What the method sends beside the model; it may have to know the shapes inside of it."""
+    from edge_client.methods.base import no_extra_tensors
+
+    if method.extra_tensors is no_extra_tensors:
+        return {}
+    if recipe.input_shape is None:
+        raise InputError(
+            f"method {method.name!r} needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
+        )
+    return {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
+
+
+def _has_extras(table: Sequence[TableRow], start: ContainerReader) -> bool:
+    """Whether the start has all of the method's tensors; those of another method, or of none, are made anew."""
+    came = {entry.name: tuple(entry.shape) for entry in start.header.entries}
+    return all(came.get(name) == tuple(shape) for name, _, shape in table if name.startswith(EXTRA_PREFIX))
+
+
+def _calibrate(job: CalibrateJob) -> Reply:
+    """Rows, or none where the shape of a sample is known to the devices alone, or this machine cannot measure it."""
+    from edge_client.calibration import calibrated, job_for
+    from edge_client.methods import registry
+
+    shape = _recipe(job.run, job.task).input_shape
+    if shape is None:
+        return {"rows": None}
+    wanted = job_for(job.run, registry.plan_rules(job.run.method.name, job.run.method.parameters), shape, task=job.task)
+    try:
+        rows = calibrated(wanted, durable.cache_dir())
+    except MachineError as error:
+        _log.warning("devices will measure the model themselves: %s", error)
+        return {"rows": None}
+    return {"rows": records.to_map(rows)}
 
 
 def _recipe(run: RunFile, task: str | None) -> Recipe:
@@ -247,17 +302,17 @@ def _encode(job: EncodeJob) -> Reply:
             (entry.name, codec_rule(len(entry.shape), job.codec, integer=entry.codec == "i64"), entry.shape)
             for entry in reader.header.entries
         ]
-        return _write(job.out, table, (reader.tensor(name) for name, _, _ in table))
+        return _write(job.out, table, (reader.tensor(name) for name, _, _ in table), reader.header.meta)
 
 
-def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor]) -> Reply:
-    """Write a container without meta; a file that could not be finished is removed."""
+def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta: Mapping[str, Any]) -> Reply:
+    """Write a container; a file that could not be finished is removed."""
     from edge_client.wire.tensors import write_container
 
     path = Path(out)
     try:
         faults.point("aggregator.write")
-        sha256, length = write_container(path, {}, table, tensors)
+        sha256, length = write_container(path, meta, table, tensors)
     except (FedfitError, OSError):
         path.unlink(missing_ok=True)
         raise
@@ -271,7 +326,8 @@ def _check(job: CheckJob) -> Reply:
     with ContainerReader(Path(job.base)) as base, ContainerReader(Path(job.update)) as update:
         report = records.from_map(Report, update.header.meta)
         grown = report.steps * job.max_passes
-        squares = sum(_check_model_tensor(name, update, base, report, grown) for name in update.names(MODEL_PREFIX))
+        names = update.names(MODEL_PREFIX) + update.names(EXTRA_PREFIX)
+        squares = sum(_check_model_tensor(name, update, base, report, grown) for name in names)
         for name in update.names("evaluation/"):
             _check_counts(name, update.tensor(name), low=0)
         most = _max_norm(job, base)
@@ -325,7 +381,7 @@ def _check_counts(name: str, value: Tensor, *, low: int) -> None:
 
 
 def _fold(job: FoldJob) -> Reply:
-    from coordinator.frozen import FrozenSet, FrozenUpdate, ModelState
+    from coordinator.frozen import FrozenSet, FrozenUpdate, ModelState, stored_name
     from edge_client.methods import registry
     from edge_client.wire.tensors import ContainerReader
 
@@ -334,19 +390,21 @@ def _fold(job: FoldJob) -> Reply:
     updates = [FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples) for u in job.updates]
     model = Path(job.model)
     with ContainerReader(model) as reader:
-        table = [(e.name, e.codec, e.shape) for e in reader.header.entries if e.name.startswith(MODEL_PREFIX)]
+        entries = [reader.entry(stored_name(name)) for name in ModelState(reader).names()]
+        table = [(entry.name, entry.codec, entry.shape) for entry in entries]
         folded = method.server.fold(ModelState(reader), FrozenSet(model, updates), round=job.round)
-        reply = _write(job.out, table, _in_order(folded, table))
+        reply = _write(job.out, table, _in_order(folded, table), reader.header.meta)
     faults.point("aggregator.fold.written")
     return reply
 
 
 def _in_order(folded: Iterator[tuple[str, Tensor]], table: Sequence[TableRow]) -> Iterator[Tensor]:
     """The tensors of a fold; a model that is not finite is never written: every later round would inherit it."""
+    from coordinator.frozen import stored_name
     from edge_client.params import square_sum
 
     for index, ((listed, _, _), (name, tensor)) in enumerate(zip(table, folded, strict=True)):
-        if MODEL_PREFIX + name != listed:
+        if stored_name(name) != listed:
             raise ValueError(f"the method folded {name!r} where {listed!r} was due; keep the order of state.names()")
         if index == len(table) // 2:
             faults.point("aggregator.fold.middle")
@@ -357,6 +415,7 @@ def _in_order(folded: Iterator[tuple[str, Tensor]], table: Sequence[TableRow]) -
 
 _JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
     "init": (InitJob, _init),
+    "calibrate": (CalibrateJob, _calibrate),
     "encode": (EncodeJob, _encode),
     "check": (CheckJob, _check),
     "fold": (FoldJob, _fold),
@@ -380,4 +439,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    guard.end(main())

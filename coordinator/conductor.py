@@ -13,6 +13,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
+from edge_client.methods import registry as methods
 from edge_client.records import PartRef, Report, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
@@ -156,7 +158,14 @@ class Conductor:
             self._fail(run.id, f"input: {error}")
             return
         job = {"job": "init", "run": run.file, "task": self._task_path(run), "start": start, "out": str(out)}
-        self._aggregation.submit(job, lambda answer: self._made(run, 0, out, "", answer, self._begin))
+
+        def measured(answer: Answer) -> None:
+            if self._succeeded(run, answer):
+                begin = partial(self._begin, rows=answer["rows"])
+                self._aggregation.submit(job, lambda made: self._made(run, 0, out, "", made, begin))
+
+        wanted = {"job": "calibrate", "run": run.file, "task": self._task_path(run)}
+        self._aggregation.submit(wanted, measured)
 
     def _task_path(self, run: RunRow) -> str | None:
         return str(self._blobs.path(run.task_sha256)) if run.task_sha256 else None
@@ -186,9 +195,10 @@ class Conductor:
             )
         return model
 
-    def _begin(self, run: RunRow, model: ModelRow) -> None:
+    def _begin(self, run: RunRow, model: ModelRow, rows: dict[str, Any] | None) -> None:
+        """`rows` travel with the run's file: devices of this machine's kind need not measure the model."""
         self._preparing = ""
-        settings = json.dumps(run.file, sort_keys=True).encode()
+        settings = json.dumps({**run.file, "x-rows": rows}, sort_keys=True).encode()
         sha256 = hashlib.sha256(settings).hexdigest()
         self._blobs.write(settings, sha256, point="settings")
         self._store.add_initial_model(model, sha256, len(settings))
@@ -445,6 +455,7 @@ class Conductor:
             max_samples=self.machine.file.devices.max_samples,
             num_classes=len(self.machine.file.classes),
             epochs=self.machine.file.train.epochs,
+            rules=methods.plan_rules(self.machine.file.method.name, self.machine.file.method.parameters),
         )
 
     def _file(self) -> RunFile:

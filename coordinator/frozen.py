@@ -23,10 +23,10 @@ from edge_client.errors import PayloadError
 from edge_client.methods.base import Header
 from edge_client.params import IndexMap, settle_buffer
 from edge_client.records import Report
-from edge_client.wire.container import MODEL_PREFIX, Entry, read_header
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, read_header
 from edge_client.wire.tensors import ContainerReader, read_entry
 
-__all__ = ["FrozenSet", "FrozenUpdate", "ModelState"]
+__all__ = ["FrozenSet", "FrozenUpdate", "ModelState", "stored_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,11 @@ class _Source:
     entries: dict[str, Entry]
 
 
+def stored_name(name: str) -> str:
+    """A tensor's name in a container: methods call the model's as the model does, their own with `extra/`."""
+    return name if name.startswith(EXTRA_PREFIX) else MODEL_PREFIX + name
+
+
 class ModelState:
     """The tensors of a server container, by their names in the model."""
 
@@ -57,11 +62,12 @@ class ModelState:
 
     def names(self) -> list[str]:
         """Names of all tensors, in the order of the file."""
-        return [name.removeprefix(MODEL_PREFIX) for name in self._reader.names(MODEL_PREFIX)]
+        names = self._reader.names(MODEL_PREFIX) + self._reader.names(EXTRA_PREFIX)
+        return [name.removeprefix(MODEL_PREFIX) for name in names]
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, read anew at every call."""
-        return self._reader.tensor(MODEL_PREFIX + name)
+        return self._reader.tensor(stored_name(name))
 
 
 class FrozenSet:
@@ -79,7 +85,7 @@ class FrozenSet:
         """Absolute values of the tensor `name` from each update that has it; can be asked for again."""
         base: Tensor | None = None
         for source in self._sources:
-            entry = source.entries.get(MODEL_PREFIX + name)
+            entry = source.entries.get(stored_name(name))
             if entry is None:
                 continue
             value = _read(source, entry)
@@ -91,7 +97,7 @@ class FrozenSet:
 
     def _base_tensor(self, name: str) -> Tensor:
         with ContainerReader(self._base) as reader:
-            return reader.tensor(MODEL_PREFIX + name)
+            return reader.tensor(stored_name(name))
 
 
 def _open(update: FrozenUpdate, layouts: dict[tuple[Entry, ...], dict[str, Entry]]) -> _Source:

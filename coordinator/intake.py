@@ -1,10 +1,11 @@
 """The first gate for an update: its table and its report against what the device was asked for, without torch.
 
-Covers: names, order, shapes, codecs, payload kind, counts of samples and steps, the evaluation and its matrix.
+Covers: names (those that the plan trains), order, shapes, codecs, payload kind, counts of samples and steps, the
+evaluation and its matrix.
 Does not cover: the values (`check` in `coordinator/aggregator.py`), who sent it (frames), whether it is late (rounds).
 
-Every refusal is a `PayloadError` with one of the codes names, shape, dtype, sample_count, or those of the container and
-of `records`, or evaluation; its detail names device, round, what was expected and what came.
+Every refusal is a `PayloadError` with one of the codes names, shape, dtype, plan, sample_count, evaluation, or those of
+the container and of `records`; its detail names device, round, what was expected and what came.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import array
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_client import records
 from edge_client.errors import PayloadError
+from edge_client.methods import coverage
+from edge_client.methods.base import PlanRules
 from edge_client.records import MATRIX_CLASSES, Report
 from edge_client.wire import frames
-from edge_client.wire.container import MODEL_PREFIX, Entry, Header, codec_rule, payload_kind, read_header
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, Header, codec_rule, payload_kind, read_header
 
 __all__ = ["CONFUSION", "Expected", "check_header", "read_confusion"]
 
@@ -28,6 +31,7 @@ _MAX_LISTED = 3
 _MAX_PLAN_BYTES = 12_288
 _MAX_PHASES = 64  # passes of a method over the data, in each epoch
 _MAX_VERSIONS = 16
+_TRAINED = (MODEL_PREFIX, EXTRA_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class Expected:
     max_samples: int
     num_classes: int
     epochs: int  # of the run
+    rules: PlanRules = field(default_factory=PlanRules)  # of the run's method
 
     @property
     def source(self) -> str:
@@ -55,21 +60,25 @@ def check_header(path: Path, expected: Expected) -> Report:
     """The report of the update at `path`, if it is what was asked for; raises `PayloadError` if not."""
     header = read_header(path)
     report = records.from_map(Report, header.meta, where=f"{expected.source}: report")
-    model = [entry for entry in header.entries if entry.name.startswith(MODEL_PREFIX)]
-    others = [entry for entry in header.entries if not entry.name.startswith(MODEL_PREFIX)]
-    _check_model(model, expected)
-    _check_payload(report, expected)
+    trained = [entry for entry in header.entries if entry.name.startswith(_TRAINED)]
+    others = [entry for entry in header.entries if not entry.name.startswith(_TRAINED)]
     _check_plan(report, expected)
+    _check_tensors(trained, report, expected)
+    _check_payload(report, expected)
     _check_samples(report, expected)
     _check_evaluation(others, report, expected)
     return report
 
 
-def _check_model(model: Sequence[Entry], expected: Expected) -> None:
-    listed = [e for e in expected.base.entries if e.name.startswith(MODEL_PREFIX)] if expected.train else []
-    if [entry.name for entry in model] != [entry.name for entry in listed]:
-        raise PayloadError("names", _name_difference(model, listed, expected))
-    for entry, sent in zip(model, listed, strict=True):
+def _check_tensors(trained: Sequence[Entry], report: Report, expected: Expected) -> None:
+    """Exactly those that were sent, without what the plan leaves untrained."""
+    listed = [e for e in expected.base.entries if e.name.startswith(_TRAINED)] if expected.train else []
+    stem = str(expected.base.meta.get(coverage.STEM, ""))
+    lacking = coverage.left_out([entry.name for entry in listed], report.plan, expected.rules, stem)
+    listed = [entry for entry in listed if entry.name not in lacking]
+    if [entry.name for entry in trained] != [entry.name for entry in listed]:
+        raise PayloadError("names", _name_difference(trained, listed, len(lacking), expected))
+    for entry, sent in zip(trained, listed, strict=True):
         if entry.shape != sent.shape:
             raise PayloadError(
                 "shape",
@@ -84,13 +93,16 @@ def _check_model(model: Sequence[Entry], expected: Expected) -> None:
             )
 
 
-def _name_difference(model: Sequence[Entry], listed: Sequence[Entry], expected: Expected) -> str:
-    came, wanted = {entry.name for entry in model}, {entry.name for entry in listed}
+def _name_difference(
+    trained: Sequence[Entry], listed: Sequence[Entry], num_lacking: int, expected: Expected
+) -> str:
+    came, wanted = {entry.name for entry in trained}, {entry.name for entry in listed}
     missing = [_short(entry) for entry in listed if entry.name not in came]
-    unknown = [_short(entry) for entry in model if entry.name not in wanted]
+    unknown = [_short(entry) for entry in trained if entry.name not in wanted]
     reasons = [f"{kind}: {_some(names)}" for kind, names in (("missing", missing), ("unknown", unknown)) if names]
     why = "; ".join(reasons) or "the same names in another order"
-    return f"{expected.source} has {len(model)} tensors, assignment listed {len(listed)} ({why})"
+    without = f" without the {num_lacking} that its plan leaves untrained" if num_lacking else ""
+    return f"{expected.source} has {len(trained)} tensors, assignment listed {len(listed)}{without} ({why})"
 
 
 def _short(entry: Entry) -> str:
@@ -125,6 +137,9 @@ def _check_plan(report: Report, expected: Expected) -> None:
         raise PayloadError(
             "too_large", f"{expected.source}: its plan has {plan_bytes} bytes, at most {_MAX_PLAN_BYTES} travel"
         )
+    problem = coverage.problem(report.plan, expected.rules) if report.plan is not None else ""
+    if problem:
+        raise PayloadError("plan", f"{expected.source}: its plan does not fit the run: {problem}")
 
 
 def _check_samples(report: Report, expected: Expected) -> None:

@@ -34,7 +34,7 @@ def plan_rows(devices: Sequence[DeviceRecord]) -> list[list[object]]:
     """Rows below `PLAN_HEADS`: devices with one budget and one plan are one row."""
 
     def same(device: DeviceRecord) -> tuple[int, str]:
-        return device.budget_bytes or 0, device.plan
+        return device.budget_bytes or 0, device.plan or device.failure or "never asked"
 
     rows: list[list[object]] = []
     for (budget, plan), members in itertools.groupby(sorted(devices, key=same), key=same):
@@ -43,7 +43,7 @@ def plan_rows(devices: Sequence[DeviceRecord]) -> list[list[object]]:
         rows.append(
             [
                 page.size(budget) if budget else "no limit",
-                plan or "never asked",
+                plan,
                 len(group),
                 page.size(max((device.predicted_bytes or 0 for device in group), default=0)),
                 page.size(max((device.peak_bytes or 0 for device in group), default=0)),
@@ -75,7 +75,7 @@ def _device_row(device: DeviceRecord) -> list[object]:
     return [
         device.name,
         page.size(device.budget_bytes),
-        device.plan or "-",
+        device.plan or device.failure or "-",
         page.size(device.predicted_bytes),
         peak if device.inside_budget else page.Html(f'<span class="over">{page.text(peak)}</span>'),
         device.replans,

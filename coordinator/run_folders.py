@@ -262,20 +262,24 @@ def _best(rounds: Sequence[RoundRecord], metric: str) -> int | None:
 def _devices(file: RunFile, log: _Log, own: Sequence[Json], where: str) -> list[DeviceRecord]:
     """All of the run, also those that were never asked."""
     moved = {one.device: one for one in (_picked(_Moved, row, where) for row in own)}
+    failed = {lost.device: lost.code for lost in log.failures if lost.device not in log.trained}
     budgets = budgets_by_name(file)
     return [
-        _device(name, budgets.get(name), log.trained.get(name, ()), moved.get(name))
+        _device(name, budgets.get(name), log.trained.get(name, ()), moved.get(name), failed.get(name, ""))
         for name in sorted(budgets.keys() | log.trained.keys())
     ]
 
 
-def _device(name: str, budget: int | None, trained: Sequence[_Trained], moved: _Moved | None) -> DeviceRecord:
+def _device(
+    name: str, budget: int | None, trained: Sequence[_Trained], moved: _Moved | None, failure: str
+) -> DeviceRecord:
     last = trained[-1] if trained else None
     peaks = [one.peak - one.base for one in trained]
     return DeviceRecord(
         name=name,
         budget_bytes=budget,
         plan=last.plan if last is not None else "",
+        failure=failure,
         predicted_bytes=(last.predicted_training or None) if last is not None else None,
         peak_bytes=max(peaks, default=None),
         inside_budget=budget is None or max(peaks, default=0) <= budget,

@@ -59,6 +59,7 @@ class DeviceRecord:
     name: str
     budget_bytes: int | None = None
     plan: str = ""
+    failure: str = ""  # the reason code of one that never trained
     predicted_bytes: int | None = None
     peak_bytes: int | None = None
     inside_budget: bool = True

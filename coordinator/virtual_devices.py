@@ -32,6 +32,7 @@ from edge_client.session import (
     Instruction,
     LinkUp,
     PartReady,
+    Remember,
     Save,
     Send,
     Serve,
@@ -156,6 +157,7 @@ class VirtualDevice:
             client=__version__,
         )
         self.session.free_bytes = _FREE_BYTES
+        self._ceilings: dict[str, int] = {}  # what went over the budget here
         self.held: set[str] = set()  # parts that a real device would have on its disk
         self._fetching: dict[bytes, tuple[PartRef, Reassembly]] = {}
         self._outgoing: Outgoing | None = None
@@ -214,8 +216,10 @@ class VirtualDevice:
                 self._take(assign)
             case Fetch(part):
                 self._fetch(part)
-            case Start(assign):
-                self._start(assign)
+            case Remember(ceiling):
+                self._ceilings[ceiling.key] = ceiling.training_bytes
+            case Start():
+                self._start(instruction)
             case Stop(lease):
                 self._around.pool.forget(lease)
             case Serve(update, ranges):
@@ -247,16 +251,18 @@ class VirtualDevice:
                 self._send(Pull(sha256=chunks.sha256, ranges=ranges, heard=chunks.heard))
             break  # one part at a time, as the daemon does
 
-    def _start(self, assign: Assign) -> None:
+    def _start(self, wanted: Start) -> None:
+        assign = wanted.assign
         with durable.disk_errors("cannot prepare the worker"):
             workers.write_order(
-                assign,
+                wanted,
                 folder=self._work,
                 parts={part.key: str(self._around.parts.path(part.sha256)) for part in assign.parts},
                 device=self.name,
                 device_file=self._device_file,
                 budget_bytes=_NO_LIMIT,
                 training_budget_bytes=self.training_budget_bytes,
+                ceilings=self._ceilings,
                 method_state=self._folder / "method-state" / assign.run,
             )
         self._around.pool.submit(assign.lease, self._work, self.handle)

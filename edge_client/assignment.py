@@ -8,7 +8,9 @@ The tensors of an update depend on the order alone, bit for bit; its meta also h
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
 import os
 import platform
@@ -16,43 +18,54 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from edge_client import durable, faults
+from edge_client import durable, faults, notes
+from edge_client.allowance import Allowance
+from edge_client.calibration import job_for
 from edge_client.data.given import as_set
 from edge_client.data.labels import UnknownClassError
 from edge_client.data.sources import Samples, divide, open_data
 from edge_client.device import guard, meter
+from edge_client.device.probe import native_bf16
 from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
 from edge_client.files import DataSection, DeviceFile, format_bytes
+from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent_rows
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
+from edge_client.methods.coverage import left_out
 from edge_client.models.contract import Model
-from edge_client.planning.cost import Workload
-from edge_client.planning.planner import check_fixed, plan
+from edge_client.models.layout import to_channels_last
+from edge_client.planning.cost import evaluation_batch
+from edge_client.planning.rows import ModelRows
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, load_weights, recipe
 from edge_client.task import Device, Source, Task, UserCode, data_table, read_source
 from edge_client.task_files import split_place
-from edge_client.training import optimizers
 from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
-from edge_client.training.objectives import cross_entropy
 from edge_client.training.seeds import derive
-from edge_client.wire.container import MODEL_PREFIX, payload_kind
+from edge_client.training.warmup import warm_up
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
-__all__ = ["DeclinedError", "Kept", "carry_out", "read_state", "write_state"]
+__all__ = ["CalibrationNeededError", "DeclinedError", "Kept", "carry_out", "memory_key", "read_state", "write_state"]
+
+_log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
+_KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
+_BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
+# what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
+_AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
 
 
@@ -92,11 +105,11 @@ def carry_out(order: WorkOrder, workdir: Path, kept: Kept | None = None) -> None
         work.progress("load", 1, 1, 0.0)
         work.write(training_plan, None, None, Outcome())
         return
-    client = work.begin()
+    client = work.begin(training_plan)
     work.progress("load", 1, 1, 0.0)
     result = work.evaluate(client, training_plan)
     trained, outcome = work.train(client, training_plan)
-    work.write(training_plan, result, trained, outcome)
+    work.write(work.plan, result, trained, outcome)  # memory may have become less meanwhile
 
 
 @contextmanager
@@ -126,14 +139,21 @@ class _Work:
         torch.set_num_threads(order.threads)
         if torch.get_num_interop_threads() != 1:  # it can be set once in a process
             torch.set_num_interop_threads(1)
-        self.run: RunFile = from_map(RunFile, _read_json(self._part("run")), where="run")
+        settings = _read_json(self._part("run"))
+        self.run: RunFile = from_map(RunFile, settings, where="run")
+        self.sent_rows = sent_rows(settings)
         self.device: DeviceFile = from_map(DeviceFile, order.device_file, where="device file")
         self.recipe: Recipe
         self.method: Method
         self.model: Model
         self.train_data: Samples
         self.test_data: Samples
-        self.held_bytes = 0
+        self.plan: TrainingPlan  # in force
+        self.allowance = Allowance(order.budget_bytes, workdir)
+        self.replans = order.replans
+        self.extra: dict[str, Tensor] = {}  # the method's tensors, as they were received
+        self.fitting: Fitting
+        self.warm_bytes = 0  # measured; what is planned with is `base_bytes`
         self.base_bytes = 0
 
     def load(self) -> TrainingPlan:
@@ -143,7 +163,6 @@ class _Work:
             raise DeclinedError("not_shared", "this device's owner keeps its test results (share.metrics = false)")
         with _declining("bad_method", "unknown_method"):
             self.method = methods.get(run.method.name, run.method.parameters)
-        before_bytes = meter.rss_bytes()
         with _declining("bad_task", "bad_task"):
             self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):
@@ -152,29 +171,89 @@ class _Work:
         self._limit(room_bytes)  # what is compressed is unpacked, what a task returns is in memory: bounded, too
         with _declining("bad_data", "bad_data"), self._fitting("its data"):
             self._open_data()
-        self.held_bytes = self.train_data.held_bytes + self.test_data.held_bytes
-        if run.task is not None:  # what the user's code loads and keeps is nowhere written down: measured
-            self.held_bytes = max(self.held_bytes, meter.rss_bytes() - before_bytes)
         with _declining("nothing_fits", "nothing_fits"):
-            check_fixed(sizes, self._workload(), budget_bytes=order.budget_bytes)
+            self._check_weights(sizes)
+        rows, half = self._find_rows(), self._find_half()
         self._limit(room_bytes)  # building runs one sample: bounded, too
         with _declining("bad_model", "unknown_model"):
             self.model = self._build()
-        with _declining("nothing_fits", "nothing_fits"):
-            training_plan = self._plan()
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
-        return training_plan
-
-    def begin(self) -> Client:
-        """What training needs beside the plan; measures a warm process."""
+        self._lay_out(rows, half)
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
-            self._warm_up()
-        self.base_bytes = meter.rss_bytes()
-        self._limit(_LIMIT_SLACK_BYTES)
+            warm_up(self.model, self._settings(None))
+        self.warm_bytes = meter.rss_bytes()
+        self.base_bytes = self._base(rows)
+        self._begin_allowance()
+        with _declining("nothing_fits", "nothing_fits"):
+            self.plan = self._plan()
+        return self.plan
+
+    def _check_weights(self, sizes: Sequence[int]) -> None:
+        """A model whose weights alone do not fit is never made."""
+        needed = meter.rss_bytes() + 4 * sum(sizes)
+        if needed > self.allowance.budget_bytes:
+            raise NothingFitsError(
+                f"its parameters alone need {format_bytes(needed)} with the process, the budget is "
+                f"{format_bytes(self.allowance.budget_bytes)}; set limits.memory to more, or take a smaller model"
+            )
+
+    def _find_rows(self, dtype: str = "fp32") -> ModelRows | None:
+        """What this model's units cost; raises `CalibrationNeededError` the first time, where that is allowed."""
+        task = self.device.tasks.get(self.run.task.name) if self.run.task is not None else None
+        job = job_for(self.run, self.method.plans, self.train_data.shape, task=task, dtype=dtype)
+        note = self.workdir / "calibration.json"
+        tried = note.exists() and _read_json(note).get("key") == job.key
+        room = self.allowance.budget_bytes - meter.rss_bytes()
+        may_measure = self.device.limits.calibrate and not tried
+        sent = self.sent_rows if dtype == "fp32" else None
+        return find_rows(job, sent, may_measure=may_measure, room_bytes=room)
+
+    def _find_half(self) -> ModelRows | None:
+        """The same in bf16, where the run allows it and this processor has it."""
+        return self._find_rows("bf16") if self.run.train.dtype == "auto" and native_bf16() else None
+
+    def _lay_out(self, rows: ModelRows | None, half: ModelRows | None) -> None:
+        """The layout that the rows were measured in, and room for the method to plan with."""
+        self.fitting = Fitting.of(
+            self.run,
+            self.method.plans,
+            self.model,
+            rows=rows,
+            half=half,
+            num_samples=len(self.train_data),
+            disk_bytes=min(durable.free_bytes(self.workdir) // 2, self.device.limits.disk),
+        )
+        if self.fitting.rows.channels_last:
+            to_channels_last(self.model)
+
+    def _base(self, rows: ModelRows | None) -> int:
+        """What the process takes before it trains.
+
+        In steps above what the rows say, so that every repeat makes the same plan, whatever a page more or less.
+        """
+        known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
+        known += self.train_data.held_bytes + self.test_data.held_bytes
+        above = max(0, self.warm_bytes - known)
+        return known + -(-above // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
+
+    def _begin_allowance(self) -> None:
+        """The process is warm: what it uses from now on is training."""
+        if self.order.training_budget_bytes is not None:
+            self.allowance.budget_bytes = self.base_bytes + self.order.training_budget_bytes
+        self._check_base()
+
+    def begin(self, training_plan: TrainingPlan) -> Client:
+        """What training needs beside the plan."""
+        self._note_trial()
+        self.model.recompute = training_plan.recompute
+        self.allowance.begin()
+        self._limit(self._slack_bytes())
         load_weights(self.model, self._part("model"))
-        self._seed()
+        self.extra = read_extra(self._part("model"))
         client = self.method.client()
-        client.begin(self._job())
+        with _declining("bad_method", "unknown_method"):
+            client.begin(self._job(training_plan))
+        self._seed()
         return client
 
     def _task_source(self) -> Source | None:
@@ -201,11 +280,20 @@ class _Work:
             )
         return source
 
-    def _seed(self) -> None:
+    def _seed(self, *purpose: str) -> None:
         """The global generators that a user's code may draw from; ours are made from the seed where they are used."""
-        torch.manual_seed(derive(self.order.seed, "torch"))
-        random.seed(derive(self.order.seed, "random"))
-        np.random.seed(derive(self.order.seed, "numpy") % 2**32)
+        torch.manual_seed(derive(self.order.seed, "torch", *purpose))
+        random.seed(derive(self.order.seed, "random", *purpose))
+        np.random.seed(derive(self.order.seed, "numpy", *purpose) % 2**32)
+
+    def _build_another(self, purpose: str) -> Model:
+        """A model of this kind with random weights of its own; `begin` seeds the global generators afterwards."""
+        self._seed("model", purpose)
+        model = self.recipe.build(self.train_data.shape)
+        if self.fitting.rows.channels_last:
+            to_channels_last(model)
+        model.recompute = self.model.recompute
+        return model
 
     @contextmanager
     def _fitting(self, what: str) -> Iterator[None]:
@@ -224,13 +312,84 @@ class _Work:
             return self.recipe.build(self.train_data.shape)
 
     def _plan(self) -> TrainingPlan:
-        """The plan of the assignment while it fits: the budget may be smaller than when it was made."""
-        fresh = plan(self.model, self._workload(), budget_bytes=self.order.budget_bytes)
+        """The plan of the assignment while it fits: the budget may be another one than when it was made."""
+        fresh = self._fresh(self.allowance.budget_bytes)
         given = self.order.plan
-        return given if given is not None and given.predicted_bytes <= self.order.budget_bytes else fresh
+        return given if given is not None and self._still_fits(given) else fresh
+
+    def _fresh(self, budget_bytes: int) -> TrainingPlan:
+        return self.fitting.plan(self.base_bytes, max(0, budget_bytes - self.base_bytes), self._ceiling())
+
+    def _still_fits(self, given: TrainingPlan) -> bool:
+        """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""
+        budget, ceiling = self.allowance.budget_bytes, self._ceiling()
+        below = ceiling is None or 0 < given.training_bytes < ceiling
+        return given.predicted_bytes <= budget and below and 10 * given.budget_bytes >= 9 * budget
+
+    def _ceiling(self) -> int | None:
+        """What a plan must stay below, because as much went over the budget here: in this lease, or in earlier work."""
+        known = (self.order.ceiling_bytes, self.order.ceilings.get(memory_key(self.run)))
+        return min((num_bytes for num_bytes in known if num_bytes is not None), default=None)
+
+    def _note_trial(self) -> None:
+        """Whatever becomes of this process: the daemon knows what it tried."""
+        trial = notes.Trial(key=memory_key(self.run), budget_bytes=self.allowance.budget_bytes, plan=self.plan)
+        with durable.disk_errors(f"cannot write into {self.workdir}"):
+            notes.write_trial(self.workdir, trial)
+
+    def _check_base(self) -> None:
+        """No plan helps if the process itself is too large."""
+        if self.base_bytes > self.allowance.budget_bytes:
+            used, budget = format_bytes(self.base_bytes), format_bytes(self.allowance.budget_bytes)
+            detail = f"a worker uses {used} before it trains, the budget is {budget}; see limits.memory"
+            raise DeclinedError("nothing_fits", detail)
+
+    def _slack_bytes(self) -> int:
+        """What may be reserved and is hardly used, such as code made for each convolution and size of batch."""
+        num_convs = sum(isinstance(part, nn.modules.conv._ConvNd) for part in self.model.modules())
+        return _LIMIT_SLACK_BYTES + num_convs * _KERNEL_BYTES
 
     def _limit(self, slack_bytes: int) -> None:
-        guard.limit_growth(max(0, self.order.budget_bytes - meter.rss_bytes()) + slack_bytes)
+        self.allowance.limit(slack_bytes)
+
+    def _less(self) -> TrainingPlan | None:
+        """Asked before every batch: a smaller plan, if there is less memory than before and this one does not fit."""
+        budget = self.allowance.look()
+        if budget is None:
+            return None
+        before = self.plan
+        if before.predicted_bytes <= budget:
+            self._go_by(replace(before, budget_bytes=budget))
+            return None
+        smaller = self._replan(budget)
+        if smaller is None:
+            return None
+        self.replans += 1
+        _log.info("only %s are left: %s, from now on %s", format_bytes(budget), before.describe(), smaller.describe())
+        if replace(before, **{name: getattr(smaller, name) for name in _AT_ONCE}) == smaller:
+            self._go_by(smaller)
+        return smaller
+
+    def _go_by(self, plan: TrainingPlan) -> None:
+        """The plan is in force: what goes wrong from now on is its fault, and the limit is that of its budget."""
+        if plan == self.plan:
+            return
+        self.plan = plan
+        self.model.recompute = plan.recompute
+        self.allowance.shrink(plan.budget_bytes, self._slack_bytes())
+        self._note_trial()
+
+    def _replan(self, budget_bytes: int) -> TrainingPlan | None:
+        """A plan for less memory: smaller pieces, at once; or another way to train, from the method's next phase on.
+
+        None if nothing fits: then the worker goes on as it is.
+        """
+        room = max(0, budget_bytes - self.base_bytes)
+        try:
+            return self.fitting.shrink(self.plan, self.base_bytes, room, self._ceiling()) or self._fresh(budget_bytes)
+        except NothingFitsError as error:
+            _log.warning("only %s are left, and no smaller plan fits: %s", format_bytes(budget_bytes), error)
+            return None
 
     def evaluate(self, client: Client, training_plan: TrainingPlan) -> Result | None:
         """The received model on this device's test samples, before it is trained."""
@@ -246,7 +405,9 @@ class _Work:
                 client.predict,
                 self.test_data,
                 num_classes=len(self.run.classes),
-                microbatch=training_plan.microbatch,
+                microbatch=evaluation_batch(self.fitting.rows, training_plan.training_bytes, training_plan.microbatch),
+                channels_last=training_plan.channels_last,
+                dtype=training_plan.dtype,
                 progress=progress,
             )
         faults.point("worker.evaluated")
@@ -257,27 +418,44 @@ class _Work:
         if not self.order.train:
             return None, Outcome()
         faults.point("worker.train.begin")
-        section = self.run.train
-        settings = Settings(
-            batch=section.batch,
-            microbatch=training_plan.microbatch,
-            learning_rate=self.order.learning_rate,
-            seed=self.order.seed,
-            optimizer=section.optimizer,
-            momentum=section.momentum,
-            weight_decay=section.weight_decay,
-            max_steps=section.max_steps,
-        )
+        settings = self._settings(training_plan)
 
         def progress(step: int, total: int, loss: float) -> None:
             faults.point("worker.train.step")
             self.progress("train", step, total, loss)
 
         with _declining("bad_data", "bad_data"), self.recipe.user_code("training"):
-            trained = train(self.model, client, self.train_data, settings, progress=progress)
+            trained = train(
+                self.model,
+                client,
+                self.train_data,
+                settings,
+                progress=progress,
+                replan=self._less,
+                in_force=self._go_by,
+            )
         outcome = client.end()
+        self.allowance.check()
         faults.point("worker.trained")
         return trained, outcome
+
+    def _settings(self, training_plan: TrainingPlan | None) -> Settings:
+        """How the loop trains; without a plan: how it warms up."""
+        section = self.run.train
+        return Settings(
+            batch=section.batch,
+            microbatch=training_plan.microbatch if training_plan is not None else section.batch,
+            learning_rate=self.order.learning_rate,
+            seed=self.order.seed,
+            optimizer=section.optimizer,
+            momentum=section.momentum,
+            weight_decay=section.weight_decay,
+            max_steps=section.max_steps,
+            buffered=training_plan is not None and training_plan.buffered,
+            folder=self.workdir,
+            channels_last=self.fitting.rows.channels_last,
+            dtype=training_plan.dtype if training_plan is not None else "fp32",
+        )
 
     def write(
         self, training_plan: TrainingPlan, result: Result | None, trained: Trained | None, outcome: Outcome
@@ -288,7 +466,7 @@ class _Work:
             if self.order.train and self.order.method_state:
                 write_state(Path(self.order.method_state), outcome.state)
             report = self._report(training_plan, result, trained, outcome)
-            sha256, length = self._write_update(report, result)
+            sha256, length = self._write_update(report, result, outcome)
             manifest = {"sha256": sha256, "length": length, "num_samples": report.num_samples}
             durable.write_bytes(self.workdir / "update.json", json.dumps(manifest).encode(), point="worker.manifest")
         self.progress("write", 1, 1, 0.0)
@@ -332,28 +510,7 @@ class _Work:
                 test_set = as_set(given, path, "test_data()") if given is not None else None
         return divide(train_set, test_set, section, classes, self.recipe.input_shape, self.device.rename)
 
-    def _workload(self) -> Workload:
-        section = self.run.train
-        return Workload(
-            batch=section.batch,
-            optimizer=section.optimizer,
-            momentum=section.momentum,
-            held_bytes=self.held_bytes,
-        )
-
-    def _warm_up(self) -> None:
-        """A step on zeros loads the libraries' pages and starts their threads; weights are loaded after it."""
-        self.model.train()
-        x = torch.zeros(2, *self.model.input_shape)
-        cross_entropy(self.model(x), torch.zeros(2, dtype=torch.int64)).sum().backward()  # type: ignore[no-untyped-call]
-        section = self.run.train
-        optimizer = optimizers.make(section.optimizer, momentum=section.momentum, weight_decay=section.weight_decay)
-        for name, param in self.model.named_parameters():
-            if param.grad is not None:
-                optimizer.step(name, param, param.grad, 0.0)
-            param.grad = None
-
-    def _job(self) -> Job:
+    def _job(self, training_plan: TrainingPlan) -> Job:
         order = self.order
         return Job(
             model=self.model,
@@ -362,8 +519,11 @@ class _Work:
             epochs=self.run.train.epochs,
             learning_rate=order.learning_rate,
             class_counts=self.train_data.class_counts(len(self.run.classes)),
+            plan=training_plan,
             rng=lambda purpose: generator(order.seed, "method", purpose),
             state=read_state(Path(order.method_state)) if order.method_state else {},
+            extra=self.extra,
+            build=self._build_another,
         )
 
     def _report(
@@ -372,6 +532,8 @@ class _Work:
         scalars = dict(outcome.scalars)
         if trained is not None and math.isfinite(trained.mean_loss):
             scalars["loss"] = trained.mean_loss
+        if trained is not None:
+            scalars["replans"] = float(self.replans)
         return Report(
             num_samples=len(self.train_data) if trained is not None else 0,
             num_held=len(self.train_data),
@@ -379,18 +541,25 @@ class _Work:
             steps=trained.steps if trained is not None else 0,
             payload=payload_kind(self.run.rounds.codec) if trained is not None else "none",
             plan=training_plan,
-            peak_bytes=meter.peak_rss_bytes(),
-            base_bytes=self.base_bytes,
+            peak_bytes=self.allowance.peak_bytes(),
+            base_bytes=self.warm_bytes,
             seconds=round(time.monotonic() - self.started, 3),
             scalars=scalars,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)[:64]},
             evaluation=_evaluation(result),
         )
 
-    def _write_update(self, report: Report, result: Result | None) -> tuple[str, int]:
-        entries: list[tuple[str, Tensor]] = []
-        if report.payload != "none":
-            entries = [(MODEL_PREFIX + name, tensor) for name, tensor in self.model.state_dict().items()]
+    def _trained_tensors(self, report: Report, outcome: Outcome) -> list[tuple[str, Tensor]]:
+        """The model's and the method's tensors, without those that the plan leaves untrained."""
+        if report.payload == "none":
+            return []
+        entries = [(MODEL_PREFIX + name, tensor) for name, tensor in self.model.state_dict().items()]
+        entries += [(EXTRA_PREFIX + name, outcome.extra.get(name, value)) for name, value in self.extra.items()]
+        lacking = left_out([name for name, _ in entries], report.plan, self.method.plans, self.model.order[0])
+        return [(name, tensor) for name, tensor in entries if name not in lacking]
+
+    def _write_update(self, report: Report, result: Result | None, outcome: Outcome) -> tuple[str, int]:
+        entries = self._trained_tensors(report, outcome)
         table = [(name, codec_for(t, self.run.rounds.codec), tuple(t.shape)) for name, t in entries]
         if result is not None:
             entries.append(("evaluation/confusion", result.confusion))
@@ -399,12 +568,22 @@ class _Work:
         faults.point("worker.update.write")
         if report.payload == "delta":
             with ContainerReader(self._part("model")) as received:
-                tensors = (t - received.tensor(name) if name.startswith(MODEL_PREFIX) else t for name, t in entries)
+                sent = set(received.names())
+                tensors = (t - received.tensor(name) if name in sent else t for name, t in entries)
                 written = write_container(temporary, to_map(report), table, tensors)
         else:
             written = write_container(temporary, to_map(report), table, (t for _, t in entries))
         durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
         return written
+
+
+def memory_key(run: RunFile) -> str:
+    """What the memory of training depends on beside the plan; the same in another run of the same model."""
+    model = to_map(run.model) | {"init": ""} if run.model is not None else None
+    task = run.task.sha256 if run.task is not None else None
+    workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
+    text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _read_json(path: Path) -> Any:
@@ -416,12 +595,38 @@ def _read_json(path: Path) -> Any:
         raise PayloadError("malformed", f"{path.name} is not JSON: {error}") from error
 
 
-def read_state(folder: Path) -> dict[str, Tensor]:
+def read_extra(path: Path) -> dict[str, Tensor]:
+    """The method's tensors in a received model, by their names there."""
+    with ContainerReader(path) as reader:
+        return {name.removeprefix(EXTRA_PREFIX): reader.tensor(name) for name in reader.names(EXTRA_PREFIX)}
+
+
+def read_state(folder: Path) -> Mapping[str, Tensor]:
     """What the method kept in this device's last counted round."""
-    if not (folder / "current").exists():
-        return {}
-    with ContainerReader(folder / "current") as reader:
-        return {name: reader.tensor(name) for name in reader.names()}
+    return _StoredState(folder)
+
+
+class _StoredState(Mapping[str, Tensor]):
+    """Tensors that take memory only once they are asked for: peers of a model may be large and not be needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "current"
+        self._names: dict[str, None] = {}  # as a set that keeps its order
+        if self._path.exists():
+            with ContainerReader(self._path) as reader:
+                self._names = dict.fromkeys(reader.names())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with ContainerReader(self._path) as reader:
+            return reader.tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:

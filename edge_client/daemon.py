@@ -25,8 +25,10 @@ from pathlib import Path
 from edge_client import __version__, durable, faults, workers
 from edge_client.blobs import BlobStore, Incoming, Outgoing
 from edge_client.device.profile import measure
+from edge_client.device.watch import MemoryWatch
+from edge_client.device.worker_group import WorkerGroup
 from edge_client.errors import DiskFullError, NetworkError, PayloadError
-from edge_client.files import DeviceFile
+from edge_client.files import DeviceFile, format_bytes
 from edge_client.identity import STATE_KIND, STATE_VERSION, Bundle
 from edge_client.records import PartRef, to_map
 from edge_client.session import (
@@ -39,6 +41,7 @@ from edge_client.session import (
     LinkDown,
     LinkUp,
     PartReady,
+    Remember,
     Save,
     Send,
     Serve,
@@ -72,6 +75,8 @@ _MAX_WARNINGS = 100  # of workers, told by one daemon
 _DISK_RETRY_S = 1.0
 _LONGEST_DISK_RETRY_S = 60.0
 _LAST_RESORT_S = 9.0  # after SIGTERM, of the ten seconds that supervisors give
+_LOOK_EVERY_S = 1.0  # at the memory, while a worker runs
+_NOTEWORTHY = 0.9  # of the budget that was told last: what is above is the noise of other programs
 
 ConnectTo = Callable[[Callable[[TransportEvent], None], str], Transport]  # (on_event, boot id)
 
@@ -87,7 +92,10 @@ class Daemon:
         state_dir: Path,
         connect: ConnectTo,
         worker_command: Sequence[str] = workers.COMMAND,
+        root: Path = Path("/"),
+        group: WorkerGroup | None = None,
     ) -> None:
+        """`root` is where the files are that tell of this device's memory; `group` is where the worker belongs."""
         self._bundle = bundle
         self._worker_command = worker_command
         self._device_file = device_file
@@ -103,14 +111,21 @@ class Daemon:
         self._spool = Spool(state_dir / "state.json")
         saved = self._spool.load()
         self._warned: set[str] = set()
+        profile = measure(device_file.limits.memory, root=root)
+        self._root = root
+        self._group = group
+        self._memory = MemoryWatch(profile.budget_bytes, limit=device_file.limits.memory, root=root)
+        self._budget_bytes = profile.budget_bytes  # as the worker was told last
+        self._look_at = 0.0
         self._session = Session(
             boot=self._boot,
-            profile=measure(device_file.limits.memory),
+            profile=profile,
             labels=dict(device_file.labels),
             client=__version__,
             assign=saved.assign,
             update=saved.finished,
             attempts=saved.attempts,
+            replans=saved.replans,
             highest=saved.highest,
         )
         self._incoming: dict[bytes, Incoming] = {}
@@ -164,6 +179,9 @@ class Daemon:
             return self._session.handle(UpdateLost(assign.lease), time.monotonic())
         if update is None and finished is not None:
             return self._session.handle(workers.done(assign.lease, finished), time.monotonic())
+        failed = workers.left_failure(assign.lease, self._work_dir(assign.lease)) if update is None else None
+        if failed is not None:
+            return [*self._session.handle(failed, time.monotonic()), *self._session.begin()]
         return self._session.begin()
 
     def _turn(self) -> None:
@@ -175,6 +193,7 @@ class Daemon:
             return  # a worker that ended now was told to
         if self._worker and (ready or self._worker.overdue(time.monotonic())):
             self._events.extend(self._watch_worker())
+        self._watch_memory(time.monotonic())
         self._session.free_bytes = self._free_bytes()
         self._events.append(Tick())
         self._handle_events()
@@ -238,12 +257,32 @@ class Daemon:
             faults.point("daemon.worker.ended")
             self._tell_warnings(self._worker.warnings())
             self._worker = None
-        for event in events:
-            if isinstance(event, WorkerFailed):
-                self._error = _moment(f"the worker failed: {event.code}: {event.detail}")
-                log.warning("the worker failed: %s: %s", event.code, one_line(event.detail))
-        share_logs = self._device_file.share.logs != "none"
-        return [replace(e, log=()) if isinstance(e, WorkerFailed) and not share_logs else e for e in events]
+        return [self._explained(event) if isinstance(event, WorkerFailed) else event for event in events]
+
+    def _explained(self, failed: WorkerFailed) -> WorkerFailed:
+        """A failure as people hear of it: here, and at the coordinator as far as the owner allows."""
+        if failed.code == "nothing_fits" and self._budget_bytes < self._session.budget_bytes:
+            usual = format_bytes(self._session.budget_bytes)
+            detail = f"{failed.detail}; other programs use the memory: usually the budget is {usual}"
+            failed = replace(failed, code="low_memory", detail=detail)  # it passes: ask again in the next round
+        self._error = _moment(f"the worker failed: {failed.code}: {failed.detail}")
+        log.warning("the worker failed: %s: %s", failed.code, one_line(failed.detail))
+        return failed if self._device_file.share.logs != "none" else replace(failed, log=())
+
+    def _watch_memory(self, now: float) -> None:
+        """Tell a worker when others have taken so much memory that it must do with less."""
+        if self._worker is None or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_EVERY_S
+        budget = self._memory.budget_bytes(self._worker.pid)
+        if budget < _NOTEWORTHY * self._budget_bytes:
+            before, left = format_bytes(self._budget_bytes), format_bytes(budget)
+            log.warning("there is less memory: %s are left to the worker, it had %s", left, before)
+            self._budget_bytes = budget
+            try:
+                self._worker.tell_budget(budget)
+            except OSError as error:  # it goes on as it is
+                log.warning("cannot tell the worker: %s", error)
 
     def _tell_warnings(self, lines: list[str]) -> None:
         """What workers warn of, each line once: every round finds the same unreadable image."""
@@ -397,12 +436,14 @@ class Daemon:
                     self._lost_connection()  # what was asked for or granted in the session before will not come
                     log.info("the coordinator let us in")
                     self._told = ""
-                case Save(assign, update, attempts):
-                    self._save(assign, update, attempts)
+                case Save():
+                    self._save(instruction)
+                case Remember(ceiling):
+                    self._spool.remember(ceiling)
                 case Fetch(part):
                     self._fetch(part)
-                case Start(assign):
-                    self._start_worker(assign)
+                case Start():
+                    self._start_worker(instruction)
                 case Stop(lease):
                     if self._worker and self._worker.lease == lease:
                         self._worker.stop(time.monotonic())
@@ -417,10 +458,11 @@ class Daemon:
         self._transport.publish(self._topics.device(self._bundle.device, "up"), self._conversation.seal(message))
         faults.point(f"daemon.sent.{type(message).__name__.lower()}")
 
-    def _save(self, assign: Assign, update: Finished | None, attempts: int) -> None:
+    def _save(self, save: Save) -> None:
+        assign, update = save.assign, save.update
         faults.in_round(assign.round)
         before = self._spool.load().assign
-        self._spool.save(assign, update, attempts)
+        self._spool.save(assign, update, save.attempts, save.replans)
         if update is not None:
             log.info("run %s round %d: finished, %d bytes to send", assign.run, assign.round, update.length)
         elif before is None or before.lease != assign.lease:
@@ -505,23 +547,38 @@ class Daemon:
             self._transport.publish(topic, chunk)
             faults.point("daemon.sent.chunk")
 
-    def _start_worker(self, assign: Assign) -> None:
+    def _start_worker(self, start: Start) -> None:
+        assign = start.assign
         if self._worker is not None:  # the one we stopped has not ended yet: its lease is over, do not wait for it
             self._worker.kill()
             self._worker = None
+        self._budget_bytes = self._budget_to_start_with()
         with durable.disk_errors("cannot prepare the worker"):
             self._worker = workers.start(
-                assign,
+                start,
                 folder=self._work_dir(assign.lease),
                 parts={part.key: str(self._blobs.path(part.sha256)) for part in assign.parts},
                 device=self._bundle.device,
                 device_file=to_map(self._device_file),
-                budget_bytes=self._session.budget_bytes,
+                budget_bytes=self._budget_bytes,
+                ceilings=self._spool.ceilings(self._budget_bytes),
                 method_state=self._state_dir / "method-state" / assign.run,
                 command=self._worker_command,
+                root=self._root,
             )
+        if self._group is not None:
+            self._group.take(self._worker.pid, self._budget_bytes)
         faults.point("daemon.worker.started")
-        log.info("run %s round %d: worker %d started", assign.run, assign.round, self._worker.pid)
+        less = f", with a smaller plan (try {start.replans + 1})" if start.replans else ""
+        log.info("run %s round %d: worker %d started%s", assign.run, assign.round, self._worker.pid, less)
+
+    def _budget_to_start_with(self) -> int:
+        """What the coordinator knows of, unless there is much less now."""
+        usual, now = self._session.budget_bytes, self._memory.budget_bytes()
+        if now >= _NOTEWORTHY * usual:
+            return usual
+        log.warning("there is less memory: %s are left to a worker, usually %s", format_bytes(now), format_bytes(usual))
+        return now
 
     def _forget(self, lease: str, accepted: bool) -> None:
         self._close_incoming()
@@ -566,6 +623,7 @@ def run_daemon(
     state_dir: Path,
     connect: ConnectTo,
     worker_command: Sequence[str] = workers.COMMAND,
+    root: Path = Path("/"),
 ) -> None:
     """Run a client until SIGTERM or SIGINT; starts over by itself when the disk was full."""
     lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
@@ -577,6 +635,7 @@ def run_daemon(
         for daemon in current:
             daemon.request_stop()
 
+    group = WorkerGroup.open(root)
     retry_s, before = _DISK_RETRY_S, ""
     with _at_stop_signals(stop):
         while not stopped.is_set():
@@ -587,6 +646,8 @@ def run_daemon(
                     state_dir=state_dir,
                     connect=connect,
                     worker_command=worker_command,
+                    root=root,
+                    group=group,
                 )
                 current[:] = [daemon]
                 if not stopped.is_set():
@@ -596,6 +657,8 @@ def run_daemon(
                 before = str(error)
                 log.error("disk_full: %s; nothing is lost, trying again in %.0f s", error, retry_s)
                 stopped.wait(retry_s)
+    if group is not None:
+        group.remove()
     os.close(lock)
 
 

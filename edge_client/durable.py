@@ -18,6 +18,7 @@ from edge_client import faults
 from edge_client.errors import ConflictError, DiskFullError, MachineError
 
 __all__ = [
+    "cache_dir",
     "claim_state_dir",
     "default_state_dir",
     "disk_errors",
@@ -133,6 +134,13 @@ def default_state_dir(kind: str, *, variable: str) -> Path:
     if named := os.environ.get(variable):
         return Path(named)
     return (Path("/var/lib") if os.geteuid() == 0 else Path.home() / ".local/state") / "fedfit" / kind
+
+
+def cache_dir() -> Path:
+    """Where to keep what can be made again: as the environment or systemd says; as root `/var/cache/fedfit`."""
+    if named := os.environ.get("FEDFIT_CACHE_DIR") or os.environ.get("CACHE_DIRECTORY"):
+        return Path(named)
+    return (Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache") / "fedfit"
 
 
 def claim_state_dir(

@@ -60,9 +60,13 @@ class NetworkError(FedfitError):
 
 
 class NothingFitsError(FedfitError):
-    """No plan fits the budget; the message names the smallest budget that would do."""
+    """No plan fits the budget; the message names the smallest budget that would do, `least_bytes` where it is known."""
 
     exit_code = 6
+
+    def __init__(self, message: str, *, least_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
 
 
 class NoSuchNameError(FedfitError):

@@ -5,10 +5,12 @@ only while the process works on that round, do `kind`:
 
     kill          SIGKILL to this process
     kill-broker   SIGKILL to the process whose id stands in the file `FEDFIT_FAULT_PIDFILE`
+    stop          SIGSTOP to this process: it goes on when the test says so
     enospc, eio   raise that OSError, as a full or a dying disk would
+    halve         at every hit: `scale` gives one half (named twice: a quarter), so that a prediction is wrong
 
-`FEDFIT_FAULT_LOG` names a file that remembers, over restarts, which faults have fired: each fires once, and a test
-whose point was never hit finds no line. Without `FEDFIT_FAULT` a point costs one comparison.
+`FEDFIT_FAULT_LOG` names a file that remembers, over restarts, which faults have fired: each fires once (`halve`: in
+every process), and a test whose point was never hit finds no line. Without `FEDFIT_FAULT` a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import re
 import signal
 from dataclasses import dataclass
 
-__all__ = ["in_round", "point"]
+__all__ = ["in_round", "point", "scale"]
+
+_KINDS = "kill|kill-broker|stop|enospc|eio|halve"
 
 
 @dataclass(slots=True)
@@ -32,9 +36,9 @@ class _Fault:
 
 
 def _parse(text: str) -> _Fault:
-    match = re.fullmatch(r"(kill|kill-broker|enospc|eio):([a-z0-9._-]+)(?::([1-9][0-9]*))?(?:@([0-9]+))?", text)
+    match = re.fullmatch(rf"({_KINDS}):([a-z0-9._-]+)(?::([1-9][0-9]*))?(?:@([0-9]+))?", text)
     if match is None:
-        raise ValueError(f"FEDFIT_FAULT: expected kill|kill-broker|enospc|eio:<point>[:n][@round], got {text!r}")
+        raise ValueError(f"FEDFIT_FAULT: expected {_KINDS}:<point>[:n][@round], got {text!r}")
     return _Fault(text, match[1], match[2], int(match[3] or 1), int(match[4]) if match[4] else None)
 
 
@@ -47,7 +51,7 @@ def _load() -> list[_Fault] | None:
     if log and os.path.exists(log):
         with open(log, encoding="utf-8") as lines:
             fired = {line.strip() for line in lines}
-    return [_parse(text) for text in wanted.split(",") if text not in fired]
+    return [_parse(text) for text in wanted.split(",") if text not in fired or text.startswith("halve:")]
 
 
 _faults = _load()
@@ -65,20 +69,38 @@ def point(name: str) -> None:
     if _faults is None:
         return
     for fault in _faults:
-        if fault.point == name and fault.round in (None, _round) and fault.remaining > 0:
+        if fault.point == name and fault.round in (None, _round) and fault.remaining > 0 and fault.kind != "halve":
             fault.remaining -= 1
             if fault.remaining == 0:
                 _fire(fault)
 
 
-def _fire(fault: _Fault) -> None:
+def scale(name: str) -> float:
+    """What a number at this step is to be multiplied with; 1 in production."""
+    factor = 1.0
+    for fault in _faults or ():
+        if fault.kind == "halve" and fault.point == name and fault.round in (None, _round):
+            factor /= 2
+            if fault.remaining > 0:
+                fault.remaining = 0
+                _note(fault)
+    return factor
+
+
+def _note(fault: _Fault) -> None:
     log = os.environ.get("FEDFIT_FAULT_LOG")
     if log:
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(fd, f"{fault.text}\n".encode())
         os.close(fd)
+
+
+def _fire(fault: _Fault) -> None:
+    _note(fault)
     if fault.kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif fault.kind == "kill-broker":
         with open(os.environ["FEDFIT_FAULT_PIDFILE"], encoding="ascii") as f:
             os.kill(int(f.read().split()[0]), signal.SIGKILL)

@@ -140,6 +140,11 @@ class LimitsSection:
         "what a worker process may use; auto: from this device's free memory", None
     )
     disk: Bytes = described("what fedfit may keep on disk", 4 * 10**9)
+    calibrate: bool = described(
+        "whether this device may measure a model that it has not seen, once, beside its budget's plan; otherwise it "
+        "plans with the coordinator's measurement",
+        True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

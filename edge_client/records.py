@@ -22,6 +22,7 @@ from edge_client.errors import PayloadError
 __all__ = [
     "MATRIX_CLASSES",
     "Between",
+    "Ceiling",
     "Count",
     "DeviceProfile",
     "Evaluation",
@@ -29,6 +30,7 @@ __all__ = [
     "Id",
     "Matches",
     "PartRef",
+    "PlanRules",
     "Positive",
     "Report",
     "Text",
@@ -114,6 +116,30 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRules:
+    """What a planner may choose for a device beside microbatch, recomputation and dtype."""
+
+    groups: bool = False  # blocks may be trained group by group
+    partial: bool = False  # first blocks that do not fit may stay untrained
+    auxiliary: bool = False  # each group but the last has a head of its own instead of the model's
+    max_models: int = 1  # models that a device with surplus memory trains side by side
+    slices: tuple[str, ...] = ()  # smaller models that a device may train instead, the largest first
+    weight_copies: int = 0  # of all weights, that a device keeps while it trains
+    step_copies: int = 0  # of one parameter, that a device makes after a pass
+    cost: str = "measured"  # or table-1: groups by the rule of FeDepth's authors, to compare results with theirs
+    masked: bool = True  # an update lacks what its plan leaves untrained; otherwise that is sent as it came
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """A plan of so many `training_bytes` went over the budget on this device, though it was predicted to fit."""
+
+    key: Hash  # of the model and how it is trained: the same in another run
+    training_bytes: Positive
+    budget_bytes: Count  # as it was then: with more it might have fitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartRef:
     """A blob that belongs to an assignment; equal keys in a round are one blob, fetched once and kept by its hash."""
 
@@ -145,7 +171,7 @@ class Report:
     steps: Count = 0
     payload: Annotated[str, Matches(r"params|delta|none")] = "none"  # what the `model/` tensors are
     plan: TrainingPlan | None = None
-    peak_bytes: Count = 0  # VmHWM of the whole worker process
+    peak_bytes: Count = 0  # VmHWM of the whole worker process; after a change of plan: since then
     base_bytes: Count = 0  # its RSS before it trained, warmed up
     seconds: float = 0.0
     scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -173,8 +199,8 @@ class WorkOrder:
     budget_bytes: Count  # of the whole worker process
     training_budget_bytes: Count | None = None  # instead: of what training adds to a warmed-up worker
     ceiling_bytes: Count | None = None  # a plan whose training_bytes were these went over the budget here: plan less
-    rows: str = ""  # path of cost rows that were measured elsewhere; empty: calibrate, or use what is cached
-    cache: str = ""  # folder of cost rows that outlive the assignment
+    ceilings: Mapping[str, Count] = dataclasses.field(default_factory=dict)  # the same of earlier work: key -> bytes
+    replans: Count = 0  # workers of this lease that went over the budget before
     device: Id
     parts: Mapping[str, str]  # part key -> path of its blob
     device_file: Mapping[str, Any]  # the device's resolved device.toml

@@ -23,16 +23,21 @@ _INIT_HELP = "starting weights: random, or run:ID for the last model of a run, r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodSection:
-    name: Annotated[str, Matches(r"[a-z0-9+_-]{1,64}")] = described("a published method: fedavg, fedprox", "fedavg")
+    name: Annotated[str, Matches(r"[a-z0-9+_-]{1,64}")] = described(
+        "a published method: fedavg, fedprox, fedepth, m-fedepth, or one over another: fedepth+fedprox", "fedavg"
+    )
     parameters: Options = described("the method's own parameters, such as mu for fedprox", dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
     name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = described(
-        "a built-in model: small-cnn, mlp, preresnet20, resnet10 (14, 18, 22, 26, 34), vit-t-16, vit-s-8 (9 to 12)"
+        "a built-in model: small-cnn, mlp, har-cnn, preresnet20, resnet10 to resnet152, densenet121 to densenet201, "
+        "vit-t-16, vit-s-8 to vit-s-12, har-transformer (coordinator models list)"
     )
-    input: tuple[Annotated[int, Between(1, 65536)], ...] = described("shape of one sample: channels, height, width")
+    input: tuple[Annotated[int, Between(1, 65536)], ...] = described(
+        "shape of one sample: channels, height, width; of sensors channels, length"
+    )
     init: Init = described(_INIT_HELP, "random")
     options: Options = described("the model's own options", dict)
 
@@ -59,6 +64,9 @@ class TrainSection:
     schedule: Annotated[str, Matches(r"constant|cosine|exponential:0*\.\d{1,9}|exponential:1(\.0*)?")] = described(
         "learning rate over the rounds: constant, cosine (to 0 at stop.rounds), exponential:FACTOR (per round)",
         "constant",
+    )
+    dtype: Annotated[str, Matches(r"fp32|auto")] = described(
+        "of activations; auto: bf16 on a device whose processor has it and on which fp32 does not fit", "fp32"
     )
     threads: Annotated[int, Between(1, 1024)] = described("CPU threads of a worker; part of the result's bits", 1)
 

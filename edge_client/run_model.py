@@ -16,6 +16,7 @@ from torch import nn
 from edge_client.errors import InputError, PayloadError
 from edge_client.models import adopted, registry
 from edge_client.models.contract import Model
+from edge_client.models.slicing import FULL, SliceSpec, shorten
 from edge_client.run_file import RunFile
 from edge_client.task import Source, Task, UserCode
 from edge_client.wire.container import MODEL_PREFIX
@@ -44,7 +45,7 @@ class Recipe:
         """Around code of ours that runs the model or reads the data; without a task every error in it is ours."""
         return UserCode(self.path, doing, own_lines_only=True) if self.task is not None else nullcontext()
 
-    def parameter_sizes(self) -> list[int]:
+    def parameter_sizes(self, cut: SliceSpec = FULL) -> list[int]:
         """Elements of each parameter and buffer, before memory is taken for them; of a task's nothing is known yet."""
         section = self.run.model
         if section is None:
@@ -54,22 +55,24 @@ class Recipe:
             input_shape=section.input,
             num_classes=len(self.run.classes),
             options=section.options,
+            cut=cut,
         )
 
-    def build(self, input_shape: Sequence[int]) -> Model:
-        """The model with random weights from torch's global generator, for samples of this shape."""
+    def build(self, input_shape: Sequence[int], cut: SliceSpec = FULL) -> Model:
+        """The model, or a slice of it, with random weights from torch's global generator, for samples of this shape."""
         num_classes = len(self.run.classes)
         if self.run.model is not None:
             section = self.run.model
             return registry.build(
-                section.name, input_shape=input_shape, num_classes=num_classes, options=section.options
+                section.name, input_shape=input_shape, num_classes=num_classes, options=section.options, cut=cut
             )
         assert self.task is not None
         with UserCode(self.path, "model()"):
             module = self.task.model(num_classes)
-            return adopted.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
+            model = adopted.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
+            return model if cut == FULL else shorten(model, cut)
 
-    def build_weights(self) -> nn.Module:
+    def build_weights(self) -> Model:
         """The model as far as it can be made without data: enough for names and first values of its tensors."""
         if self.input_shape is not None:
             return self.build(self.input_shape)

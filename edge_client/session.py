@@ -10,6 +10,8 @@ Rules
   R4  What may be lost on the way is said again: hello until welcomed, offer until granted or receipted.
   R5  A crashed worker starts its assignment again, a few times, also if it takes the client with it; a declining one
       does not.
+  R6  A worker that went over its budget is followed at once by one with a smaller plan, a few times; what was too much
+      is remembered before that one starts.
 
 `Session.handle(event, now)` takes events and returns instructions for the daemon to carry out in their order.
 """
@@ -17,10 +19,11 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from edge_client.records import Count, DeviceProfile, Hash, PartRef
+from edge_client.files import format_bytes
+from edge_client.records import Ceiling, Count, DeviceProfile, Hash, PartRef
 from edge_client.wire.messages import (
     Accept,
     Assign,
@@ -48,6 +51,7 @@ __all__ = [
     "LinkDown",
     "LinkUp",
     "PartReady",
+    "Remember",
     "Save",
     "Send",
     "Serve",
@@ -66,6 +70,7 @@ _SLOWEST_HELLO_S = 30.0
 _OFFER_AGAIN_S = 3.0
 _GRANTED_AGAIN_S = 10.0  # after a grant the coordinator asks; if it falls silent, offer again
 _MAX_ATTEMPTS = 4
+_MAX_REPLANS = 8
 _RETRY_S = 1.0
 
 
@@ -123,13 +128,17 @@ class WorkerDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed:
-    """The worker ended without an update; `final`: trying again would end the same."""
+    """The worker ended without an update; `final`: trying again would end the same.
+
+    `exceeded`: it went over its budget with a plan that was to take so much; a smaller one may do.
+    """
 
     lease: str
     code: str
     detail: str = ""
     log: tuple[str, ...] = ()
     final: bool = False
+    exceeded: Ceiling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +172,22 @@ class BeginSession:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write the lease and its state to disk, durably; `attempts` counts the worker that is about to start, too."""
+    """Write the lease and its state to disk, durably, with what is to be remembered.
+
+    `attempts` counts the worker that is about to start, too; `replans` those that went over their budget.
+    """
 
     assign: Assign
     update: Finished | None
     attempts: int = 1
+    replans: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """What is too much for this device; kept with the next `Save` or `Forget`."""
+
+    ceiling: Ceiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +199,11 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a worker for this assignment."""
+    """Start a worker for this assignment; its plan must take less than `ceiling_bytes` for training."""
 
     assign: Assign
+    ceiling_bytes: int | None = None
+    replans: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +229,7 @@ class Forget:
     accepted: bool
 
 
-Instruction: TypeAlias = Send | BeginSession | Save | Fetch | Start | Stop | Serve | Forget
+Instruction: TypeAlias = Send | BeginSession | Save | Remember | Fetch | Start | Stop | Serve | Forget
 
 
 class Session:
@@ -223,9 +245,10 @@ class Session:
         assign: Assign | None = None,
         update: Finished | None = None,
         attempts: int = 0,
+        replans: int = 0,
         highest: tuple[int, int] = (0, 0),
     ) -> None:
-        """`assign`, `update`, `attempts` and `highest` are what was saved before a restart."""
+        """`assign`, `update`, `attempts`, `replans` and `highest` are what was saved before a restart."""
         self._boot = boot
         self._profile = profile
         self._labels = labels
@@ -236,6 +259,8 @@ class Session:
         self._missing = {part.sha256 for part in assign.parts} if assign else set()
         self._working = False
         self._attempts = attempts
+        self._replans = replans
+        self._ceiling: int | None = None
         self._retry_at: float | None = None
         self._declined: Decline | None = None
         self._linked = False
@@ -367,7 +392,7 @@ class Session:
         """Say that we leave on purpose; a worker that ends with us has not failed."""
         leave: list[Instruction] = [Send(Goodbye())] if self._welcomed else []
         if self.assign and self._working and self._attempts > 1:
-            leave.append(Save(self.assign, None, self._attempts - 1))
+            leave.append(Save(self.assign, None, self._attempts - 1, self._replans))
         return leave
 
     def _welcome(self, welcome: Welcome, now: float) -> Iterator[Instruction]:
@@ -435,7 +460,8 @@ class Session:
         self._highest = (assign.epoch, assign.issue)
         self.assign = assign
         self._missing = {part.sha256 for part in assign.parts}
-        self._attempts = 0
+        self._attempts = self._replans = 0
+        self._ceiling = None
         self._progress = WorkerProgress("fetch", 0, 0, None)
         yield Save(assign, None)
         yield Send(Accept(lease=assign.lease))
@@ -458,17 +484,17 @@ class Session:
             return
         self._working = True
         self._attempts += 1
-        if self._attempts > 1:  # the first is saved with the assignment, to spare a sync
-            yield Save(self.assign, None, self._attempts)
+        if self._attempts > 1 or self._replans:  # the first is saved with the assignment, to spare a sync
+            yield Save(self.assign, None, self._attempts, self._replans)
         self._progress = WorkerProgress("load", 0, 0, None)
-        yield Start(self.assign)
+        yield Start(self.assign, self._ceiling, self._replans)
 
     def _worker_done(self, done: WorkerDone, now: float) -> Iterator[Instruction]:
         if self.assign is None or self.assign.lease != done.lease:
             return
         self._working = False
         self.update = done.update
-        yield Save(self.assign, done.update, self._attempts)
+        yield Save(self.assign, done.update, self._attempts, self._replans)
         if self._welcomed:
             yield from self._offer(now)
 
@@ -477,7 +503,7 @@ class Session:
             return
         self.update = None
         self._missing = {part.sha256 for part in self.assign.parts}
-        yield Save(self.assign, None, self._attempts)
+        yield Save(self.assign, None, self._attempts, self._replans)
         yield from self.begin()
 
     def _offer(self, now: float) -> Iterator[Instruction]:
@@ -498,13 +524,28 @@ class Session:
         if self.assign is None or self.assign.lease != failed.lease:
             return
         self._working = False
-        if failed.final or self._attempts >= _MAX_ATTEMPTS:
+        if failed.exceeded is not None and self._replans < _MAX_REPLANS:
+            yield from self._plan_less(failed.exceeded)
+        elif failed.final or failed.exceeded is not None or self._attempts >= _MAX_ATTEMPTS:
             yield from self._decline(failed)
         else:
             self._retry_at = now + _RETRY_S * 2 ** (self._attempts - 1)
 
+    def _plan_less(self, exceeded: Ceiling) -> Iterator[Instruction]:
+        """The next smaller plan; from the third on larger steps, because the predictions are far off."""
+        most = exceeded.training_bytes if self._replans < 2 else max(1, exceeded.training_bytes * 3 // 4)
+        self._ceiling = min(most, self._ceiling or most)
+        self._replans += 1
+        self._attempts = max(0, self._attempts - 1)  # it did not crash
+        yield Remember(replace(exceeded, training_bytes=self._ceiling))
+        yield from self._work()
+
     def _decline(self, failed: WorkerFailed) -> Iterator[Instruction]:
-        self._declined = Decline(lease=failed.lease, code=failed.code, detail=failed.detail, log=failed.log)
+        detail = failed.detail
+        if self._ceiling is not None:
+            tried = f"{self._replans} of its plans went over the budget"
+            detail = f"{detail[:1800]}; before, {tried}, and less than {format_bytes(self._ceiling)} was to be planned"
+        self._declined = Decline(lease=failed.lease, code=failed.code, detail=detail, log=failed.log)
         yield Send(self._declined)
         yield from self._drop(accepted=False)
 

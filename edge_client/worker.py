@@ -2,6 +2,7 @@
 
     in    WORKDIR/order.json (`records.WorkOrder`); the blobs that it names
     out   WORKDIR/update.bin, then update.json {sha256, length, num_samples}; or error.json {code, detail}
+    both  WORKDIR/plan.json, budget.json: what is tried, and whether there is less memory meanwhile (`notes`)
     env   FEDFIT_PROGRESS_FD: JSON lines {phase, step, total, loss} go there; FEDFIT_PARENT_PID: whom to die with
     exit  0 done | 74 disk | 75 over budget | 76 declined | 143 SIGTERM | 1 a bug, or another worker on the same lease
 
@@ -57,13 +58,12 @@ def attempt(workdir: Path, kept: Kept | None = None) -> int:
     """Do the assignment in `workdir`; returns the exit code. `kept` is what a process with more to come may reuse."""
     try:
         return _run(workdir, kept)
-    except MemoryError:
-        return _OVER_BUDGET
-    except RuntimeError as error:
-        if meter.is_out_of_memory(error):
-            _log.error("over budget: %s", error)
-            return _OVER_BUDGET
-        raise  # a bug: the traceback goes to stderr, the exit code is 1
+    except (MemoryError, RuntimeError) as error:
+        if not meter.is_out_of_memory(error):
+            raise  # a bug: the traceback goes to stderr, the exit code is 1
+        detail = str(error) or "an allocation failed"
+    guard.lift_limit()  # what was in the way is free again; to say so takes a little
+    return _refuse(workdir, _OVER_BUDGET, "over_budget", detail)
 
 
 def stand_guard() -> None:
@@ -100,13 +100,18 @@ def _run(workdir: Path, kept: Kept | None) -> int:
         faults.in_round(order.round)
         faults.point("worker.start")
         os.environ["OMP_NUM_THREADS"] = str(order.threads)  # read once, when torch is loaded
-        from edge_client import assignment
+        from edge_client import assignment, calibration
 
         faults.point("worker.loaded")
         try:
             assignment.carry_out(order, workdir, kept)
         except assignment.DeclinedError as error:
             return _refuse(workdir, _DECLINED, error.code, str(error))
+        except assignment.CalibrationNeededError as needed:
+            if kept is None:
+                calibration.become(needed.job, workdir)
+            calibration.measure_beside(needed.job, workdir)  # more is to come in this process
+            return _run(workdir, kept)
     except DiskFullError as error:
         return _refuse(workdir, _DISK, "disk_full", str(error))
     except MachineError as error:
@@ -137,4 +142,4 @@ def _refuse(workdir: Path, code: int, name: str, detail: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    guard.end(main())

@@ -1,7 +1,8 @@
 """Worker processes as the daemon sees them: started in a folder, watched through a pipe, ended on request.
 
 A worker gets `order.json`, writes progress lines into the pipe and its update into the folder, and exits: 0 done,
-74 disk full, 75 over its budget, 76 declined, 143 told to stop; anything else is a crash. See `edge_client.worker`.
+74 disk full, 75 over its budget, 76 declined, 143 told to stop; anything else is a crash, unless the kernel killed it
+for want of memory. See `edge_client.worker`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_client import durable
+from edge_client import durable, notes
+from edge_client.device.watch import count_oom_kills
 from edge_client.errors import PayloadError
 from edge_client.records import Count, Hash, Matches, WorkOrder, check_value, from_map, to_map
-from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
-from edge_client.wire.messages import Assign
+from edge_client.session import Event, Finished, Start, WorkerDone, WorkerFailed, WorkerProgress
 
-__all__ = ["COMMAND", "Worker", "done", "ended", "finished_update", "settle_method_state", "start", "write_order"]
+__all__ = [
+    "COMMAND",
+    "Worker",
+    "done",
+    "ended",
+    "finished_update",
+    "left_failure",
+    "settle_method_state",
+    "start",
+    "write_order",
+]
 
 COMMAND = (sys.executable, "-m", "edge_client.worker")  # the folder follows
 _GRACE_S = 5.0
@@ -35,32 +46,35 @@ _EXIT_DISK_FULL = 74
 
 
 def start(
-    assign: Assign,
+    wanted: Start,
     *,
     folder: Path,
     parts: Mapping[str, str],
     device: str,
     device_file: Mapping[str, Any],
     budget_bytes: int,
+    ceilings: Mapping[str, int],
     method_state: Path,
     command: Sequence[str] = COMMAND,
+    root: Path = Path("/"),
 ) -> Worker:
     """Start the worker of an assignment in its folder."""
     durable.make_dir(method_state)
     write_order(
-        assign,
+        wanted,
         folder=folder,
         parts=parts,
         device=device,
         device_file=device_file,
         budget_bytes=budget_bytes,
+        ceilings=ceilings,
         method_state=method_state,
     )
-    return Worker(assign.lease, folder, command)
+    return Worker(wanted.assign.lease, folder, command, root=root)
 
 
 def write_order(
-    assign: Assign,
+    wanted: Start,
     *,
     folder: Path,
     parts: Mapping[str, str],
@@ -68,10 +82,14 @@ def write_order(
     device_file: Mapping[str, Any],
     budget_bytes: int,
     training_budget_bytes: int | None = None,
+    ceilings: Mapping[str, int],
     method_state: Path,
 ) -> None:
     """Make the folder of an assignment with all that a worker is told."""
+    assign = wanted.assign
     durable.make_dir(folder)
+    (folder / "error.json").unlink(missing_ok=True)
+    notes.clear(folder)
     order = WorkOrder(
         lease=assign.lease,
         run=assign.run,
@@ -85,6 +103,9 @@ def write_order(
         plan=assign.plan,
         budget_bytes=budget_bytes,
         training_budget_bytes=training_budget_bytes,
+        ceiling_bytes=wanted.ceiling_bytes,
+        ceilings=ceilings,
+        replans=wanted.replans,
         device=device,
         parts=parts,
         device_file=device_file,
@@ -106,12 +127,18 @@ class _Told:
 class Worker:
     """A running worker."""
 
-    def __init__(self, lease: str, folder: Path, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, lease: str, folder: Path, command: Sequence[str] = COMMAND, *, root: Path = Path("/")
+    ) -> None:
+        """`root` is where the system's `/proc` is, to know what the kernel killed."""
         self.lease = lease
         self._folder = folder
+        self._root = root
+        self._oom_kills = count_oom_kills(root)
         self._rest = b""
         self._kill_at: float | None = None
         (folder / "error.json").unlink(missing_ok=True)
+        notes.clear(folder)
         self.progress_fd, write_fd = os.pipe()
         os.set_blocking(self.progress_fd, False)
         try:
@@ -154,7 +181,19 @@ class Worker:
 
     def _ended(self) -> Event:
         os.close(self.progress_fd)
-        return ended(self.lease, self._folder, self._process.wait())
+        code = self._process.wait()
+        return ended(self.lease, self._folder, code, for_memory=self._killed_for_memory(code))
+
+    def _killed_for_memory(self, code: int) -> bool:
+        """Whether somebody else's SIGKILL was the kernel's: it counts them; where it does not, nobody else does it."""
+        if code != -signal.SIGKILL or self._kill_at is not None:
+            return False
+        before, now = self._oom_kills, count_oom_kills(self._root)
+        return before is None or now is None or now > before
+
+    def tell_budget(self, budget_bytes: int) -> None:
+        """There is less memory now: it plans anew before its next batch."""
+        notes.tell_budget(self._folder, budget_bytes)
 
     def warnings(self) -> list[str]:
         """What its log warns of at the end, such as images that cannot be read; the log goes with the lease."""
@@ -189,20 +228,25 @@ class Worker:
         os.close(self.progress_fd)
 
 
-def ended(lease: str, folder: Path, code: int) -> Event:
-    """What a worker that ended with this exit code has made of its assignment."""
+def ended(lease: str, folder: Path, code: int, *, for_memory: bool = False) -> Event:
+    """What became of a worker that ended with this exit code; `for_memory`: the system killed it to have memory."""
     finished = finished_update(folder) if code == 0 else None
     if finished is not None:
         return done(lease, finished)
     told = _read_json(folder / "error.json") or {}
+    trial = notes.read_trial(folder)
+    exceeded = trial.exceeded() if trial is not None else None
+    if exceeded is not None and for_memory:
+        code, told = _EXIT_OVER_BUDGET, {"detail": "the system was out of memory and killed the worker"}
     kind = {_EXIT_OVER_BUDGET: "over_budget", _EXIT_DISK_FULL: "disk_full"}.get(code, "crashed")
-    detail = str(told.get("detail", f"the worker ended with exit code {code}"))
+    over = code == _EXIT_OVER_BUDGET
     return WorkerFailed(
         lease=lease,
         code=_declined_code(told) if code == _EXIT_DECLINED else kind,
-        detail=_sendable(detail, 2000),
+        detail=_sendable(str(told.get("detail", f"the worker ended with exit code {code}")), 2000),
         log=_last_lines(folder / "log.txt"),
-        final=code in (_EXIT_OVER_BUDGET, _EXIT_DECLINED),
+        final=code == _EXIT_DECLINED or (over and exceeded is None),
+        exceeded=exceeded if over else None,
     )
 
 
@@ -226,6 +270,16 @@ def finished_update(folder: Path) -> Finished | None:
     if not binary.exists() or binary.stat().st_size != length:
         return None
     return Finished(sha256=sha256, length=length, num_samples=num_samples)
+
+
+def left_failure(lease: str, folder: Path) -> WorkerFailed | None:
+    """A worker that went over its budget just before the daemon died; what else it may have died of is tried again."""
+    told, trial = _read_json(folder / "error.json"), notes.read_trial(folder)
+    exceeded = trial.exceeded() if trial is not None else None
+    if told is None or told.get("code") != "over_budget" or exceeded is None:
+        return None
+    detail = _sendable(str(told.get("detail")), 2000)
+    return WorkerFailed(lease=lease, code="over_budget", detail=detail, exceeded=exceeded)
 
 
 def settle_method_state(root: Path, *, accepted: bool) -> None:

@@ -7,7 +7,8 @@ starts again what died, as systemd would; a process that ends by itself with an 
 from __future__ import annotations
 
 import contextlib
-import functools
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -70,6 +71,7 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._environments: dict[str, dict[str, str]] = {}
         self._bundles: dict[str, identity.Bundle] = {}
+        self._roots: dict[str, Path] = {}
         self.unexpected: list[str] = []
         self.num_restarts: dict[str, int] = {}
 
@@ -137,21 +139,39 @@ class Fleet:
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
         self._spawn(copy, ["edge_client", "start", *options, "--state-dir", str(self.folder / copy)])
 
-    def start_device(self, name: str, faults: Mapping[str, str] | None = None, *, memory: str = "2GB") -> None:
-        """Start a client from its bundle; its part of the digits follows from its place among the devices."""
+    def start_device(
+        self,
+        name: str,
+        faults: Mapping[str, str] | None = None,
+        *,
+        memory: str = "2GB",
+        data: str | None = None,
+        root: Path | None = None,
+    ) -> None:
+        """Start a client from its bundle; its part of the digits follows from its place among the devices.
+
+        `data` is another data section for its device.toml; `root` holds the /proc that it measures memory by.
+        """
         home = self.folder / name
         if faults is not None:
             self._environments[name] = dict(faults)
+        if root is not None:
+            self._roots[name] = root
         if not home.exists():
-            home.mkdir()
-            identity.write_bundle(home / "device.join", self._bundles[name])
             part = f"[{list(self._bundles).index(name)}, {len(self._bundles)}]"
-            (home / "device.toml").write_text(
-                f'data = {{ source = "digits", partition = "iid", part = {part} }}\n'
-                f'limits = {{ memory = "{memory}" }}\n'
-            )
+            own = f'{{ source = "digits", partition = "iid", part = {part} }}' if data is None else data
+            self.write_home(name, f'data = {own}\nlimits = {{ memory = "{memory}" }}\n')
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
+        if name in self._roots:
+            options += ["--root", str(self._roots[name])]
         self._spawn(name, ["edge_client", "start", *options, "--state-dir", str(home / "state")])
+
+    def write_home(self, name: str, device_toml: str) -> None:
+        """What a device has before its first start: its bundle and its owner's file."""
+        home = self.folder / name
+        home.mkdir()
+        identity.write_bundle(home / "device.join", self._bundles[name])
+        (home / "device.toml").write_text(device_toml)
 
     def kill(self, name: str) -> None:
         """SIGKILL."""
@@ -271,15 +291,31 @@ def hashes(shown: Json) -> list[str]:
     return [model["sha256"] for model in shown["models"]]
 
 
-@functools.cache
-def undisturbed_hashes(rounds: int, hidden: int, codec: str = "fp32") -> list[str]:
-    """The hashes of a run of the devices a and b that nobody disturbs; made once for all tests of a session."""
-    with tempfile.TemporaryDirectory(prefix="fedfit-undisturbed-") as folder, Fleet(Path(folder)) as fleet:
-        fleet.start_coordinator()
-        fleet.add_devices("a", "b")
-        fleet.start_device("a")
-        fleet.start_device("b")
-        file = mlp_run(rounds=rounds, codec=codec, model={"hidden": [hidden]})
-        shown = fleet.wait_finished(fleet.start_run(file), 30 * rounds)
-        assert shown["state"] == "finished", shown["reason"]
-        return hashes(shown)
+class Undisturbed:
+    """Runs of the devices a and b that nobody disturbs; each is made once for all processes of a test session."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def hashes(self, *, rounds: int, hidden: int = 16, codec: str = "fp32") -> list[str]:
+        """The model's hash after every round, the first one before round 1."""
+        folder = self._folder / f"undisturbed-{rounds}-{hidden}-{codec}"
+        folder.mkdir(exist_ok=True)
+        made = folder / "hashes.json"
+        with open(folder / "lock", "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making it
+            if not made.exists():
+                file = mlp_run(rounds=rounds, codec=codec, model={"hidden": [hidden]})
+                made.write_text(json.dumps(self._make(Path(tempfile.mkdtemp(dir=folder)), file)))
+            found: list[str] = json.loads(made.read_text())
+        return found
+
+    def _make(self, folder: Path, file: RunFile) -> list[str]:
+        with Fleet(folder) as fleet:
+            fleet.start_coordinator()
+            fleet.add_devices("a", "b")
+            fleet.start_device("a")
+            fleet.start_device("b")
+            shown = fleet.wait_finished(fleet.start_run(file), 30 * file.stop.rounds)
+            assert shown["state"] == "finished", shown["reason"]
+            return hashes(shown)

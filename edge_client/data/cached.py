@@ -90,14 +90,14 @@ def cache_arrays(
 
 def _stamp(text: str) -> list[object]:
     """Names, sizes and times of the files; with others it is other data."""
-    _, place = registry.split_source(text)
+    kind, place = registry.split_source(text)
     if not place:
         return []
     found: list[object] = []
     try:
-        for file in [Path(place), *sorted(Path(place).rglob("*"))]:
+        for file in [Path(place), *sorted(Path(place).glob("*/*" if kind == "image-folder" else "*"))]:
             status = file.stat()
-            found.append([str(file.absolute()), status.st_size, status.st_mtime_ns])
+            found.append([str(file.absolute()), status.st_size, 0 if file.is_dir() else status.st_mtime_ns])
     except OSError as error:
         raise InputError(f"data {text!r}: cannot read {place}: {error.strerror}") from error
     return found

@@ -181,7 +181,7 @@ class _FiniteRows:
     def take(self, indices: Indices) -> NDArray[Any]:
         raw = self._rows.take(indices)
         with np.errstate(over="ignore"):
-            fine = np.isfinite(raw.astype(np.float32, copy=False)).reshape(len(raw), -1).all(axis=1)
+            fine = np.isfinite(raw.astype(np.float32, copy=False)).all(axis=tuple(range(1, raw.ndim)))
         if not fine.all():
             number = int(self._chosen[indices][np.flatnonzero(~fine)[0]])
             raise InputError(f"{self._samples.where}: sample {number} has values that are not finite")
@@ -204,7 +204,7 @@ def reshapes(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 def _converter(samples: Stored, shape: tuple[int, ...], levels: float) -> Convert:
     """From samples as they are stored to float32 in the model's axis order."""
     stored = samples.shape[1:]
-    channels_last = len(stored) == 3 and (stored[2], stored[0], stored[1]) == shape and stored != shape
+    channels_last = len(stored) in (2, 3) and (stored[-1], *stored[:-1]) == shape and stored != shape
     if not (reshapes(stored, shape) or channels_last):
         raise InputError(
             f"{samples.where}: the model's input is {list(shape)}, the samples are {list(stored)}; "
@@ -216,6 +216,6 @@ def _converter(samples: Stored, shape: tuple[int, ...], levels: float) -> Conver
 
     def convert(raw: NDArray[Any]) -> NDArray[np.float32]:
         x = raw.astype(np.float32) / divisor
-        return x.transpose(0, 3, 1, 2) if channels_last else x
+        return np.moveaxis(x, -1, 1) if channels_last else x
 
     return convert

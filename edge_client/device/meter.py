@@ -1,18 +1,35 @@
-"""How much memory this process uses, as the kernel counts it.
+"""How much memory a process uses, as the kernel counts it.
 
 Covers: RSS, its peak, private writable memory, and which errors say that there is no more. Linux reads `/proc/self`;
-elsewhere (macOS, for development) only the peak is known and stands for the others.
+elsewhere (macOS, for development) only the peak is known and stands for the others. Of another process (`of`): what is
+in RAM now.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
+from dataclasses import dataclass
 
-__all__ = ["data_bytes", "is_out_of_memory", "peak_rss_bytes", "reset_peak", "rss_bytes"]
+__all__ = ["InRam", "data_bytes", "is_out_of_memory", "of", "peak_rss_bytes", "reset_peak", "rss_bytes"]
 
 # how torch's CPU allocator and oneDNN say that memory is out; there is no exception type of their own for it
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory", "out of memory")
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "could not create a memory",
+    "could not create a primitive",
+    "out of memory",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InRam:
+    """Memory of a process that is in RAM."""
+
+    rss_bytes: int = 0
+    private_bytes: int = 0  # of these, what no file has: the kernel cannot drop it
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -39,6 +56,17 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def of(pid: int) -> InRam:
+    """What another process uses; nothing if it has ended, or where there is no `/proc`."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            _, resident, shared = (int(word) for word in file.read().split()[:3])
+    except (OSError, ValueError):
+        return InRam()
+    page = os.sysconf("SC_PAGE_SIZE")
+    return InRam(resident * page, (resident - shared) * page)
 
 
 def data_bytes() -> int:

@@ -20,7 +20,7 @@ from edge_client.errors import MachineError
 from edge_client.files import format_bytes
 from edge_client.records import DeviceProfile
 
-__all__ = ["Budget", "derive_budget", "measure", "no_memory", "usable_cores"]
+__all__ = ["Budget", "derive_budget", "measure", "no_memory", "reserve_bytes", "usable_cores"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,8 +79,13 @@ def derive_budget(memory: Memory | None, limits: Sequence[MemoryLimit], limit: i
     return Budget(num_bytes=min(counts, default=0), reasons=tuple(reasons))
 
 
+def reserve_bytes(memory: Memory) -> int:
+    """What is left to the system."""
+    return max(_RESERVE_BYTES, memory.total_bytes // _RESERVE_SHARE)
+
+
 def _from_memory(memory: Memory) -> list[tuple[int | None, str]]:
-    reserve = max(_RESERVE_BYTES, memory.total_bytes // _RESERVE_SHARE)
+    reserve = reserve_bytes(memory)
     usable = max(0, memory.available_bytes - reserve) * _USABLE_PERCENT // 100
     available, total = format_bytes(memory.available_bytes), format_bytes(memory.total_bytes)
     return [

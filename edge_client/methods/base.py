@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_client.records import PlanRules
 from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Term
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from edge_client.models.contract import Model
     from edge_client.params import IndexMap
@@ -54,7 +55,7 @@ class State(Protocol):
     """The server's tensors before the round."""
 
     def names(self) -> list[str]:
-        """All tensor names, in the order in which `fold` yields them."""
+        """All tensor names, in the order in which `fold` yields them; a method's own begin with `extra/`."""
 
     def tensor(self, name: str) -> Tensor:
         """One of them, read anew at every call."""
@@ -78,17 +79,6 @@ class Server(Protocol):
         """Every tensor of the new state, in the order of `state.names()`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRules:
-    """What a planner may choose for a device beside microbatch, recomputation and dtype."""
-
-    groups: bool = False  # blocks may be trained group by group
-    partial: bool = False  # first blocks that do not fit may stay untrained
-    auxiliary: bool = False  # each group but the last has a head of its own instead of the model's
-    max_models: int = 1  # models that a device with surplus memory trains side by side
-    slices: tuple[str, ...] = ()  # kinds of smaller models: depth, width
-
-
 def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
     """Most methods send the model and nothing else."""
     return {}
@@ -103,8 +93,9 @@ class Method:
     parameters: Any  # the method's own frozen dataclass, from `methods.parameters`
     client: Callable[[], Client]
     server: Server
-    plans: PlanRules = PlanRules()
-    # tensors beside the model's that travel with it and are folded like it (auxiliary heads); made once, by the server
+    plans: PlanRules = field(default_factory=PlanRules)
+    # tensors beside the model's that travel with it and are folded like it (auxiliary heads); made once, by the server,
+    # with random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
 
 
@@ -117,6 +108,10 @@ class PlainClient:
         """Keep the job."""
         self.job = job
 
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The model alone is trained."""
+        return {}
+
     def phases(self) -> Sequence[Phase]:
         """One phase over everything that can be trained."""
         trainable = frozenset(name for name, param in self.job.model.named_parameters() if param.requires_grad)
@@ -126,10 +121,12 @@ class PlainClient:
         """One phase has nothing between its parts; the loop takes smaller microbatches by itself."""
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
-        """Cross entropy."""
+        """Cross entropy, or what a method that is put over this one minimises."""
         from edge_client.training.objectives import cross_entropy  # torch; this module is read without it
 
-        yield Term(name="cross_entropy", each=cross_entropy(self.job.model(batch.x), batch.y))
+        loss = self.job.loss
+        each = cross_entropy(self.job.model(batch.x), batch.y) if loss is None else loss(batch, phase)
+        yield Term(name="cross_entropy", each=each)
 
     def adjust(self, name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """The gradient stays as it is."""

@@ -3,8 +3,8 @@
 FedAvg whose devices minimise F_k(w) + (mu/2)||w - w_t||^2: the proximal term holds a device near the received weights
 w_t, so that devices with different data or different amounts of work drift apart less. Travels as FedAvg does.
 
-Covers the proximal term over the trainable parameters (not over buffers). Does not cover the paper's gamma-inexact
-solutions as a stopping rule: a device's work is bounded by the run's epochs and max-steps.
+Covers the proximal term over the parameters that a phase trains (not over buffers). Does not cover the paper's
+gamma-inexact solutions as a stopping rule: a device's work is bounded by the run's epochs and max-steps.
 
 Legend: mu = parameters.mu, w = a parameter, w_t = its anchor, the received value.
 """
@@ -19,6 +19,8 @@ from torch import Tensor
 from edge_client.methods.base import Batch, Job, Method, Phase, PlainClient, Term
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import FedProxParameters
+from edge_client.records import TrainingPlan
+from edge_client.training.contract import named_parameters
 
 __all__ = ["FedProxClient", "method"]
 
@@ -33,15 +35,24 @@ class FedProxClient(PlainClient):
     def begin(self, job: Job) -> None:
         """Keep the received weights as the anchor."""
         super().begin(job)
+        self._keep_anchors()
+
+    def replan(self, plan: TrainingPlan) -> None:
+        """Modules that another plan needs are as they were received."""
+        self._keep_anchors()
+
+    def _keep_anchors(self) -> None:
         if self._mu > 0:
-            self._anchor = {name: param.detach().clone() for name, param in job.model.named_parameters()}
+            received = named_parameters(self.job.model, self.job.modules)
+            new = {name: param for name, param in received.items() if name not in self._anchor}
+            self._anchor |= {name: param.detach().clone() for name, param in new.items()}
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """Cross entropy, then the proximal term one parameter at a time: a graph of one, not of all."""
         yield from super().terms(batch, phase)
         if self._mu == 0 or not batch.first:
             return
-        for name, param in self.job.model.named_parameters():
+        for name, param in named_parameters(self.job.model, self.job.modules).items():
             if name in phase.trainable:
                 yield Term(name="proximal", weight=self._mu / 2, once=(param - self._anchor[name]).square().sum())
 

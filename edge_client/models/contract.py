@@ -4,8 +4,8 @@
 
 Methods and planners ask the model; none looks at its name or class. An `nn.Sequential` gets the contract for free, any
 other module by naming its units in order (`models.adopted` checks that they are the whole model). A `Staged` sequence
-also tells the stages of its units and taps inside of them.
-Does not cover: slices of depth or width; they will be index maps into the full model and change nothing here.
+also tells the stages of its units, taps inside of them, and which axes of its tensors are channels.
+Does not cover: slices of depth or width (`slicing`); they are models by themselves and change nothing here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import NoSuchNameError
+from edge_client.models.recompute import Fusible, run_unit
+from edge_client.models.slicing import Axes
 
 __all__ = ["Model", "Staged", "Unit", "children_of", "count_outputs", "describe", "from_sequential"]
 
@@ -45,6 +47,8 @@ class Model(nn.Module):
     units: tuple[Unit, ...]
     taps: Mapping[str, str]
     input_shape: tuple[int, ...]
+    channel_axes: Axes | None = None  # tensors whose axes are not simply channels (`slicing`); None: unknown
+    anchor_names: Mapping[str, str] | None = None  # weight -> anchor, where the architecture says so (`anchors`)
 
     def __init__(self, layers: Mapping[str, nn.Module], order: Sequence[str] | None = None) -> None:
         """`order` names the units, as dotted names below `layers`; without it every layer is one."""
@@ -54,6 +58,8 @@ class Model(nn.Module):
         for name, layer in layers.items():
             self.add_module(name, layer)
         self._order = tuple(layers if order is None else order)
+        self._recompute: str | None = None
+        self._overwriting: frozenset[str] = frozenset()  # units that change their input in place, as `describe` saw
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -64,6 +70,28 @@ class Model(nn.Module):
     def min_batch(self) -> int:
         """Samples that one training pass needs at least."""
         return max(unit.min_batch for unit in self.units)
+
+    @property
+    def recompute(self) -> str | None:
+        """What is made again in backward instead of being kept, of `recompute_kinds`; the result stays the same."""
+        return self._recompute
+
+    @recompute.setter
+    def recompute(self, kind: str | None) -> None:
+        if kind is not None and kind not in self.recompute_kinds:
+            known = ", ".join(repr(known) for known in self.recompute_kinds)
+            raise ValueError(f"expected recompute of None, {known} for this model, got {kind!r}")
+        for part in self._fusible():
+            part.fused = kind is not None  # of units that run again, too: their second pass keeps less
+        self._recompute = kind
+
+    @property
+    def recompute_kinds(self) -> tuple[str, ...]:
+        """The kinds that `recompute` may be set to; `models.recompute` tells what they are."""
+        return ("fused", "units") if self._fusible() else ("units",)
+
+    def _fusible(self) -> list[Fusible]:
+        return [part for part in self.modules() if isinstance(part, Fusible)]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
@@ -80,7 +108,10 @@ class Model(nn.Module):
     def run_units(self, names: Sequence[str], x: Tensor) -> Tensor:
         """Output of these consecutive units for an input of the first."""
         for name in names:
-            x = self.get_submodule(name)(x)
+            unit = self.get_submodule(name)
+            # backward begins at the last unit: what that keeps is needed at once
+            again = self._recompute == "units" and name != self._order[-1]
+            x = run_unit(name, unit, x, overwrites=name in self._overwriting) if again else unit(x)
         return x
 
     def _position(self, unit: str) -> int:
@@ -90,13 +121,23 @@ class Model(nn.Module):
 
 
 class Staged(nn.Sequential):
-    """A sequence of units that knows what their order does not tell: stages, and taps inside of units."""
+    """A sequence of units that knows what their order does not tell: stages, taps inside of units, channels."""
 
-    def __init__(self, units: OrderedDict[str, nn.Module], *, stages: Sequence[int], taps: Mapping[str, str]) -> None:
-        """`taps` come on top of those that follow from the units, or replace them."""
+    def __init__(
+        self,
+        units: OrderedDict[str, nn.Module],
+        *,
+        stages: Sequence[int] | None = None,
+        taps: Mapping[str, str],
+        axes: Axes | None = None,
+        anchors: Mapping[str, str] | None = None,
+    ) -> None:
+        """`taps` come on top of those that follow from the units, or replace them; without `stages` each is its own."""
         super().__init__(units)
-        self.stages = tuple(stages)
+        self.stages = tuple(range(len(units)) if stages is None else stages)
         self.taps = dict(taps)
+        self.axes = axes
+        self.anchors = anchors
 
 
 def from_sequential(layers: nn.Sequential, *, input_shape: Sequence[int], stages: Sequence[int] | None = None) -> Model:
@@ -108,6 +149,7 @@ def from_sequential(layers: nn.Sequential, *, input_shape: Sequence[int], stages
     model = Model(children_of(layers))
     if not isinstance(layers, Staged):
         return describe(model, input_shape=input_shape, stages=stages)
+    model.channel_axes, model.anchor_names = layers.axes, layers.anchors
     return describe(model, input_shape=input_shape, stages=stages or layers.stages, taps=layers.taps)
 
 
@@ -141,9 +183,12 @@ def _describe(model: Model, stages: list[int]) -> tuple[Unit, ...]:
     model.eval()  # one sample has no batch statistics
     with torch.no_grad():
         x = torch.zeros(1, *model.input_shape)
-        for position in range(len(stages)):
-            unit, x = _describe_unit(model, position, stages, x)
+        for position, name in enumerate(model.order):
+            version = x._version
+            unit, out = _describe_unit(model, position, stages, x)
+            model._overwriting |= {name} if x._version != version else set()
             units.append(unit)
+            x = out
     model.train(was_training)
     return tuple(units)
 

@@ -13,6 +13,10 @@ from edge_client.records import Between, Matches
 
 __all__ = [
     "MAX_ELEMENTS",
+    "DenseNet161Options",
+    "DenseNetOptions",
+    "HarCnnOptions",
+    "HarTransformerOptions",
     "MlpOptions",
     "PreResNetOptions",
     "ResNetOptions",
@@ -20,6 +24,9 @@ __all__ = [
     "VitOptions",
     "VitSOptions",
     "VitTOptions",
+    "check_densenet",
+    "check_har_cnn",
+    "check_har_transformer",
     "check_mlp",
     "check_preresnet",
     "check_resnet",
@@ -30,6 +37,7 @@ __all__ = [
 MAX_ELEMENTS = 2**28  # of one sample or one weight: 1 GiB of float32; beyond, a number is a typing error
 
 _Shape = tuple[int, ...]
+_SMALL_STEM = "a 3x3 convolution at full size instead of 7x7 and pooling, for small images"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +77,38 @@ class PreResNetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResNetOptions:
-    """Options of `resnet10` to `resnet34`."""
+    """Options of `resnet10` to `resnet152`."""
 
     base_width: Annotated[int, Between(1, 256)] = field(
         default=64, metadata={"help": "channels of the first stage; each further stage has twice as many"}
     )
-    small_stem: bool = field(
-        default=False, metadata={"help": "a 3x3 convolution at full size instead of 7x7 and pooling, for small images"}
+    small_stem: bool = field(default=False, metadata={"help": _SMALL_STEM})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseNetOptions:
+    """Options of `densenet121`, `densenet169` and `densenet201`."""
+
+    growth: Annotated[int, Between(1, 256)] = field(default=32, metadata={"help": "channels that each layer adds"})
+    base_width: Annotated[int, Between(1, 256)] = field(default=64, metadata={"help": "channels behind the stem"})
+    small_stem: bool = field(default=False, metadata={"help": _SMALL_STEM})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseNet161Options:
+    """Options of `densenet161`, which is wider."""
+
+    growth: Annotated[int, Between(1, 256)] = field(default=48, metadata={"help": "channels that each layer adds"})
+    base_width: Annotated[int, Between(1, 256)] = field(default=96, metadata={"help": "channels behind the stem"})
+    small_stem: bool = field(default=False, metadata={"help": _SMALL_STEM})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarCnnOptions:
+    """Options of `har-cnn`."""
+
+    width: Annotated[int, Between(1, 1024)] = field(
+        default=32, metadata={"help": "channels of the first stage; the second has twice as many"}
     )
 
 
@@ -96,6 +129,16 @@ class VitSOptions:
     patch: Annotated[int, Between(1, 256)] = field(default=16, metadata={"help": "height and width of a patch"})
     width: Annotated[int, Between(1, 2048)] = field(default=384, metadata={"help": "features of a token"})
     heads: Annotated[int, Between(1, 64)] = field(default=6, metadata={"help": "attention heads; width is a multiple"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarTransformerOptions:
+    """Options of `har-transformer`."""
+
+    patch: Annotated[int, Between(1, 4096)] = field(default=8, metadata={"help": "values of time in one token"})
+    width: Annotated[int, Between(1, 2048)] = field(default=64, metadata={"help": "features of a token"})
+    heads: Annotated[int, Between(1, 64)] = field(default=4, metadata={"help": "attention heads; width is a multiple"})
+    depth: Annotated[int, Between(1, 64)] = field(default=3, metadata={"help": "blocks"})
 
 
 VitOptions = VitTOptions | VitSOptions
@@ -129,21 +172,44 @@ def check_resnet(name: str, shape: _Shape, options: ResNetOptions) -> None:
     _check_weight(name, "the first convolution", shape[0] * (9 if options.small_stem else 49) * options.base_width)
 
 
+def check_densenet(name: str, shape: _Shape, options: DenseNetOptions | DenseNet161Options) -> None:
+    """Raise `InputError` for a shape that is no image of 8x8 or more."""
+    _check_image(name, shape, 8)
+    _check_weight(name, "the first convolution", shape[0] * (9 if options.small_stem else 49) * options.base_width)
+
+
+def check_har_cnn(name: str, shape: _Shape, options: HarCnnOptions) -> None:
+    """Raise `InputError` for a shape that is no window of 8 values or more."""
+    _check_window(name, shape, 8)
+    _check_weight(name, "the first convolution", shape[0] * 5 * options.width)
+
+
+def check_har_transformer(name: str, shape: _Shape, options: HarTransformerOptions) -> None:
+    """Raise `InputError` unless patches tile the window and heads share the width."""
+    _check_window(name, shape, 1)
+    _check_tokens(name, shape, "a length", "cut the windows to another length", options)
+
+
 def check_vit(name: str, shape: _Shape, options: VitOptions) -> None:
     """Raise `InputError` unless patches tile the image and heads share the width."""
-    patch = options.patch
     _check_image(name, shape, 1)
-    if shape[1] % patch or shape[2] % patch:
+    _check_tokens(name, shape, "height and width", "resize the images", options)
+
+
+def _check_tokens(
+    name: str, shape: _Shape, sides: str, mend: str, options: VitOptions | HarTransformerOptions
+) -> None:
+    patch = options.patch
+    if any(side % patch for side in shape[1:]):
         raise InputError(
-            f"model {name!r}: expected height and width in multiples of patch = {patch}, got {list(shape)}; "
-            "resize the images, or set patch"
+            f"model {name!r}: expected {sides} in multiples of patch = {patch}, got {list(shape)}; {mend}, or set patch"
         )
     if options.width % options.heads:
         raise InputError(
             f"model {name!r}: expected a width in multiples of heads = {options.heads}, got {options.width}"
         )
-    _check_weight(name, "the embedding of patches", shape[0] * patch * patch * options.width)
-    tokens = 1 + (shape[1] // patch) * (shape[2] // patch)
+    _check_weight(name, "the embedding of patches", shape[0] * patch ** (len(shape) - 1) * options.width)
+    tokens = 1 + math.prod(side // patch for side in shape[1:])
     _check_weight(name, f"the table of {tokens} positions", tokens * options.width)
 
 
@@ -152,6 +218,13 @@ def _check_image(name: str, shape: Sequence[int], smallest: int) -> None:
         raise InputError(
             f"model {name!r} needs an input of channels, height, width with at least {smallest}x{smallest} pixels, "
             f"got {list(shape)}"
+        )
+
+
+def _check_window(name: str, shape: Sequence[int], shortest: int) -> None:
+    if len(shape) != 2 or shape[1] < shortest:
+        raise InputError(
+            f"model {name!r} needs an input of channels, length with at least {shortest} values, got {list(shape)}"
         )
 
 

@@ -15,8 +15,11 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edge_client.errors import InputError
 from edge_client.models.contract import Staged
-from edge_client.models.resnet import convolution
+from edge_client.models.recompute import Fusible
+from edge_client.models.resnet import convolution, main_path_anchors
+from edge_client.models.slicing import FULL, SliceSpec, inner_axes
 
 __all__ = ["preresnet"]
 
@@ -32,27 +35,39 @@ def preresnet(
     shortcut: str,
     stem_norm: bool,
     track_running_stats: bool,
+    cut: SliceSpec = FULL,
 ) -> Staged:
     """`width` channels in the first stage; `shortcut` is conv or pad, where a stage begins."""
+    if cut.narrows and shortcut == "pad":  # the channels of a slice would not go where those of the full network go
+        raise InputError(f"slice {str(cut)!r}: shortcut = \"pad\" has no slices of the width; use conv")
 
     def norm(channels: int) -> nn.BatchNorm2d:
         return nn.BatchNorm2d(channels, track_running_stats=track_running_stats)
 
-    stem: OrderedDict[str, nn.Module] = OrderedDict(conv=convolution(input_shape[0], width, kernel=3))
+    channels = cut.channels(width)
+    stem: OrderedDict[str, nn.Module] = OrderedDict(conv=convolution(input_shape[0], channels, kernel=3))
     if stem_norm:
-        stem["norm"] = norm(width)
+        stem["norm"] = norm(channels)
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(stem))
     taps = {"conv_1": "stem.norm" if stem_norm else "stem.conv"}
-    stages, channels = [0], width
-    for number in range(_STAGES * _BLOCKS):
-        stage, wide = number // _BLOCKS + 1, width * 2 ** (number // _BLOCKS)
-        name, norms = f"block{number + 1}", (norm(channels), norm(wide))
-        units[name] = _Block(channels, wide, norms=norms, stride=2 if wide > channels else 1, shortcut=shortcut)
-        stages.append(stage)
-        taps |= {f"conv_{len(taps) + 1}": f"{name}.norm2", f"conv_{len(taps) + 2}": f"{name}.conv2"}
-        channels = wide
+    stages = [0]
+    for stage, num_blocks in enumerate(cut.blocks([_BLOCKS] * _STAGES, [0, *[1] * (_STAGES - 1)])):
+        wide = cut.channels(width * 2**stage)
+        for index in range(num_blocks):
+            name, norms = f"block{stage * _BLOCKS + index + 1}", (norm(channels), norm(wide))
+            stride = 2 if stage > 0 and index == 0 else 1
+            units[name] = _Block(channels, wide, norms=norms, stride=stride, shortcut=shortcut)
+            stages.append(stage + 1)
+            taps |= {f"conv_{len(taps) + 1}": f"{name}.norm2", f"conv_{len(taps) + 2}": f"{name}.conv2"}
+            channels = wide
     units["head"] = _head(norm(channels), channels, num_classes)
-    return Staged(units, stages=[*stages, _STAGES + 1], taps={**taps, "features": "head.flatten"})
+    return Staged(
+        units,
+        stages=[*stages, _STAGES + 1],
+        taps={**taps, "features": "head.flatten"},
+        axes=inner_axes(inputs="stem.conv", outputs="head.linear") if shortcut == "conv" else None,
+        anchors=main_path_anchors(units, stages),
+    )
 
 
 def _head(norm: nn.BatchNorm2d, channels: int, num_classes: int) -> nn.Sequential:
@@ -67,7 +82,7 @@ def _head(norm: nn.BatchNorm2d, channels: int, num_classes: int) -> nn.Sequentia
     )
 
 
-class _Block(nn.Module):
+class _Block(Fusible):
     """norm-ReLU-conv-norm-ReLU-conv, added to the input or to what its shortcut makes of it."""
 
     def __init__(
@@ -85,23 +100,18 @@ class _Block(nn.Module):
         self.conv2 = convolution(out_channels, out_channels, kernel=3)
         self.relu = nn.ReLU()
         self.shortcut: nn.Module | None = None
-        if in_channels != out_channels and shortcut == "pad":
+        if stride > 1 and shortcut == "pad":
             self.shortcut = _Pad(out_channels - in_channels, stride)
-        elif in_channels != out_channels:
+        elif stride > 1:
             self.shortcut = convolution(in_channels, out_channels, kernel=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = self.relu(self.norm1(x))
-        out = self.conv2(self.relu(self.norm2(self.conv1(active))))
-        added: Tensor = out + self._past(x, active)
-        return added
-
-    def _past(self, x: Tensor, active: Tensor) -> Tensor:
-        """What goes past the convolutions: nothing that has no weights changes the input."""
-        if isinstance(self.shortcut, nn.Conv2d):
-            projected: Tensor = self.shortcut(active)
-            return projected
-        return x if self.shortcut is None else self.shortcut(x)
+        projection = [self.shortcut] if isinstance(self.shortcut, nn.Conv2d) else []
+        out, *projected = self.norm_relu_conv(x, self.norm1, self.relu, self.conv1, *projection)
+        (out,) = self.norm_relu_conv(out, self.norm2, self.relu, self.conv2, last=True)
+        if projected:
+            return out + projected[0]
+        return out + (x if self.shortcut is None else self.shortcut(x))
 
 
 class _Pad(nn.Module):

@@ -9,23 +9,33 @@ from collections import OrderedDict
 
 from torch import nn
 
+from edge_client.models.contract import Staged
+from edge_client.models.slicing import FULL, WHOLE, Axis, SliceSpec, inner_axes
+
 __all__ = ["small_cnn"]
 
 _POOLED = 4  # the second block's output is pooled to at most 4x4, so that the head does not grow with the image
 
 
-def small_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int) -> nn.Sequential:
+def small_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int, cut: SliceSpec = FULL) -> Staged:
     """conv-ReLU-pool, conv-ReLU-pool, linear: a stem, a block and a head."""
+    cut.blocks([1], [1])
     channels, height, breadth = input_shape
     # 28x28 -> 14x14 -> 4x4; the same floor division as MaxPool2d's own
     kernel = (max(2, height // 2 // _POOLED), max(2, breadth // 2 // _POOLED))
     pooled = (height // 2 // kernel[0]) * (breadth // 2 // kernel[1])
+    narrow, wide = cut.channels(width), cut.channels(2 * width)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
-        stem=_block(channels, width, (2, 2)),
-        block1=_block(width, 2 * width, kernel),
-        head=nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(2 * width * pooled, num_classes))),
+        stem=_block(channels, narrow, (2, 2)),
+        block1=_block(narrow, wide, kernel),
+        head=nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(wide * pooled, num_classes))),
     )
-    return nn.Sequential(layers)
+    axes = inner_axes(inputs="stem.conv", outputs="head.linear")
+    return Staged(
+        layers,
+        taps={"conv_1": "stem.conv", "conv_2": "block1.conv", "features": "head.flatten"},
+        axes=axes | {"head.linear.weight": (WHOLE, Axis((wide,), repeat=pooled))},
+    )
 
 
 def _block(in_channels: int, out_channels: int, kernel: tuple[int, int]) -> nn.Sequential:

@@ -1,15 +1,21 @@
 """`vit-t-16`, `vit-s-8` ... `vit-s-12`: vision transformers (Dosovitskiy et al., 16x16 Words, ICLR 2021).
 
+Also `har-transformer`, the same on windows of sensors, [channels, length]: 64 features, 4 heads, 3 blocks, a token per
+8 values of time; 156,554 parameters for 9 channels of 128 values and 10 classes.
+
 Patches of the image and a class token go through blocks of equal width; the head reads the class token. In `vit-t-16`
 the number is the size of a patch (width 192, 3 heads, 12 blocks: 5,526,346 parameters), in `vit-s-8` to `vit-s-12` the
 number of blocks (width 384, 6 heads: 14,571,658 to 21,669,514, 1,774,464 per block), as the papers write them; all for
 3x224x224 and 10 classes. A network with fewer blocks owns the first blocks of a deeper one under the same names.
+A slice of the width has all heads, each with a part of its features, as HeteroFL's transformer has. The blocks stand in
+for convolutions as taps.
 
 Does not cover: dropout, positions interpolated for other image sizes, weights trained elsewhere.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -17,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edge_client.models.contract import Staged
+from edge_client.models.slicing import CHANNELS, FULL, WHOLE, Axis, SliceSpec, inner_axes
 
 __all__ = ["vit"]
 
@@ -26,16 +33,43 @@ _POSITION_BOUND = 0.02 * 3**0.5  # uniform with the customary deviation of 0.02
 
 
 def vit(
-    input_shape: tuple[int, ...], num_classes: int, *, patch: int, width: int, heads: int, depth: int
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    patch: int,
+    width: int,
+    heads: int,
+    depth: int,
+    cut: SliceSpec = FULL,
 ) -> Staged:
-    """`depth` blocks of `heads` x `width // heads` features per token; one token per `patch` x `patch` pixels."""
-    units: OrderedDict[str, nn.Module] = OrderedDict(stem=_Stem(input_shape, patch, width))
-    for number in range(1, depth + 1):
-        units[f"block{number}"] = _Block(width, heads)
+    """`depth` blocks of `heads` x `width // heads` features per token; one token per `patch` (x `patch`) values."""
+    features, per_head = cut.channels(width), cut.channels(width // heads)
+    units: OrderedDict[str, nn.Module] = OrderedDict(stem=_Stem(input_shape, patch, features))
+    names = [f"block{number}" for number in range(1, cut.blocks([depth], [0])[0] + 1)]
+    for name in names:
+        units[name] = _Block(features, heads, per_head, cut.channels(_MLP_RATIO * width))
     units["head"] = nn.Sequential(
-        OrderedDict(token=_ClassToken(), norm=_norm(width), linear=_linear(width, num_classes))
+        OrderedDict(token=_ClassToken(), norm=_norm(features), linear=_linear(features, num_classes))
     )
-    return Staged(units, stages=[0, *[1] * depth, 2], taps={"features": "head.norm"})
+    return Staged(
+        units,
+        stages=[0, *[1] * len(names), 2],
+        taps={"features": "head.norm"} | {f"conv_{number}": name for number, name in enumerate(names, start=1)},
+        axes=_axes(names, heads, per_head),
+        anchors={f"{name}.norm2.weight": f"{name}.norm1.weight" for name in names},
+    )
+
+
+def _axes(blocks: list[str], heads: int, per_head: int) -> dict[str, tuple[Axis | None, ...]]:
+    """Each head is sliced by itself: side by side lie those of queries, keys and values."""
+    mixed, split = Axis((per_head,) * heads), Axis((per_head,) * heads * 3)
+    axes = inner_axes(inputs="stem.patches", outputs="head.linear")
+    axes |= {f"stem.{name}": (WHOLE, WHOLE, CHANNELS) for name in ("class_token", "positions")}
+    for name in blocks:
+        axes[f"{name}.attention.qkv.weight"] = (split, CHANNELS)
+        axes[f"{name}.attention.qkv.bias"] = (split,)
+        axes[f"{name}.attention.out.weight"] = (CHANNELS, mixed)
+    return axes
 
 
 def _norm(width: int) -> nn.LayerNorm:
@@ -50,34 +84,33 @@ def _linear(in_features: int, out_features: int) -> nn.Linear:
 
 
 class _Stem(nn.Module):
-    """[B, C, H, W] to [B, 1 + number of patches, width]: the class token, then the patches, each with its position."""
+    """[B, C, (H,) W] to [B, 1 + patches, width]: the class token, then the patches, each with its position."""
 
     def __init__(self, input_shape: tuple[int, ...], patch: int, width: int) -> None:
         super().__init__()
-        channels, height, breadth = input_shape
-        num_tokens = 1 + (height // patch) * (breadth // patch)
-        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        channels, *sides = input_shape
+        num_tokens = 1 + math.prod(side // patch for side in sides)
+        convolution = nn.Conv2d if len(sides) == 2 else nn.Conv1d
+        self.patches = convolution(channels, width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.empty(1, num_tokens, width))
         nn.init.uniform_(self.positions, -_POSITION_BOUND, _POSITION_BOUND)
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patches(x).flatten(2).transpose(1, 2)  # [B, width, h, w] -> [B, h * w, width]
+        tokens = self.patches(x).flatten(2).transpose(1, 2)  # [B, width, (h,) w] -> [B, h * w, width]
         return torch.cat((self.class_token.expand(len(x), -1, -1), tokens), dim=1) + self.positions
 
 
 class _Block(nn.Module):
     """Attention and a two-layer perceptron, each behind a norm and added to its input."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, per_head: int, hidden: int) -> None:
         super().__init__()
         self.norm1 = _norm(width)
-        self.attention = _Attention(width, heads)
+        self.attention = _Attention(width, heads, per_head)
         self.norm2 = _norm(width)
         self.mlp = nn.Sequential(
-            OrderedDict(
-                up=_linear(width, _MLP_RATIO * width), gelu=nn.GELU(), down=_linear(_MLP_RATIO * width, width)
-            )
+            OrderedDict(up=_linear(width, hidden), gelu=nn.GELU(), down=_linear(hidden, width))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,18 +122,18 @@ class _Block(nn.Module):
 class _Attention(nn.Module):
     """Self-attention; torch's own kernel does not keep the [tokens, tokens] weights for backward."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, per_head: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = _linear(width, 3 * width)
-        self.out = _linear(width, width)
+        self.qkv = _linear(width, 3 * heads * per_head)
+        self.out = _linear(heads * per_head, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
-        split = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, tokens, width / heads]
+        batch, tokens, _ = x.shape
+        split = self.qkv(x).reshape(batch, tokens, 3, self.heads, -1)
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [B, heads, tokens, features of a head]
         mixed = F.scaled_dot_product_attention(query, key, value)
-        joined: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        joined: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
         return joined
 
 

@@ -1,30 +1,29 @@
-"""Predicted peak memory of a worker process: an upper bound from shapes alone, without running or tracing anything.
+"""Predicted peak memory of training: an upper bound, close to the truth, for any way to train a model.
 
-    peak <= base + parameters x copies + (activations + input) x microbatch x 2 + scratch + samples held in memory
+    peak = what the process has before it trains, warmed up
+         + weights that the method keeps + state of the optimizer
+         + the worst moment of the worst group: activations, gradients, what kernels need beside them
 
-Does not cover: groups of units, recomputation, slices; those candidates of the planner bring their own terms.
+The worst moment is added up from measured rows (`rows`, `calibration`): a full pass and each single unit were measured
+as they are, a group of several units is put together from both. Where no rows exist, shapes give a looser bound.
+Does not cover: which way is chosen (`planner`). No torch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edge_client.models.contract import Model
+from edge_client import faults
+from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, minus, peak, plus
 
-__all__ = ["WORKER_BASE_BYTES", "Workload", "predict", "predict_fixed"]
+__all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_time", "training_bytes"]
 
-# RSS of a worker that trained small-cnn one sample at a time, less the model: 263 MB on x86_64 with torch 2.13 (CPU),
-# Python 3.11 and one thread (torch 228, our modules and numpy 4, warmed-up kernels 26, data and evaluation 5).
-WORKER_BASE_BYTES = 265 * 10**6
-
-_FLOAT = 4
-# Once for the outputs that backward needs (1.0 measured for small-cnn), once more for gradients, for the copies that
-# backward kernels make of their inputs, and for functions inside a unit that are no modules and hence not counted.
-_ACTIVATION_COPIES = 2
-_SCRATCH_BYTES = 4 * 2**20  # allocator slack, indices, logits, Python objects of a step
-_OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
+# what a process takes beyond torch's allocations and what was seen hidden: rounding to pages, small objects
+_MARGIN = 1.01
+_SLACK_BYTES = 2 * 2**20
+_STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
+_CHUNK = 16  # samples at a time through frozen units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +33,153 @@ class Workload:
     batch: int
     optimizer: str = "sgd"
     momentum: float = 0.0
-    held_bytes: int = 0  # samples that the data source keeps in memory
+    weight_decay: float = 0.0
+    weight_copies: int = 0  # of all weights, that the method keeps
+    step_copies: int = 0  # of one parameter, that the method makes after a pass
+    epochs: int = 1  # per group, for the time
+
+    @property
+    def most_step_copies(self) -> int:
+        """Of one parameter at a time: the gradient with weight decay, Adam's denominator, what the method makes."""
+        return max((self.weight_decay > 0) + (self.optimizer == "adam"), self.step_copies)
+
+    @property
+    def state_copies(self) -> int:
+        """Tensors that the optimizer keeps per parameter."""
+        kind = "momentum" if self.optimizer == "sgd" and self.momentum else self.optimizer
+        return _STATE_COPIES[kind]
 
 
-def predict(model: Model, workload: Workload, *, microbatch: int) -> int:
-    """Upper bound of the peak RSS, in bytes, of a worker that trains the full model."""
-    sizes = [tensor.numel() for tensor in (*model.parameters(), *model.buffers())]
-    per_sample = math.prod(model.input_shape) + sum(unit.num_activations for unit in model.units)
-    return predict_fixed(sizes, workload) + _FLOAT * _ACTIVATION_COPIES * per_sample * microbatch
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A way to train: the part of a plan that decides its memory and its time."""
+
+    microbatch: int
+    groups: tuple[tuple[str, ...], ...] = ()  # of blocks; none: all units at once
+    skipped: tuple[str, ...] = ()
+    recompute: str | None = None
+    buffered: bool = False
+    num_models: int = 1
 
 
-def predict_fixed(sizes: Sequence[int], workload: Workload) -> int:
-    """The part of the prediction that no microbatch changes, from the sizes of parameters and buffers alone."""
-    kind = "momentum" if workload.optimizer == "sgd" and workload.momentum else workload.optimizer
-    copies = 1 + 1 + 1 + _OPTIMIZER_COPIES[kind]  # weights, gradients, received weights
-    return (
-        WORKER_BASE_BYTES
-        + _FLOAT * copies * sum(sizes)
-        + _FLOAT * 2 * max(sizes, default=0)  # the optimizer's temporaries, a kernel's reordered weight
-        + _SCRATCH_BYTES
-        + workload.held_bytes
-    )
+def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
+    """What training adds to a warmed-up worker at most."""
+    units = rows.modes[shape.recompute or "plain"]
+    worst = max(_phase(rows, workload, shape, group) for group in _groups(units, shape))
+    kept = workload.weight_copies * rows.model_bytes
+    predicted = (kept + worst * shape.num_models) * _MARGIN * rows.margin + rows.hidden_bytes + _SLACK_BYTES
+    return int(predicted * faults.scale("planning.predicted"))
+
+
+def measured_bytes(rows: ModelRows, recompute: str | None, batch: int) -> int:
+    """What torch allocates in a step of the whole model, without margins: what a measurement is held against."""
+    group = _Group(0, rows.modes[recompute or "plain"], None)
+    return int(max(_pass(group, batch, accumulates=False)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Consecutive units, the head apart."""
+
+    first: int
+    units: tuple[UnitRow, ...]
+    head: UnitRow | None  # None: it is one of the units, all of them are trained at once
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(unit.parameter_bytes for unit in self.units) + (self.head.parameter_bytes if self.head else 0)
+
+    @property
+    def largest_bytes(self) -> int:
+        return max(unit.largest_bytes for unit in (*self.units, *([self.head] if self.head else [])))
+
+
+def _groups(units: Sequence[UnitRow], shape: Shape) -> Iterator[_Group]:
+    """What is trained, one after another; the stem belongs to the first block."""
+    if not shape.groups:
+        yield _Group(0, tuple(units), None)
+        return
+    place = {unit.name: number for number, unit in enumerate(units)}
+    for group in shape.groups:
+        first, last = place[group[0]], place[group[-1]]
+        if first == 1 and units[0].kind == "stem":
+            first = 0
+        yield _Group(first, tuple(units[first : last + 1]), units[-1])
+
+
+def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> float:
+    """The worst moment while a group is trained."""
+    state = workload.state_copies * group.parameter_bytes
+    accumulates = shape.microbatch < workload.batch  # gradients of earlier pieces wait for the later ones
+    waiting = group.parameter_bytes if accumulates else 0
+    step = group.parameter_bytes + workload.most_step_copies * group.largest_bytes
+    moments = [step, waiting + _frozen(rows, shape, group), *_pass(group, shape.microbatch, accumulates)]
+    return state + max(moments)
+
+
+def _pass(group: _Group, microbatch: int, accumulates: bool) -> Iterator[float]:
+    """Forward and backward of one microbatch, moment by moment."""
+
+    def at(held: Line, lines: Lines) -> float:
+        return peak(tuple(plus(held, line) for line in lines), microbatch)
+
+    total = group.parameter_bytes
+    gradients = float(group.head.parameter_bytes) if group.head else 0.0  # that exist when the unit's backward begins
+    if group.head:
+        last = group.units[-1]
+        held = _held(group, len(group.units) - 1)
+        yield at(held, last.head_forward) + (total if accumulates else 0)
+        yield at(held, last.head_backward) + (total if accumulates else 0)
+    for number in reversed(range(len(group.units))):
+        unit = group.units[number]
+        alone = number == 0 and group.first > 0
+        held = (0.0, 0.0) if number == 0 else _held(group, number - 1)
+        yield at(held, unit.alone_forward if alone else unit.forward) + (total if accumulates else 0)
+        backward = at(held, unit.alone_backward if alone else unit.backward)
+        yield backward + (total if accumulates else gradients)
+        gradients += unit.parameter_bytes
+
+
+def _held(group: _Group, number: int) -> Line:
+    """What stays after the forward of a unit of the group, without its output."""
+    unit, first = group.units[number], group.units[0]
+    return unit.held if group.first == 0 else plus(first.alone_held, minus(unit.held, first.held))
+
+
+def _frozen(rows: ModelRows, shape: Shape, group: _Group) -> float:
+    """While the units before a group run without gradient, chunk by chunk; their outputs are put together."""
+    if group.first == 0:
+        return 0.0
+    before = rows.modes["plain"][: group.first]
+    chunk = shape.microbatch if rows.has_batch_statistics else min(_CHUNK, shape.microbatch)
+    outputs = before[-1].out_bytes * shape.microbatch * (1 if chunk == shape.microbatch else 2)
+    if shape.buffered:
+        outputs = 2 * before[-1].out_bytes * shape.microbatch  # as bytes from the disk, and as a tensor
+    return max(peak(unit.evaluate, chunk) for unit in before) + outputs
+
+
+def evaluation_batch(rows: ModelRows, most_bytes: int, wanted: int) -> int:
+    """Samples that a forward pass takes at a time so that it needs no more than that; at least one."""
+    while wanted > 1 and max(peak(unit.evaluate, wanted) for unit in rows.modes["plain"]) > most_bytes:
+        wanted //= 2
+    return wanted
+
+
+def relative_time(rows: ModelRows, workload: Workload, shape: Shape) -> float:
+    """Time of an epoch against training all units at once, without recomputing, with the whole batch."""
+    plain = rows.modes["plain"]
+    whole = sum(_seconds(unit, workload.batch) for unit in plain)
+    units = rows.modes[shape.recompute or "plain"]
+    pieces = -(-workload.batch // shape.microbatch)
+    spent = 0.0
+    for group in _groups(units, shape):
+        trained = [*group.units, *([group.head] if group.head else [])]
+        spent += pieces * sum(_seconds(unit, shape.microbatch) for unit in trained)
+        passes = 1 / workload.epochs if shape.buffered else 1
+        before = plain[: group.first]
+        spent += pieces * passes * sum(peak((unit.forward_s,), shape.microbatch) for unit in before)
+    return spent * shape.num_models / whole if whole > 0 else 1.0
+
+
+def _seconds(unit: UnitRow, num_samples: int) -> float:
+    return peak((unit.forward_s,), num_samples) + peak((unit.backward_s,), num_samples)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator, Tensor, nn
 
     from edge_client.models.contract import Model
     from edge_client.records import TrainingPlan
 
-__all__ = ["Batch", "Client", "Job", "Outcome", "Phase", "Term"]
+__all__ = ["Batch", "Client", "Job", "Outcome", "Phase", "Term", "named_parameters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,7 @@ class Batch:
     num_whole: int  # samples of the whole batch; means divide by it, so that microbatching changes nothing
     whole_y: Tensor  # [num_whole] int64, for masks: their sum over the whole batch is a term's `denominator`
     first: bool  # the first piece of its batch: the one in which `once` terms count
+    beside: Mapping[str, Tensor] = field(default_factory=dict)  # `x` of each model in `Phase.beside`, if it is another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,7 @@ class Term:
     mask: Tensor | None = None  # [b] of 0 and 1; then `denominator` is its sum over the whole batch
     denominator: float | None = None  # default: num_whole
     once: Tensor | None = None  # counted in the first piece of a batch only
+    told: bool = True  # part of the loss that is reported; not so for a model beside the run's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +48,16 @@ class Phase:
     """One stretch of local training."""
 
     name: str
-    trainable: frozenset[str]  # parameter names; all others get no gradient and no step
+    trainable: frozenset[str]  # as `named_parameters` calls them; all others get no gradient and no step
     epochs: float = 1
     optimizer: str = "fresh"  # fresh, or a name: phases with equal names share one optimizer's state
     batchnorm: str = "train"  # train | eval | restore (train, and put the buffers back at the end)
     keep: frozenset[str] = frozenset()  # terms whose gradient is not added: `adjust` sees it apart
     taps: frozenset[str] = frozenset()  # activations that `observe` wants
     after: str = ""  # the units up to this one are frozen: they run without gradient, and `Batch.x` is their output
+    bypassed: frozenset[str] = frozenset()  # of these units, the ones that are left out
+    beside: tuple[str, ...] = ()  # keys of `Client.modules` that are models too: `after` holds for each of them
+    restored: frozenset[str] = frozenset()  # buffers that are put back at the end, as `restore` does with all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +73,20 @@ class Job:
     plan: TrainingPlan | None = None  # how this device trains inside its budget; none: all at once
     rng: Callable[[str], Generator]  # purpose -> its own generator
     state: Mapping[str, Tensor] = field(default_factory=dict)  # what `end` kept in this device's last counted round
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # the method's tensors that came with the model
+    build: Callable[[str], Model] | None = None  # purpose -> another model of this kind with random weights of its own
+    # what a method that is put over another tells that one:
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)  # what is trained and sent beside the model, by key
+    loss: Callable[[Batch, Phase], Tensor] | None = None  # of each sample; none: cross entropy of the whole model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a method adds to the trained weights: numbers for the server, tensors for its own next time."""
+    """What a method adds to the trained weights: numbers and tensors for the server, tensors for its own next time."""
 
     scalars: Mapping[str, float] = field(default_factory=dict)
     state: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # new values of `Job.extra`; others go back as they came
 
 
 class Client(Protocol):
@@ -84,8 +95,11 @@ class Client(Protocol):
     def begin(self, job: Job) -> None:
         """Before anything is trained: keep what the other calls need."""
 
+    def modules(self) -> Mapping[str, nn.Module]:
+        """What is trained beside the model, by key; asked before every phase."""
+
     def phases(self) -> Sequence[Phase]:
-        """What is left to train, in order; asked again after `replan`."""
+        """What is left to train, in order; asked again after `replan`. A phase whose name was trained is left out."""
 
     def replan(self, plan: TrainingPlan) -> None:
         """Between two phases: there is less memory now, and this plan fits what is left of it."""
@@ -107,3 +121,14 @@ class Client(Protocol):
 
     def predict(self, x: Tensor) -> Tensor:
         """Logits for evaluation."""
+
+
+def named_parameters(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """The model's parameters by name, and those of each module beside it as KEY.NAME."""
+    named = dict(model.named_parameters())
+    for key, module in modules.items():
+        for name, param in module.named_parameters(prefix=key):
+            if name in named:
+                raise ValueError(f"parameter {name!r} of the module {key!r} is one of the model, too; use another key")
+            named[name] = param
+    return named

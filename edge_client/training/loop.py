@@ -5,39 +5,39 @@
 
 A mean divides by the whole batch, so that microbatches change nothing but rounding (except for BatchNorm in
 training mode: its statistics are those of a microbatch). The order of samples follows from the seed alone.
-Does not cover: what is minimised (`methods`), how large a microbatch may be (`planning`), evaluation (`evaluate`).
+When memory gets less (`replan`), microbatches are smaller from the next batch on, and after the phase the method is
+asked anew for what is left.
+Does not cover: what is minimised (`methods`), how large a microbatch may be (`planning`), what the frozen units of a
+phase make of the samples (`inputs`), evaluation (`evaluate`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from edge_client.models.contract import Model
+from edge_client.models.layout import precision
+from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
 from edge_client.training.contract import Batch, Client, Phase, Term
+from edge_client.training.inputs import Data, Take, in_layout, inputs
+from edge_client.training.modes import prepared
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
 
 __all__ = ["Data", "Settings", "Trained", "generator", "pieces_of", "train"]
 
 Progress = Callable[[int, int, float], None]  # step (from 1), total, the step's loss
-
-
-class Data(Protocol):
-    """Samples by position; `data.sources.Samples` is one."""
-
-    labels: Tensor  # [n] int64
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+Replan = Callable[[], TrainingPlan | None]  # a plan that fits the memory that there is now; none: go on as before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,11 @@ class Settings:
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    max_steps: int | None = None
+    max_steps: int | None = None  # of all phases together; they share it, and each has one at least
+    buffered: bool = False  # outputs of frozen units are kept in `folder` for the length of a phase
+    folder: Path | None = None  # for files that may vanish
+    channels_last: bool = False  # layout of images; the model's weights have been laid out like that
+    dtype: str = "fp32"  # of activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,26 +76,133 @@ def pieces_of(indices: Tensor, size: int) -> list[Tensor]:
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
-def train(model: Model, client: Client, data: Data, settings: Settings, *, progress: Progress | None = None) -> Trained:
-    """Run all phases of `client`, which has begun, on `data`; changes `model` in place."""
-    phases = client.phases()
-    planned = [math.ceil(phase.epochs * math.ceil(len(data) / settings.batch)) for phase in phases]
-    total = min(sum(planned), settings.max_steps if settings.max_steps is not None else sum(planned))
-    shared: dict[str, Optimizer] = {}
-    steps, losses = 0, 0.0
-    for phase, num_steps in zip(phases, planned, strict=True):
-        optimizer = _optimizer(phase, settings, shared)
-        with _prepared(model, phase) as params:
-            for batch in _batches(len(data), min(num_steps, total - steps), phase, settings):
-                chosen = _trainable(batch, settings.microbatch, model.min_batch)
+def train(
+    model: Model,
+    client: Client,
+    data: Data,
+    settings: Settings,
+    *,
+    progress: Progress | None = None,
+    replan: Replan | None = None,
+    in_force: Callable[[TrainingPlan], None] | None = None,
+) -> Trained:
+    """Run all phases of `client`, which has begun, on `data`; changes `model` in place.
+
+    `replan` is asked before every batch; `in_force` is told when the method goes by the new plan.
+    """
+    training = _Training(model, client, data, settings, progress, replan, in_force)
+    while training.schedule:
+        training.run_phase()
+    return Trained(steps=training.steps, mean_loss=training.losses / training.steps if training.steps else 0.0)
+
+
+class _Training:
+    """What changes from batch to batch."""
+
+    def __init__(
+        self,
+        model: Model,
+        client: Client,
+        data: Data,
+        settings: Settings,
+        progress: Progress | None,
+        replan: Replan | None,
+        in_force: Callable[[TrainingPlan], None] | None,
+    ) -> None:
+        if settings.buffered and settings.folder is None:
+            raise ValueError("buffered outputs need a folder, got none")
+        self.model, self.client, self.settings = model, client, settings
+        self.data = in_layout(data, channels_last=settings.channels_last)
+        self.steps, self.losses = 0, 0.0
+        self.schedule: list[tuple[Phase, int]] = []
+        self._total = 0
+        self._progress = progress
+        self._replan = replan
+        self._in_force = in_force
+        self._plan: TrainingPlan | None = None  # that the client has not been told yet
+        self._shared: dict[str, Optimizer] = {}
+        self._done: set[str] = set()  # phases
+        self._set_schedule()
+
+    def _set_schedule(self) -> None:
+        phases = [phase for phase in self.client.phases() if phase.name not in self._done]
+        most = self.settings.max_steps
+        num_batches = math.ceil(len(self.data) / self.settings.batch)
+        steps = _allot(phases, num_batches, None if most is None else most - self.steps)
+        self.schedule = list(zip(phases, steps, strict=True))
+        self._total = self.steps + sum(steps)
+
+    def run_phase(self) -> None:
+        """The first phase of the schedule."""
+        phase, num_steps = self.schedule.pop(0)
+        modules = self.client.modules()
+        optimizer = _optimizer(phase, self.settings, self._shared)
+        with prepared(self.model, modules, phase) as params, self._inputs(modules, phase, num_steps) as take:
+            for batch in _batches(len(self.data), num_steps, phase, self.settings):
+                self._ask()
+                chosen = _trainable(batch, self.settings.microbatch, self.model.min_batch)
                 if len(chosen) == 0:
                     continue
-                loss = _step(model, client, data, chosen, phase, settings, params, optimizer)
-                steps += 1
-                losses += loss
-                if progress is not None:
-                    progress(steps, total, loss)
-    return Trained(steps=steps, mean_loss=losses / steps if steps else 0.0)
+                step = _Step(self.model, self.client, phase, params, take, self.data.labels[chosen])
+                self._note(step.run(chosen, optimizer, self.settings))
+        self._done.add(phase.name)
+        if self._plan is not None and self.schedule:
+            self.client.replan(self._plan)
+            if self._in_force is not None:
+                self._in_force(self._plan)
+            self._plan = None
+            self._set_schedule()
+
+    @contextmanager
+    def _inputs(self, modules: Mapping[str, nn.Module], phase: Phase, num_steps: int) -> Iterator[Take]:
+        settings = self.settings
+        models = {"": self.model} | {key: _as_model(key, modules[key], phase) for key in phase.beside}
+        with inputs(
+            models,
+            phase,
+            self.data,
+            microbatch=settings.microbatch,
+            folder=settings.folder if settings.buffered and num_steps else None,
+            order=generator(settings.seed, "buffer", phase.name),
+            dtype=settings.dtype,
+        ) as take:
+            yield take
+
+    def _ask(self) -> None:
+        """Whether there is less memory now."""
+        plan = self._replan() if self._replan is not None else None
+        if plan is not None:
+            self._plan = plan
+            self.settings = dataclasses.replace(
+                self.settings,
+                microbatch=plan.microbatch,
+                buffered=plan.buffered and self.settings.folder is not None,
+            )
+            for module in (self.model, *self.client.modules().values()):
+                if isinstance(module, Model):
+                    module.recompute = plan.recompute  # changes no result: it need not wait for the phase's end
+
+    def _note(self, loss: float) -> None:
+        self.steps += 1
+        self.losses += loss
+        if self._progress is not None:
+            self._progress(self.steps, self._total, loss)
+
+
+def _allot(phases: Sequence[Phase], num_batches: int, most: int | None) -> list[int]:
+    """Steps of each phase; a bound on all of them is shared in proportion, and no phase is left out for it."""
+    planned = [math.ceil(phase.epochs * num_batches - 1e-9) for phase in phases]  # 7/3 epochs of 3 batches are 7
+    if most is None or sum(planned) <= most:
+        return planned
+    ends = [max(0, most) * end // sum(planned) for end in itertools.accumulate(planned)]
+    shares = [end - start for start, end in itertools.pairwise([0, *ends])]
+    return [min(steps, max(1, share)) for steps, share in zip(planned, shares, strict=True)]
+
+
+def _as_model(key: str, module: nn.Module, phase: Phase) -> Model:
+    if not isinstance(module, Model):
+        raise ValueError(f"phase {phase.name!r}: expected a model beside the run's at {key!r}, got {type(module)}")
+    return module
 
 
 def _optimizer(phase: Phase, settings: Settings, shared: dict[str, Optimizer]) -> Optimizer:
@@ -116,64 +227,56 @@ def _trainable(chosen: Tensor, microbatch: int, least: int) -> Tensor:
     return chosen[: len(chosen) - len(chosen) % microbatch] if too_small else chosen
 
 
-@contextmanager
-def _prepared(model: Model, phase: Phase) -> Iterator[dict[str, nn.Parameter]]:
-    """The phase's parameters, with the model's modes set for it and put back after it."""
-    if phase.batchnorm not in ("train", "eval", "restore"):
-        raise ValueError(f"phase {phase.name!r}: expected batchnorm of train, eval, restore, got {phase.batchnorm!r}")
-    everything = dict(model.named_parameters())
-    unknown = phase.trainable - everything.keys()
-    if unknown:
-        raise ValueError(f"phase {phase.name!r} trains {sorted(unknown)[0]!r}, which the model does not have")
-    required = {name: param.requires_grad for name, param in everything.items()}
-    buffers = {name: b.clone() for name, b in model.named_buffers()} if phase.batchnorm == "restore" else {}
-    model.train()
-    if phase.batchnorm == "eval":
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.eval()
-    for name, param in everything.items():
-        param.requires_grad_(name in phase.trainable)
-    try:
-        yield {name: param for name, param in everything.items() if name in phase.trainable}
-    finally:
-        for name, param in everything.items():
-            param.requires_grad_(required[name])
-            param.grad = None
-        for name, kept in buffers.items():
-            model.get_buffer(name).copy_(kept)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One optimizer step over one batch."""
 
+    model: Model
+    client: Client
+    phase: Phase
+    params: Mapping[str, nn.Parameter]
+    take: Take
+    labels: Tensor  # of the whole batch
 
-def _step(
-    model: Model,
-    client: Client,
-    data: Data,
-    chosen: Tensor,
-    phase: Phase,
-    settings: Settings,
-    params: Mapping[str, nn.Parameter],
-    optimizer: Optimizer,
-) -> float:
-    """One optimizer step over one batch; returns its loss."""
-    kept: dict[str, dict[str, Tensor]] = {name: {} for name in phase.keep}
-    loss = 0.0
-    for number, piece in enumerate(pieces_of(chosen, settings.microbatch)):
-        x, y = data.batch(piece)
-        batch = Batch(x=x, y=y, num_whole=len(chosen), whole_y=data.labels[chosen], first=number == 0)
-        with _tapped(model, phase) as taps:
-            for term in client.terms(batch, phase):
-                loss += _backward(term, batch, params, kept.get(term.name))
-            if phase.taps:
-                client.observe(batch, taps, phase)
-    for name, param in params.items():
-        grad = param.grad if param.grad is not None else torch.zeros_like(param)
+    def run(self, chosen: Tensor, optimizer: Optimizer, settings: Settings) -> float:
+        """Gradients of all pieces, then the step; returns the loss."""
+        kept: dict[str, dict[str, Tensor]] = {name: {} for name in self.phase.keep}
+        loss = 0.0
+        for number, piece in enumerate(pieces_of(chosen, settings.microbatch)):
+            loss += self._piece(piece, settings, kept, first=number == 0)
+        for name, param in self.params.items():
+            grad = param.grad if param.grad is not None else torch.zeros_like(param)
+            with torch.no_grad():
+                apart = {term: grads[name] for term, grads in kept.items() if name in grads}
+                self.client.adjust(name, param, grad, apart)
+            optimizer.step(name, param, grad, settings.learning_rate)
+            param.grad = None  # freed one by one: the next batch's activations take its place
         with torch.no_grad():
-            client.adjust(name, param, grad, {term: grads[name] for term, grads in kept.items() if name in grads})
-        optimizer.step(name, param, grad, settings.learning_rate)
-        param.grad = None  # freed one by one: the next batch's activations take its place
-    with torch.no_grad():
-        client.after_step(params, settings.learning_rate)
-    return loss
+            self.client.after_step(self.params, settings.learning_rate)
+        return loss
+
+    def _piece(self, piece: Tensor, settings: Settings, kept: dict[str, dict[str, Tensor]], *, first: bool) -> float:
+        beside, y = self.take(piece, settings.microbatch)
+        x = beside.pop("")
+        batch = Batch(x=x, y=y, num_whole=len(self.labels), whole_y=self.labels, first=first, beside=beside)
+        loss = 0.0
+        with _tapped(self.model, self.phase) as taps:
+            for term in self._terms(batch, settings.dtype):
+                share = _backward(term, batch, self.params, kept.get(term.name))
+                loss += share if term.told else 0.0
+            if self.phase.taps:
+                self.client.observe(batch, taps, self.phase)
+        return loss
+
+    def _terms(self, batch: Batch, dtype: str) -> Iterator[Term]:
+        """The loss; each term is computed in this type, and nothing of what is done with it in between."""
+        terms = iter(self.client.terms(batch, self.phase))
+        while True:
+            with precision(dtype):
+                term = next(terms, None)
+            if term is None:
+                return
+            yield term
 
 
 def _backward(term: Term, batch: Batch, params: Mapping[str, nn.Parameter], apart: dict[str, Tensor] | None) -> float:

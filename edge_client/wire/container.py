@@ -43,6 +43,7 @@ from edge_client.wire import frames
 
 __all__ = [
     "CODECS",
+    "EXTRA_PREFIX",
     "FLOAT_CODECS",
     "MAX_HEADER_BYTES",
     "MODEL_PREFIX",
@@ -59,7 +60,8 @@ __all__ = [
 
 TableRow = tuple[str, str, Sequence[int]]  # name, codec, shape
 
-MODEL_PREFIX = "model/"  # of the tensors of a state dict; others are `evaluation/` and, later, a method's own
+MODEL_PREFIX = "model/"  # of the tensors of a state dict; others are those of a method, and `evaluation/`
+EXTRA_PREFIX = "extra/"  # of a method's own tensors, which travel with the model and are folded like it
 FLOAT_CODECS = ("fp32", "fp16", "bf16", "int8")
 CODECS = (*FLOAT_CODECS, "i64")
 
@@ -112,7 +114,7 @@ def codec_rule(num_dims: int, run_codec: str, *, integer: bool) -> str:
 
 
 def payload_kind(run_codec: str) -> str:
-    """What an update's `model/` tensors are: deltas where the codec rounds, because they lose less than weights do."""
+    """What an update's tensors of model and method are: deltas where the codec rounds; they lose less than weights."""
     return "params" if run_codec == "fp32" else "delta"
 
 

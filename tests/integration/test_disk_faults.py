@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from coordinator import cli
 from coordinator.store.base import OPEN_LEASE
 from edge_client import faults, identity
 from edge_client.assignment import read_state
-from tests.fleet import Fleet, hashes, mlp_run, undisturbed_hashes
+from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
+from tests.typed import in_a_process, ok, typed
 
 ROOT = Path(__file__).parents[2]
 Points = Mapping[int, Sequence[str]]  # round -> the writes that fail in it; 0: whichever round does them first
@@ -71,7 +71,7 @@ def end(self):
 
 base.PlainClient.end = end
 """
-ROUNDS = 5
+ROUNDS = max(number for points in (COORDINATOR, DAEMON, WORKER) for number in points)
 SECONDS = 240
 
 
@@ -81,40 +81,39 @@ def _faults(kind: str, points: Points, log: Path) -> dict[str, str]:
     return {"FEDFIT_FAULT": ",".join(plan), "FEDFIT_FAULT_LOG": str(log)}
 
 
-def _disturbed(folder: Path, kind: str, coordinator: Points, daemon: Points, worker: Points) -> Fleet:
+def _disturbed(folder: Path, kind: str, expected: Sequence[str]) -> Fleet:
     """A run in which the disks of the coordinator, of a's daemon and of b's workers fail; ends the fleet."""
     (folder / "sitecustomize.py").write_text(COUNTING)
     counting = {"PYTHONPATH": f"{folder}:{ROOT}"}
     environments = {
-        "coordinator": _faults(kind, coordinator, folder / "coordinator.faults"),
-        "a": _faults(kind, daemon, folder / "a.faults") | counting,
-        "b": _faults(kind, worker, folder / "b.faults") | counting,
+        "coordinator": _faults(kind, COORDINATOR, folder / "coordinator.faults"),
+        "a": _faults(kind, DAEMON, folder / "a.faults") | counting,
+        "b": _faults(kind, WORKER, folder / "b.faults") | counting,
     }
     with Fleet(folder) as fleet:
         fleet.start_coordinator(environments["coordinator"])
         fleet.add_devices("a", "b")
-        rounds = max(max(points) for points in (coordinator, daemon, worker))
         np.savez(folder / "test.npz", x=np.zeros((2, 1, 8, 8), np.uint8), y=np.arange(2))
         judged = {"every": 1, "on": f"npz:{folder / 'test.npz'}"}
-        run = fleet.start_run(mlp_run(rounds=rounds, codec="fp16", evaluate=judged))
+        run = fleet.start_run(mlp_run(rounds=ROUNDS, codec="fp16", evaluate=judged))
         _wait_for(fleet, folder / "coordinator.faults", "store.initial.commit")  # devices would only learn to wait
         fleet.start_device("a", environments["a"])
         fleet.start_device("b", environments["b"])
         shown = fleet.wait_finished(run, SECONDS)
         assert shown["state"] == "finished", shown["reason"]
-        assert hashes(shown) == undisturbed_hashes(ROUNDS, 16, "fp16")[: rounds + 1]
+        assert hashes(shown) == expected
     for name, environment in environments.items():
         hit = (folder / f"{name}.faults").read_text().split()
         assert sorted(hit) == sorted(environment["FEDFIT_FAULT"].split(",")), f"{name}: not all points were reached"
     for name in ("a", "b"):
-        assert read_state(folder / name / "state/method-state/test-1")["rounds"].tolist() == [rounds]
+        assert read_state(folder / name / "state/method-state/test-1")["rounds"].tolist() == [ROUNDS]
         assert not list((folder / name / "state").rglob("*.tmp"))
     return fleet
 
 
-def test_a_full_disk_is_waited_out_by_the_same_processes(tmp_path: Path) -> None:
+def test_a_full_disk_is_waited_out_by_the_same_processes(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Every durable write of a round fails once with ENOSPC: nobody ends, and every model is the same."""
-    fleet = _disturbed(tmp_path, "enospc", COORDINATOR, DAEMON, WORKER)
+    fleet = _disturbed(tmp_path, "enospc", undisturbed.hashes(rounds=ROUNDS, codec="fp16"))
     assert fleet.unexpected == []
     assert fleet.num_restarts == {}
     for name in ("coordinator", "a"):
@@ -122,9 +121,11 @@ def test_a_full_disk_is_waited_out_by_the_same_processes(tmp_path: Path) -> None
         assert "Traceback" not in fleet.log(name)
 
 
-def test_a_dying_disk_ends_a_process_with_one_line_and_a_restart_goes_on(tmp_path: Path) -> None:
+def test_a_dying_disk_ends_a_process_with_one_line_and_a_restart_goes_on(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     """The same with EIO: whoever ends does so with code 4 and a line that says what failed."""
-    fleet = _disturbed(tmp_path, "eio", COORDINATOR, DAEMON, WORKER)
+    fleet = _disturbed(tmp_path, "eio", undisturbed.hashes(rounds=ROUNDS, codec="fp16"))
     for ended in fleet.unexpected:
         assert " ended with 4: " in ended
         last = ended.strip().splitlines()[-1]
@@ -180,7 +181,9 @@ TOO_FEW = ("store.deadline.commit", "store.abandon.commit", "store.leases.commit
 
 
 @pytest.mark.parametrize("kind", ["enospc", "eio"])
-def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: Path, kind: str) -> None:
+def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(
+    tmp_path: Path, kind: str, undisturbed: Undisturbed
+) -> None:
     """Device x has no data and declines, b comes later as its substitute; a and b make the undisturbed model of both.
 
     While x is silent the round's remaining time is saved. When it declines, nobody can take its place: the round is
@@ -192,8 +195,8 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: 
         fleet.add_devices("a", "b")
         fleet.start_device("a")
         fleet.add_devices("x")
-        _write_home(fleet, "b", 'data = { source = "digits", partition = "iid", part = [1, 2] }')
-        _write_home(fleet, "x", "")
+        fleet.write_home("b", 'data = { source = "digits", partition = "iid", part = [1, 2] }\nlimits.memory = "2GB"\n')
+        fleet.write_home("x", 'limits.memory = "2GB"\n')
         fleet.start_device("x")
         run = fleet.start_run(mlp_run(rounds=1, codec="fp16"))
         fleet.wait_until(lambda: "assigned" in fleet.log("x"), 60, "x has a lease")
@@ -208,7 +211,7 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: 
         fleet.wait_until(lambda: fleet.ask("device-remove", names=["x"]) is not None, 60, "x is removed")
         shown = fleet.wait_finished(run, SECONDS)
     assert shown["state"] == "finished", shown["reason"]
-    assert hashes(shown) == undisturbed_hashes(ROUNDS, 16, "fp16")[:2]
+    assert hashes(shown) == undisturbed.hashes(rounds=ROUNDS, codec="fp16")[:2]
     assert (tmp_path / "faults").read_text().split() == environment["FEDFIT_FAULT"].split(",")
     assert "Traceback" not in fleet.log("coordinator")
     assert all(" ended with 4: " in ended for ended in fleet.unexpected)
@@ -219,13 +222,6 @@ def _asked_again(fleet: Fleet, run: str, device: str) -> bool:
     shown = fleet.ask("run-show", run=run)
     leases = shown["leases"] if shown is not None else []
     return any(x["device"] == device and x["attempt"] > 1 and x["state"] in OPEN_LEASE for x in leases)
-
-
-def _write_home(fleet: Fleet, name: str, data: str) -> None:
-    home = fleet.folder / name
-    home.mkdir()
-    identity.write_bundle(home / "device.join", fleet.bundle(name))
-    (home / "device.toml").write_text(f'{data}\nlimits = {{ memory = "2GB" }}\n')
 
 
 @contextlib.contextmanager
@@ -260,10 +256,10 @@ def test_a_command_that_meets_a_failing_disk_changes_nothing_and_works_later(tmp
         add = ("coordinator", "device", "add", "x", "y", "--out", tmp_path, *where)
         start = ("coordinator", "run", "start", path, *where)
         for command in (*[add] * len(ADDING), *[start] * len(STARTING_A_RUN)):
-            _assert_failed(_type(*command), "coordinator", kind)
+            _assert_failed(typed(*command), "coordinator", kind)
         assert not list(tmp_path.glob("*.join"))
-        _ok(*add)
-        _ok(*start)
+        ok(*add)
+        ok(*start)
         assert fleet.unexpected == []
 
 
@@ -343,24 +339,13 @@ def test_a_join_that_failed_can_be_repeated(tmp_path: Path, kind: str) -> None:
         (tmp_path / "train.npz").touch()
         join = ("edge_client", "join", bundle, "--data", tmp_path / "train.npz", "--state-dir", state_dir)
         for point in JOINING:
-            _assert_failed(_type(*join, fault=f"{kind}:{point}"), "edge-client", kind)
+            failed = in_a_process(*join, environment={"FEDFIT_FAULT": f"{kind}:{point}"})
+            _assert_failed(failed, "edge-client", kind)
             joined = {"bundle.json"} if point.startswith("device-file") else set()
             assert {path.name for path in state_dir.rglob("*")} <= {"lock", "version", "identity"} | joined
-        _ok(*join)
+        ok(*join)
     assert identity.load_identity(state_dir) == fleet.bundle("a")
     assert (state_dir / "device.toml").exists()
-
-
-def _type(*arguments: object, fault: str = "") -> subprocess.CompletedProcess[str]:
-    """A command as a person types it, on a disk that may fail."""
-    command = [sys.executable, "-m", *map(str, arguments)]
-    environment = {**os.environ, "FEDFIT_FAULT": fault}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-
-
-def _ok(*arguments: object) -> None:
-    result = _type(*arguments)
-    assert result.returncode == 0, result.stderr
 
 
 def _assert_failed(result: subprocess.CompletedProcess[str], program: str, kind: str) -> None:
@@ -418,8 +403,8 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
 def test_only_one_module_makes_files_permanent() -> None:
     """Renames and syncs are in `durable.py`, where the points are.
 
-    A damaged state file is only moved aside, and the status is for people: it may get lost. A restored folder is synced
-    file by file and gets its name as a whole.
+    A damaged state file is only moved aside, and the status is for people: it may get lost, and so may the notes of a
+    worker and its daemon. A restored folder is synced file by file and gets its name as a whole.
     """
     found = {
         f"{path.relative_to(ROOT)}: {ast.unparse(node)}"
@@ -429,5 +414,5 @@ def test_only_one_module_makes_files_permanent() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync", "rename", "replace")
         if ast.unparse(node.value) in ("os", "shutil") and path.name != "durable.py"
     }
-    unsafe = {"edge_client/spool.py: os.replace", "edge_client/status.py: os.replace"}
+    unsafe = {f"edge_client/{name}.py: os.replace" for name in ("notes", "spool", "status")}
     assert found == unsafe | {"coordinator/archive.py: os.fsync", "coordinator/backup.py: os.rename"}

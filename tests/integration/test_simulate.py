@@ -177,7 +177,7 @@ KILLS = (
 def test_a_simulation_that_is_killed_again_and_again_ends_with_the_same_model(
     alone: Path, processes: Processes, tmp_path: Path
 ) -> None:
-    """kill -9, four times; the same command goes on: the same model and results, a line per round, every byte counted."""
+    """kill -9, four times; the same command goes on: same model and results, a line per round, every byte counted."""
     assert [_killed(tmp_path, fault) for fault in KILLS] == [-signal.SIGKILL] * len(KILLS)
     resumed = run(tmp_path, processes)
     assert resumed["model_sha256"] == read(alone)["model_sha256"]

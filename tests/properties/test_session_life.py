@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rows import PROFILE, assign, digest
 
 from edge_client import session as s
+from edge_client.records import Ceiling
 from edge_client.session import Session
 from edge_client.wire.messages import Accept, Assign, Cancel, Grant, Offer, Receipt, Refuse, Welcome
 
@@ -29,6 +30,8 @@ class SessionMachine(RuleBasedStateMachine):
         self.saved: tuple[Assign | None, s.Finished | None] = (None, None)
         self.highest = (0, 0)
         self.attempts = 0
+        self.replans = 0
+        self.remembered: int | None = None  # since the last save
         self.started: dict[str, int] = {}  # lease -> workers
         self.files: dict[str, s.Finished] = {}  # lease -> the update its worker wrote
         self.taken: list[tuple[int, int]] = []
@@ -38,7 +41,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.boot += 1
-        self.running = None
+        self.running = self.remembered = None
         held, update = self.saved
         self.session = Session(
             boot=f"boot-{self.boot}",
@@ -48,6 +51,7 @@ class SessionMachine(RuleBasedStateMachine):
             assign=held,
             update=update,
             attempts=self.attempts,
+            replans=self.replans,
             highest=self.highest,
         )
         self.session.free_bytes = 10**9
@@ -69,10 +73,13 @@ class SessionMachine(RuleBasedStateMachine):
 
     def do(self, instruction: s.Instruction) -> None:
         match instruction:
-            case s.Save(work, update, attempts):
+            case s.Save(work, update, attempts, replans):
                 if update is None and work != self.saved[0]:
                     assert (work.epoch, work.issue) > self.highest, "R1: only newer ones are taken"
-                self.saved, self.highest, self.attempts = (work, update), (work.epoch, work.issue), attempts
+                self.saved, self.highest = (work, update), (work.epoch, work.issue)
+                self.attempts, self.replans, self.remembered = attempts, replans, None
+            case s.Remember(ceiling):
+                self.remembered = ceiling.training_bytes
             case s.Send(Accept(lease=lease)):
                 assert self.saved[0] is not None
                 assert self.saved[0].lease == lease, "R2: saved before accepted"
@@ -81,11 +88,16 @@ class SessionMachine(RuleBasedStateMachine):
                 assert held is not None
                 assert update is not None, "R2: saved before offered"
                 assert (offer.lease, offer.sha256) == (held.lease, update.sha256)
-            case s.Start(work):
+            case s.Start(work, ceiling, replans):
+                assert self.running is None, "never two workers"
                 assert work.lease not in self.files, "R3: a finished update is never trained again"
                 assert self.saved == (work, None)
                 self.started[work.lease] = self.started.get(work.lease, 0) + 1
-                assert self.started[work.lease] <= min(self.attempts, 4), "R5: counted before it starts, whoever dies"
+                most = min(self.attempts, 4) + min(self.replans, 8)
+                assert self.started[work.lease] <= most, "R5: counted before it starts, whoever dies"
+                assert replans == self.replans
+                assert self.remembered is None, "R6: what was too much is saved before the next one starts"
+                assert ceiling is None or self.tried is None or ceiling <= self.tried, "R6: less than before"
                 self.running = work.lease
             case s.Serve(update, _):
                 assert update == self.saved[1]
@@ -100,6 +112,7 @@ class SessionMachine(RuleBasedStateMachine):
                 pass
 
     receipted = ""
+    tried: int | None = None  # what the last worker of the lease in hand was to take, if that was too much
 
     @rule(up=st.booleans())
     def the_link_changes(self, up: bool) -> None:
@@ -145,6 +158,21 @@ class SessionMachine(RuleBasedStateMachine):
         if self.running is not None:
             lease, self.running = self.running, None
             self.give(s.WorkerFailed(lease=lease, code="crashed", final=final), die_after)
+
+    @rule(training_bytes=st.integers(1, 1000), die_after=deaths, noticed=st.booleans())
+    def the_worker_goes_over_its_budget(self, training_bytes: int, die_after: int | None, noticed: bool) -> None:
+        """The lease goes on at once with a smaller plan, or after a restart, until eight have failed."""
+        if self.running is not None:
+            lease, self.running = self.running, None
+            before, self.tried = self.replans, training_bytes
+            exceeded = Ceiling(key=digest("model"), training_bytes=training_bytes, budget_bytes=1)
+            failed = s.WorkerFailed(lease=lease, code="over_budget", exceeded=exceeded)
+            if not noticed:
+                self.start()
+            self.give(failed, die_after if noticed else None)
+            if noticed and die_after is None:
+                assert self.running == (lease if before < 8 else None), "the same lease, with a smaller plan"
+            self.tried = None
 
     @rule(epoch=epochs, issue=issues, die_after=deaths)
     def some_work_is_cancelled(self, epoch: int, issue: int, die_after: int | None) -> None:

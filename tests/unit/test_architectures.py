@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from edge_client.models import registry
-from edge_client.models.contract import Model
+from edge_client.models.contract import Model, Unit
 from edge_client.models.preresnet import preresnet
 from edge_client.models.vit import vit
 
@@ -35,6 +35,10 @@ CASES = [
     Case("resnet18", (3, 40, 33), {"base_width": 2}),
     Case("vit-t-16", (3, 16, 16), {**TINY_VIT, "depth": 3}),
     Case("vit-s-8", (1, 8, 16), TINY_VIT),
+    Case("resnet50", (3, 32, 32), {"base_width": 2}),
+    Case("densenet121", (3, 21, 32), {"base_width": 4, "growth": 2}),
+    Case("har-cnn", (9, 25), {"width": 4}),
+    Case("har-transformer", (9, 32), {"width": 16}),
 ]
 
 
@@ -56,6 +60,12 @@ def _samples(case: Case, count: int = 3) -> Tensor:
     return torch.randn(count, *case.shape, generator=torch.Generator().manual_seed(2))
 
 
+def _cuts(model: Model) -> list[tuple[Unit, Unit]]:
+    """Neighbours in order; of a deep network about ten of them."""
+    pairs = list(itertools.pairwise(model.units))
+    return pairs[:: len(pairs) // 10 + 1]
+
+
 def _num_parameters(name: str, shape: tuple[int, ...], num_classes: int, **options: Any) -> int:
     """Of the full-size network, without memory for it."""
     with torch.device("meta"):
@@ -72,10 +82,13 @@ def _num_parameters(name: str, shape: tuple[int, ...], num_classes: int, **optio
         ("resnet22", 17_082_954, 17_076_682, 17_129_124),
         ("resnet26", 17_452_362, 17_446_090, 17_498_532),
         ("resnet34", 21_289_802, 21_289_802 - 2 * 49 * 64, 21_289_802 + 90 * 513),
+        ("resnet50", 23_528_522, 23_528_522 - 2 * 49 * 64, 23_528_522 + 90 * 2049),
+        ("resnet101", 42_520_650, 42_520_650 - 2 * 49 * 64, 42_520_650 + 90 * 2049),
+        ("resnet152", 58_164_298, 58_164_298 - 2 * 49 * 64, 58_164_298 + 90 * 2049),
     ],
 )
 def test_resnets_have_the_published_parameters(name: str, ten: int, grey: int, hundred: int) -> None:
-    """The 4.91, 10.81, 11.18, 17.08 and 17.45 M of FedIN, and 21,289,802; also with 1 channel and with 100 classes."""
+    """The 4.91, 10.81, 11.18, 17.08 and 17.45 M of FedIN, and those of He et al.; also 1 channel, and 100 classes."""
     shapes = [((3, 32, 32), 10), ((1, 28, 28), 10), ((3, 32, 32), 100)]
     assert [_num_parameters(name, shape, classes) for shape, classes in shapes] == [ten, grey, hundred]
 
@@ -124,13 +137,40 @@ def test_transformers_have_the_published_parameters(name: str, num_classes: int,
     assert _num_parameters(name, (3, 224, 224), num_classes) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "ten", "thousand"),
+    [
+        ("densenet121", 6_964_106, 7_978_856),
+        ("densenet161", 26_494_090, 28_681_000),
+        ("densenet169", 12_501_130, 14_149_480),
+        ("densenet201", 18_112_138, 20_013_928),
+        ("resnet50", 23_528_522, 25_557_032),
+        ("resnet101", 42_520_650, 44_549_160),
+        ("resnet152", 58_164_298, 60_192_808),
+    ],
+)
+def test_deep_networks_have_the_published_parameters(name: str, ten: int, thousand: int) -> None:
+    """For 10 classes, and for the 1,000 of ImageNet, for which they were published."""
+    assert [_num_parameters(name, (3, 32, 32), classes) for classes in (10, 1000)] == [ten, thousand]
+
+
+def test_models_for_sensors_are_small() -> None:
+    """9 channels of 128 values, 10 classes.
+
+    har-cnn: 9*5*32+64, 2 (32*32*5+64), 32*64*5+128, 64*64*5+128, 64*10+10 = 1,504 + 10,368 + 10,368 + 20,608 + 650.
+    har-transformer: stem 9*8*64+64 + 64 + 17*64 = 5,824; 3 blocks of 12*64^2+13*64 = 49,984; head 128 + 650.
+    """
+    assert _num_parameters("har-cnn", (9, 128), 10) == 43_498
+    assert _num_parameters("har-transformer", (9, 128), 10) == 5_824 + 3 * 49_984 + 778
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cuts_change_nothing_in_evaluation(case: Case) -> None:
     """forward_from(next, forward_to(unit)) is forward, bit for bit, and shapes are as announced."""
     model, x = _build(case).eval(), _samples(case)
     expected = model(x)
     assert expected.shape == (3, 5)
-    for unit, following in itertools.pairwise(model.units):
+    for unit, following in _cuts(model):
         middle = model.forward_to(unit.name, x)
         assert tuple(middle.shape[1:]) == unit.out_shape == following.in_shape
         assert torch.equal(model.forward_from(following.name, middle), expected)
@@ -142,7 +182,7 @@ def test_cuts_change_nothing_in_training(case: Case) -> None:
     fresh, x = _build(case).train(), _samples(case)
     whole = copy.deepcopy(fresh)
     expected = whole(x)
-    for unit, following in itertools.pairwise(fresh.units):
+    for unit, following in _cuts(fresh):
         cut = copy.deepcopy(fresh)
         assert torch.equal(cut.forward_from(following.name, cut.forward_to(unit.name, x)), expected)
         for name, buffer in whole.named_buffers():
@@ -226,6 +266,92 @@ def test_convolutions_are_numbered_along_the_main_path() -> None:
         "block1.conv2",
         "block9.conv2",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_convs", "first", "middle", "last"),
+    [
+        ("resnet50", 49, (64, 16, 16), None, (2048, 1, 1)),
+        ("resnet101", 100, (64, 16, 16), (1024, 2, 2), (2048, 1, 1)),
+        ("resnet152", 151, (64, 16, 16), (1024, 2, 2), (2048, 1, 1)),
+        ("densenet121", 120, (64, 16, 16), None, (1024, 1, 1)),
+        ("densenet161", 160, (96, 16, 16), None, (2208, 1, 1)),
+        ("densenet169", 168, (64, 16, 16), None, (1664, 1, 1)),
+        ("densenet201", 200, (64, 16, 16), None, (1920, 1, 1)),
+    ],
+)
+def test_drafts_have_the_published_shapes(
+    name: str, num_convs: int, first: tuple[int, ...], middle: tuple[int, ...] | None, last: tuple[int, ...]
+) -> None:
+    """DraftFed at 32x32: the first and the last convolution's tap, and the 49th, which deeper ResNets supply."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    with torch.no_grad():
+        model = _build(Case(name, (3, 32, 32), {}))
+        for tap in ("conv_1", "conv_49", f"conv_{num_convs}"):
+            model.get_submodule(model.taps[tap]).register_forward_hook(
+                lambda m, i, out, tap=tap: shapes.__setitem__(tap, tuple(out.shape[1:]))
+            )
+        model.eval()(torch.zeros(1, 3, 32, 32))
+    assert {tap for tap in model.taps if tap.startswith("conv_")} == {f"conv_{k}" for k in range(1, num_convs + 1)}
+    assert (shapes["conv_1"], shapes[f"conv_{num_convs}"]) == (first, last)
+    assert middle is None or shapes["conv_49"] == middle
+
+
+def test_a_bottleneck_is_that_of_the_paper() -> None:
+    """1x1, 3x3 with the stride, 1x1, each normed, plus the projection: written out with functions."""
+    model = _build(Case("resnet50", (3, 32, 32), {"base_width": 2})).eval()
+    block, x = model.get_submodule("stage2_block1"), torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(3))
+
+    def normed(name: str, norm: str, inputs: Tensor, **how: int) -> Tensor:
+        layer = block.get_submodule(norm)
+        out = nn.functional.conv2d(inputs, block.get_submodule(name).weight, **how)
+        return nn.functional.batch_norm(out, layer.running_mean, layer.running_var, layer.weight, layer.bias)
+
+    out = normed("conv1", "norm1", x).relu()
+    out = normed("conv2", "norm2", out, stride=2, padding=1).relu()
+    out = normed("conv3", "norm3", out) + normed("shortcut.conv", "shortcut.norm", x, stride=2)
+    torch.testing.assert_close(block(x), out.relu())
+
+
+def test_a_dense_layer_adds_to_what_it_was_given() -> None:
+    """Its input, bit for bit, then `growth` channels; a transition halves channels and size, rounded up."""
+    model = _build(Case("densenet121", (3, 28, 28), {"base_width": 6, "growth": 3})).eval()
+    x = torch.randn(2, 6, 7, 7, generator=torch.Generator().manual_seed(3))
+    out = model.get_submodule("stage1_layer1")(x)
+    assert out.shape == (2, 9, 7, 7)
+    assert torch.equal(out[:, :6], x)
+    shapes = {unit.name: unit.out_shape for unit in model.units}
+    assert shapes["stage1_layer6"] == (6 + 6 * 3, 7, 7)
+    assert shapes["stage2_transition"] == (12, 4, 4)
+    assert shapes["stage4_transition"][1:] == (1, 1)
+    assert [model.units[k].index for k in (6, 7, 8)] == [5, 0, 1]  # the transition begins its stage
+    assert [model.taps[f"conv_{k}"] for k in (1, 2, 3, 13, 14)] == [
+        "stem.norm",
+        "stage1_layer1.norm2",
+        "stage1_layer2.norm1",
+        "stage2_transition.norm",
+        "stage2_layer1.norm1",
+    ]
+
+
+def test_densenets_share_names_and_shapes_up_to_the_third_stage() -> None:
+    """121, 169 and 201 differ from layer 25 of stage 3 on: FedPer's common base; the shapes at growth 1."""
+    small, large = (_build(Case(f"densenet{n}", (3, 32, 32), {"growth": 1})).state_dict() for n in (121, 201))
+    common = [name for name in small if name in large and small[name].shape == large[name].shape]
+    last = next(number for number, name in enumerate(small) if name.startswith("stage4_transition"))
+    assert common[:last] == list(small)[:last]
+    assert list(large)[:last] == list(small)[:last]
+    assert list(large)[last].startswith("stage3_layer25")
+
+
+def test_windows_halve_twice_in_har_cnn() -> None:
+    """128 values: 64 behind the stem's pooling, 32 in the second stage; 25 values: 12 and 6."""
+    for length, halved in ((128, (64, 32)), (25, (12, 6))):
+        model = _build(Case("har-cnn", (9, length), {"width": 4}))
+        shapes = [unit.out_shape for unit in model.units]
+        assert shapes == [(4, halved[0])] * 3 + [(8, halved[1])] * 2 + [(5,)]
+    transformer = _build(Case("har-transformer", (9, 128), {}))
+    assert [unit.out_shape for unit in transformer.units] == [(17, 64)] * 4 + [(5,)]
 
 
 def test_preresnet20_keeps_running_statistics_only_if_asked() -> None:

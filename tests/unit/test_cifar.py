@@ -187,6 +187,9 @@ def test_a_batch_is_read_as_what_it_holds(tmp_path: Path) -> None:
     batch = read_batch(tmp_path / "b")
     assert (batch["batch_label"], batch["labels"]) == ("training batch 1 of 5", [5, 0, 255])
     assert batch["data"] == PickledArray(shape=(3, 3072), offset=data.index(IMAGES[:3].tobytes()))
+    unpickled = pickle.loads(data, encoding="latin1")  # the file that this test made is a pickle
+    assert np.array_equal(unpickled["data"], IMAGES[:3].reshape(3, 3072))
+    assert unpickled["labels"] == [5, 0, 255]
 
 
 def test_only_input_errors_come_from_a_damaged_batch(tmp_path: Path) -> None:

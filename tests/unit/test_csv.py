@@ -102,6 +102,39 @@ def test_the_label_column_is_found_however_it_is_capitalised(tmp_path: Path) -> 
     assert (x.tolist(), y.tolist()) == ([[7, 0], [8, 1]], [2, 1])
 
 
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [("a,label,b,Site", "site"), ("a,b,class,site", "site"), ("site,a,b,class", ""), ("a,user,b,label", "user")],
+)
+def test_a_key_is_no_part_of_the_sample(tmp_path: Path, header: str, key: str) -> None:
+    """Wherever its column is; without a column `label` the last of the others has the labels. The key is a text."""
+    columns = {"a": ["1", "2"], "b": ["3", "4"], "label": ["ok", "dent"], "site": ["7", "x"]}
+    columns |= {"class": columns["label"], "user": columns["site"], "Site": columns["site"]}
+    rows = zip(*(columns[name] for name in header.split(",")), strict=True)
+    table = csv(write(tmp_path, "\n".join([header, *(",".join(row) for row in rows)])), key=key)
+    (name,) = table.keys
+    assert (name.lower(), table.keys[name]().tolist()) == (key or "site", ["7", "x"])
+    read, convert = table.rows(np.arange(2), (2,))
+    assert convert(read.take(np.array([1, 0]))).tolist() == [[2, 4], [1, 3]]
+    assert table.labels.names == ("dent", "ok")
+    assert table.held_bytes == 2 * (24 + 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "message"),
+    [
+        ("a,site,label\n1,,ok\n", "site", "line 2: expected a site, got ''"),
+        ("site,label\nx,ok\n", "site", "line 1: expected a column of numbers beside label and key, got none"),
+        ("a,b,label\n1,2,ok\n", "label", "partition 'key:label' needs a key 'label' for each sample, got a, b"),
+        ("a,b,label\n1,2,ok\n", "", "needs a key named key, person, subject, user, site or device .* got a, b"),
+    ],
+)
+def test_a_key_that_is_not_there_is_named(tmp_path: Path, text: str, key: str, message: str) -> None:
+    """With the columns that are."""
+    with pytest.raises(InputError, match=rf"d\.csv.*{message}"):
+        csv(write(tmp_path, text), key=key)
+
+
 def test_a_file_that_shrinks_while_it_is_used_is_an_input_error(tmp_path: Path) -> None:
     """The offsets are of the file as it was."""
     path = write(tmp_path, GOOD)

@@ -8,17 +8,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rows import assign, digest
+from rows import PLAN, assign, digest
 
 from coordinator.pki import ensure_pki
 from edge_client import daemon as daemon_module
 from edge_client import identity
 from edge_client.daemon import Daemon
 from edge_client.files import DeviceFile, parse_table
-from edge_client.records import PartRef, from_map
+from edge_client.notes import Trial, write_trial
+from edge_client.records import Ceiling, PartRef, WorkOrder, from_map, to_map
 from edge_client.session import Finished
 from edge_client.spool import Saved, Spool
 from edge_client.status import read_status
@@ -28,6 +30,7 @@ from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, transfer_id
 from edge_client.wire.messages import (
     Assign,
     Cancel,
+    Decline,
     Grant,
     Hello,
     Message,
@@ -57,6 +60,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.device_table: dict[str, object] = {"limits": {"memory": "1GB"}}
+        self.worker_code = SLEEPS
+        self.root = Path("/")
         self.heard: list[Message] = []
         self._hub = Hub()
         self._topics = Topics("fed")
@@ -68,13 +73,14 @@ class World:
         self.daemon: Daemon | None = None
 
     def start(self) -> Daemon:
-        """Start on what is in the folder; its workers sleep."""
+        """Start on what is in the folder; its workers sleep, unless the test has other code for them."""
         daemon = Daemon(
             bundle=BUNDLE,
             device_file=parse_table(DeviceFile, self.device_table, source="test"),
             state_dir=self.folder,
             connect=lambda on_event, boot: self._hub.transport("d", on_event),
-            worker_command=(sys.executable, "-c", SLEEPS),
+            worker_command=(sys.executable, "-c", self.worker_code),
+            root=self.root,
         )
         self.daemon = daemon
         daemon._carry_out(daemon._resume())
@@ -88,6 +94,17 @@ class World:
         for _ in range(5):
             self.daemon._turn()
             self._hub.poll()
+
+    def worker_ends(self) -> None:
+        """Wait for it, and let the daemon see it."""
+        assert self.daemon is not None
+        assert self.daemon._worker is not None
+        self.daemon._worker._process.wait(20)
+        self.turn()
+
+    def order(self, lease: str = "lease-1") -> WorkOrder:
+        """What the newest worker was told."""
+        return from_map(WorkOrder, json.loads((self.folder / "work" / lease / "order.json").read_text()))
 
     def say(self, message: Message, session: str = "s") -> None:
         """To the device, and let it react."""
@@ -546,3 +563,116 @@ def test_work_that_comes_right_behind_the_welcome_is_taken(world: World) -> None
         world.send(message, session)
     world.turn()
     assert daemon._session.assign == WORK
+
+
+TRIAL = Trial(key=digest("model"), budget_bytes=10**9, plan=replace(PLAN, training_bytes=500))
+EXCEEDED = Ceiling(key=digest("model"), training_bytes=500, budget_bytes=10**9)
+# over its budget, unless it is told that 500 bytes are too much
+TRIES = f"""
+import json, pathlib, sys, time
+here = pathlib.Path(sys.argv[1])
+order = json.loads((here / "order.json").read_text())
+if min([order["ceiling_bytes"] or 501, *order["ceilings"].values()]) > 500:
+    (here / "plan.json").write_text({json.dumps(to_map(TRIAL))!r})
+    sys.exit(75)
+time.sleep(60)
+"""
+
+
+def test_a_worker_over_its_budget_is_followed_by_one_with_a_smaller_plan_also_in_later_work(world: World) -> None:
+    """One failure in the lease; what was too much is on disk before the next one starts; the next lease knows it."""
+    world.worker_code = TRIES
+    world.start()
+    world.welcome()
+    world.say(assign(parts=()))
+    world.worker_ends()
+    order, saved = world.order(), world.saved()
+    assert (order.ceiling_bytes, order.replans, order.ceilings) == (500, 1, {digest("model"): 500})
+    assert (saved.attempts, saved.replans, saved.ceilings) == (1, 1, (EXCEEDED,))
+    assert world.told(Decline) == []
+    world.say(assign(2, run="r-2", parts=()))
+    order, saved = world.order("lease-2"), world.saved()
+    assert (order.ceiling_bytes, order.replans, order.ceilings) == (None, 0, {digest("model"): 500})
+    assert (saved.replans, saved.ceilings) == (0, (EXCEEDED,))
+
+
+def test_a_device_with_more_memory_than_then_forgets_what_was_too_much(world: World) -> None:
+    """1 GB then, 2 GB now."""
+    spool = Spool(world.folder / "state.json")
+    spool.remember(EXCEEDED)
+    spool.save(assign(parts=()), None, 1)
+    world.device_table = {"limits": {"memory": "2GB"}}
+    world.start()
+    assert world.order().ceilings == {}
+
+
+def test_a_worker_that_went_over_its_budget_before_the_daemon_was_killed_is_not_repeated(world: World) -> None:
+    """It left what it tried and how that ended; the next one starts with the smaller plan at once."""
+    work = world.folder / "work/lease-1"
+    work.mkdir(parents=True)
+    _leave(world.folder, assign(parts=()))
+    write_trial(work, TRIAL)
+    (work / "error.json").write_text('{"code": "over_budget", "detail": "3 GB"}')
+    world.start()
+    assert (world.order().ceiling_bytes, world.order().replans) == (500, 1)
+    assert (world.saved().attempts, world.saved().replans) == (1, 1)
+    assert not (work / "plan.json").exists()
+
+
+def _meminfo(root: Path, available_mb: int) -> None:
+    (root / "proc").mkdir(parents=True, exist_ok=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 1000000 kB\nMemAvailable: {available_mb * 1000} kB\n")
+
+
+def _told(world: World) -> int | None:
+    """The budget that the worker was told after its start; the daemon looks again."""
+    assert world.daemon is not None
+    world.daemon._look_at = 0.0
+    world.turn()
+    note = world.folder / "work/lease-1/budget.json"
+    return int(json.loads(note.read_text())["budget_bytes"]) if note.exists() else None
+
+
+def test_a_worker_is_told_when_others_take_its_memory(world: World) -> None:
+    """0.8 x (728.064 - 128) = 480.05 MB; 30 MB less is noise, 102.4 MB less is not, and neither is what follows it.
+
+    The worker is a Python that sleeps: up to 30 MB of its own are added.
+    """
+    world.device_table, world.root = {}, world.folder / "root"
+    _meminfo(world.root, 711)
+    _leave(world.folder, assign(parts=()))
+    world.start()
+    assert world.order().budget_bytes == 480_051_200
+    _meminfo(world.root, 682)
+    assert _told(world) is None
+    _meminfo(world.root, 572)
+    told = _told(world)
+    assert told is not None
+    assert 0 <= told - 366_182_400 < 24_000_000  # 0.8 x (585.728 - 128)
+    _meminfo(world.root, 711)
+    assert _told(world) == told  # it may be needed again: only the next worker gets more
+
+
+def test_a_device_that_has_little_memory_for_a_while_is_asked_again(world: World) -> None:
+    """Nothing fits what others left: that is no lasting reason. With its usual memory it is."""
+    world.worker_code = (
+        "import pathlib, sys\nhere = pathlib.Path(sys.argv[1])\n"
+        "(here / 'error.json').write_text('{\"code\": \"nothing_fits\", \"detail\": \"too large\"}')\nsys.exit(76)"
+    )
+    world.device_table, world.root = {}, world.folder / "root"
+    _meminfo(world.root, 711)
+    world.start()
+    world.welcome()
+    _meminfo(world.root, 400)
+    world.say(assign(parts=()))
+    assert world.order().budget_bytes == 225_280_000  # 0.8 x (409.6 - 128)
+    world.worker_ends()
+    _meminfo(world.root, 711)
+    world.say(assign(2, parts=()))
+    assert world.order("lease-2").budget_bytes == 480_051_200
+    world.worker_ends()
+    first, second = world.told(Decline)
+    assert isinstance(first, Decline)
+    assert isinstance(second, Decline)
+    assert (first.code, second.code) == ("low_memory", "nothing_fits")
+    assert first.detail == "too large; other programs use the memory: usually the budget is 480 MB"

@@ -113,6 +113,17 @@ def test_npz_of_floats_channels_last_and_class_names(tmp_path: Path) -> None:
     assert y.tolist() == [0, 9]
 
 
+def test_windows_of_sensors_may_have_their_channels_last(tmp_path: Path) -> None:
+    """[length, channels] on disk, [channels, length] in the model; the other way round they are as they are."""
+    x = RNG.standard_normal((12, 8, 3))
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(12) % 10)
+    turned, _ = _open(tmp_path / "d.npz", shape=(3, 8), test_fraction=0.0)
+    plain, _ = _open(tmp_path / "d.npz", shape=(8, 3), test_fraction=0.0)
+    stored = torch.from_numpy(x[[1, 0]]).float()
+    assert torch.equal(turned.batch([1, 0])[0], stored.transpose(1, 2))
+    assert torch.equal(plain.batch([1, 0])[0], stored)
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 1e300], ids=["nan", "inf", "beyond float32"])
 def test_a_value_that_is_not_finite_is_named_with_its_sample(tmp_path: Path, value: float, save) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,26 @@ def test_a_kill_fires_once_over_restarts(tmp_path: Path) -> None:
     assert _run("faults.point('x')", **environment).returncode == -9
     assert _run("faults.point('x')", **environment).returncode == 0
     assert (tmp_path / "log").read_text() == "kill:x\n"
+
+
+def test_a_halved_number_is_halved_in_every_process_and_noted(tmp_path: Path) -> None:
+    """Named twice: a quarter; another number is as it is; no point strikes."""
+    environment = {"FEDFIT_FAULT": "halve:x,halve:x:2", "FEDFIT_FAULT_LOG": str(tmp_path / "log")}
+    for _ in range(2):
+        done = _run("faults.point('x'); print(faults.scale('x'), faults.scale('x'), faults.scale('y'))", **environment)
+        assert done.stdout.split() == ["0.25", "0.25", "1.0"]
+    assert (tmp_path / "log").read_text().split() == ["halve:x", "halve:x:2"] * 2
+    assert _run("print(faults.scale('x'))", FEDFIT_FAULT="").stdout == "1.0\n"
+
+
+def test_a_stopped_process_goes_on_when_it_is_told(tmp_path: Path) -> None:
+    """SIGSTOP, then SIGCONT."""
+    command = [sys.executable, "-c", "from edge_client import faults\nfaults.point('x')"]
+    process = subprocess.Popen(command, env=os.environ | {"FEDFIT_FAULT": "stop:x"})
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(20) == 0
 
 
 def test_a_typo_in_the_environment_ends_the_process() -> None:

@@ -23,6 +23,24 @@ def test_the_peak_remembers_what_the_present_forgot() -> None:
 
 
 @linux
+def test_a_peak_can_begin_anew() -> None:
+    """64 MiB written and dropped are gone from it."""
+    block = bytearray(os.urandom(1)) * (64 * 2**20)
+    del block
+    assert meter.reset_peak()
+    assert meter.peak_rss_bytes() < meter.rss_bytes() + 20 * 2**20
+
+
+@linux
+def test_another_process_is_measured() -> None:
+    """This one as if it were another: its RSS, of which a part is mapped from files; one that is gone uses nothing."""
+    mine = meter.of(os.getpid())
+    assert mine.rss_bytes == pytest.approx(meter.rss_bytes(), rel=0.05)
+    assert 0 < mine.private_bytes < mine.rss_bytes
+    assert meter.of(2**22 + 1) == meter.InRam(0, 0)
+
+
+@linux
 def test_data_bytes_are_what_the_limit_counts() -> None:
     """Private memory is there, and grows by a large block whether it is touched or not."""
     before = meter.data_bytes()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.models import registry
+from edge_client.models import registry, slicing
 from edge_client.models.contract import Model, from_sequential
 
 SHAPES = [("small-cnn", (1, 8, 8)), ("small-cnn", (1, 28, 28)), ("small-cnn", (3, 32, 32)), ("mlp", (1, 8, 8))]
@@ -79,7 +79,7 @@ def test_an_unknown_unit_lists_the_known_ones() -> None:
 
 def test_an_unknown_model_lists_the_known_ones() -> None:
     """Both `validate` and `build` say so."""
-    with pytest.raises(NoSuchNameError, match=r"unknown model 'resnet'; known: mlp, preresnet20, .*, vit-t-16"):
+    with pytest.raises(NoSuchNameError, match=r"unknown model 'resnet'; known: densenet121, .*, mlp, .*, vit-t-16"):
         registry.validate("resnet", (1, 8, 8), {})
     with pytest.raises(NoSuchNameError, match="unknown model"):
         registry.build("resnet", input_shape=(1, 8, 8), num_classes=10, options={})
@@ -108,6 +108,12 @@ def test_an_unknown_model_lists_the_known_ones() -> None:
         ("vit-t-16", (3, 32, 32), {"heads": 5}, "multiples of heads = 5, got 192"),
         ("vit-t-16", (1, 16384, 16384), {"patch": 4}, "table of 16777217 positions"),
         ("vit-s-12", (3, 32, 32), {"depth": 4}, "unknown key 'depth'"),
+        ("densenet121", (3, 7, 32), {}, "'densenet121' needs .* at least 8x8"),
+        ("densenet161", (65536, 64, 64), {}, "first convolution would have 308281344 weights"),
+        ("har-cnn", (9, 128, 1), {}, r"channels, length with at least 8 values, got \[9, 128, 1\]"),
+        ("har-cnn", (9, 7), {}, "at least 8 values"),
+        ("har-transformer", (9, 100), {}, r"a length in multiples of patch = 8, got \[9, 100\]; cut the windows"),
+        ("har-transformer", (9, 128), {"width": 30}, "multiples of heads = 4, got 30"),
     ],
 )
 def test_options_and_shapes_are_checked(
@@ -132,11 +138,13 @@ def test_names_are_checked_without_torch_and_numpy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["mlp", "small-cnn", "preresnet20", "resnet10", "vit-t-16"])
-def test_the_sizes_of_parameters_are_known_without_the_model(name: str) -> None:
-    """As those of the model itself, with its buffers."""
-    model = registry.build(name, input_shape=(1, 16, 16), num_classes=10, options={})
-    sizes = registry.parameter_sizes(name, input_shape=(1, 16, 16), num_classes=10, options={})
+@pytest.mark.parametrize("cut", ["full", "width:1/4:o3"])
+@pytest.mark.parametrize("name", ["mlp", "small-cnn", "preresnet20", "resnet10", "vit-t-16", "har-cnn"])
+def test_the_sizes_of_parameters_are_known_without_the_model(name: str, cut: str) -> None:
+    """As those of the model itself, with its buffers, and of its slices."""
+    shape = (1, 16) if name == "har-cnn" else (1, 16, 16)
+    model = registry.build(name, input_shape=shape, num_classes=10, options={}, cut=slicing.parse(cut))
+    sizes = registry.parameter_sizes(name, input_shape=shape, num_classes=10, options={}, cut=slicing.parse(cut))
     assert sizes == [tensor.numel() for tensor in (*model.parameters(), *model.buffers())]
 
 
@@ -147,7 +155,7 @@ def test_neither_sizes_nor_a_step_load_more_of_torch() -> None:
         "from edge_client.models import registry as r\n"
         "import torch\n"
         "before = len(sys.modules)\n"
-        "for n in r.names(): r.parameter_sizes(n, input_shape=(1, 16, 16), num_classes=10, options={})\n"
+        "for n in r.names(): r.parameter_sizes(n, input_shape=r.default_input(n), num_classes=10, options={})\n"
         "for n in ('preresnet20', 'resnet10', 'vit-t-16'):\n"
         "    model = r.build(n, input_shape=(1, 16, 16), num_classes=10, options={})\n"
         "    model(torch.zeros(2, 1, 16, 16)).sum().backward()\n"

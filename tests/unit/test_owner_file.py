@@ -20,6 +20,10 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
     [
         ('data = {{ source = "npz", train = "{0}/no.npz" }}', ["data.train: ", "/no.npz does not exist"]),
         ('data = {{ source = "idx", train = "{0}", test = "{0}/t" }}', ["data.test: ", "/t does not exist"]),
+        ('data = {{ source = "npz:{0}/no.npz" }}', ["data.train: ", "/no.npz does not exist"]),
+        ('data = {{ source = "digits", partition = "file:{0}/p" }}', ["data.partition: ", "/p does not exist"]),
+        ('data = {{ source = "digits", partition = "shards" }}', ["expected iid, dirichlet:ALPHA", "'shards'"]),
+        ('data = {{ source = "npz:/a", train = "/b" }}', ["data.source = 'npz:/a' and data.train = '/b'"]),
         ('tasks = {{ defects = "{0}/defects.py:task" }}', ["tasks.defects: ", "/defects.py does not exist"]),
         (f'data = {{{{ source = "csv", train = "/{"x" * 300}" }}}}', ["data.train: cannot look at /xxx", "too long"]),
         ('data = {{ train = "{0}/a" }}\ntasks = {{ t = "{0}/t.py:task" }}', ["data.train: ", "tasks.t: "]),
@@ -68,7 +72,8 @@ def test_the_whole_file_is_shown(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"x").hexdigest()
     for line in ('memory = "auto"', "disk = 4000000000", "test-fraction = 0.2", 'line_a = "1"', f"# sha256 {digest}"):
         assert line in text
-    assert owner_file.to_json(owner_file.load(path))["limits"] == {"memory": "auto", "disk": 4 * 10**9}
+    limits = owner_file.to_json(owner_file.load(path))["limits"]
+    assert limits == {"memory": "auto", "disk": 4 * 10**9, "calibrate": True}
 
 
 @given(

@@ -72,6 +72,15 @@ def test_a_run_is_read_with_its_rounds_and_devices(tmp_path: Path) -> None:
     ]
 
 
+def test_a_device_on_which_nothing_fits_says_so(tmp_path: Path) -> None:
+    """It failed in every round; the other one trained in one of them."""
+    failures = [{"device": name, "code": "nothing_fits"} for name in ("d0001", "d0002")]
+    trained = [{"device": "d0002", "plan": "full", "peak": 5}]
+    lines = [line(1, 0.5, devices=trained), line(2, 0.5, devices=[], failures=failures)]
+    run = read_run(write_run(tmp_path / "r", lines))
+    assert [(device.plan, device.failure) for device in run.devices] == [("", "nothing_fits"), ("full", "")]
+
+
 def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     """The third line is being written; a loss that is no number counts as not known."""
     folder = write_run(tmp_path / "r", [line(1, 0.5, loss=float("nan")), line(2, None)], finished=False)

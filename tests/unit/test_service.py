@@ -11,11 +11,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import PROFILE, device_row, evaluation_row, lease_row, model_row, round_row, run_file, run_row, update_row
+from rows import (
+    PLAN,
+    PROFILE,
+    device_row,
+    evaluation_row,
+    lease_row,
+    model_row,
+    report,
+    round_row,
+    run_file,
+    run_row,
+    update_row,
+)
 
 from coordinator import job_child
 from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
@@ -539,6 +552,33 @@ def test_a_long_run_is_shown_with_its_newest_rounds_and_counts(site: Site) -> No
     assert [lease["state"] for lease in shown["leases"]] == ["declined"] * 30
     told = {"round": 1301, "attempt": 1, "state": "declined", "code": "crashed", "detail": "why", "log": ["x"]}
     assert shown["failures"] == [{"device": f"d{i}", **told} for i in range(30, 10, -1)]  # the newest 20
+
+
+def test_a_run_shows_what_each_device_planned_and_used(site: Site) -> None:
+    """Plan and budget of the newest round, the peak of all; one peak beyond its own round's budget is not inside.
+
+    In round 1 device a had 200 bytes and used 190, in round 2 it had 100 and used 90; b used 101 of 100.
+    """
+    store = site.store
+    store.add_run(run_row("r-1"))
+    store.add_initial_model(model_row(0), "0" * 64, 8)
+    used = {(1, "a"): (200, 190, 2.0), (2, "a"): (100, 90, 1.0), (2, "b"): (100, 101, 1e299)}
+    for issue, ((number, device), (budget, peak, replans)) in enumerate(used.items(), start=1):
+        if issue <= 2:
+            leases = [lease_row(issue + k, name, round=number) for k, name in enumerate("ab"[:number])]
+            store.open_round(round_row(number), leases)
+        plan = replace(PLAN, budget_bytes=budget, predicted_bytes=95, microbatch=4, groups=(("b1",), ("b2",)))
+        told = report(plan=plan, peak_bytes=peak, base_bytes=50, scalars={"replans": replans})
+        lease = f"lease-{issue}"
+        store.save_update(update_row(device, lease, round=number, report=told), None, lease)
+        if issue == 1:
+            store.commit_round(1, 1, model_row(1))
+    with site.serving() as service:
+        a, b = Commands(service).handle({"request": "run-show", "run": "r-1"})["devices"]
+    assert (a["plan"], a["plan_details"]["microbatch"]) == ("2 groups, microbatch 4", 4)
+    assert (a["budget_bytes"], a["predicted_bytes"], a["peak_bytes"], a["base_bytes"]) == (100, 95, 190, 50)
+    assert (a["inside_budget"], a["replans"]) == (True, 3)
+    assert (b["inside_budget"], b["replans"]) == (False, 10**6)
 
 
 def test_chunks_of_an_upload_that_is_over_count_against_their_device(site: Site) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rows import PROFILE, assign, digest
 
+from edge_client.records import Ceiling
 from edge_client.session import (
     BeginSession,
     Fetch,
@@ -16,6 +17,7 @@ from edge_client.session import (
     LinkDown,
     LinkUp,
     PartReady,
+    Remember,
     Save,
     Send,
     Serve,
@@ -43,6 +45,7 @@ from edge_client.wire.messages import (
     Welcome,
 )
 
+FAR = 10**9  # bytes of a plan for training
 UPDATE = Finished(sha256=digest("update"), length=30, num_samples=10)
 
 
@@ -78,6 +81,14 @@ def _fetch_all(session: Session, now: float = 1.0) -> list[Instruction]:
 
 def _failed(**changes: Any) -> WorkerFailed:
     return WorkerFailed(**{"lease": "lease-1", "code": "crashed"} | changes)
+
+
+def _over(training_bytes: int, **changes: Any) -> WorkerFailed:
+    return _failed(code="over_budget", detail="3 GB", exceeded=_ceiling(training_bytes), **changes)
+
+
+def _ceiling(training_bytes: int) -> Ceiling:
+    return Ceiling(key=digest("model"), training_bytes=training_bytes, budget_bytes=7)
 
 
 def test_the_way_of_an_assignment() -> None:
@@ -302,6 +313,71 @@ def test_r5_a_cancel_ends_the_wait_for_the_next_try() -> None:
     session.handle(_failed(), 1.0)
     assert session.handle(Cancel(lease="lease-1"), 1.5) == [Stop("lease-1"), Forget("lease-1", False)]
     assert not [i for i in session.handle(Tick(), 60.0) if isinstance(i, Start)]
+
+
+def test_r6_a_worker_over_its_budget_is_followed_at_once_by_one_with_a_smaller_plan() -> None:
+    """Twice below what failed, then below 3/4 of it; saved and remembered before the start; no crash is counted."""
+    session = _online()
+    session.handle(assign(), 0.0)
+    _fetch_all(session, 0.0)
+    for number, (failed, ceiling) in enumerate([(1000, 1000), (800, 800), (600, 450), (400, 300)], start=1):
+        assert session.handle(_over(failed), 1.0) == [
+            Remember(_ceiling(ceiling)),
+            Save(assign(), None, 1, number),
+            Start(assign(), ceiling, number),
+        ]
+    assert session.handle(WorkerDone("lease-1", UPDATE), 2.0)[0] == Save(assign(), UPDATE, 1, 4)
+
+
+def test_r6_a_ceiling_never_rises() -> None:
+    """A worker that planned more than it was allowed to does not lift it."""
+    session = _online()
+    session.handle(assign(), 0.0)
+    _fetch_all(session, 0.0)
+    session.handle(_over(1000), 1.0)
+    assert session.handle(_over(FAR), 1.0)[-1] == Start(assign(), 1000, 2)
+
+
+def test_r6_when_nothing_smaller_is_left_the_reason_tells_what_was_tried() -> None:
+    """The planner finds nothing below 1,000 bytes; the next lease begins without a ceiling of its own."""
+    session = _online()
+    session.handle(assign(), 0.0)
+    _fetch_all(session, 0.0)
+    session.handle(_over(1000), 1.0)
+    (declined,) = _sent(session.handle(_failed(code="nothing_fits", detail="one sample", final=True), 2.0))
+    assert isinstance(declined, Decline)
+    assert (declined.code, declined.detail) == (
+        "nothing_fits",
+        "one sample; before, 1 of its plans went over the budget, and less than 1.0 kB was to be planned",
+    )
+    session.handle(assign(2), 3.0)
+    assert _fetch_all(session, 3.0) == [Start(assign(2))]
+
+
+def test_r6_smaller_plans_are_tried_eight_times_and_crashes_are_counted_apart() -> None:
+    """Eight plans and, after them, three crashes; the ninth plan that is too large is declined."""
+    session = _online()
+    session.handle(assign(), 0.0)
+    _fetch_all(session, 0.0)
+    for number in range(8):
+        assert isinstance(session.handle(_over(FAR - number), 1.0)[-1], Start)
+    for now in (10.0, 20.0, 30.0):
+        session.handle(_failed(), now)
+        assert isinstance(session.handle(Tick(), now + 9.0)[1], Start)
+    (declined,) = _sent(session.handle(_over(5), 40.0))
+    assert isinstance(declined, Decline)
+    assert declined.code == "over_budget"
+    assert session.state == "idle"
+
+
+def test_r6_the_count_survives_a_restart() -> None:
+    """Seven before: one more plan is tried, after the parts are here again."""
+    session = _session(assign=assign(), attempts=1, replans=7, highest=(1, 1))
+    failed = session.handle(_over(1000), 0.0)
+    assert failed == [Remember(_ceiling(750))]
+    session.begin()
+    assert _fetch_all(session) == [Save(assign(), None, 1, 8), Start(assign(), 750, 8)]
+    assert isinstance(_sent(session.handle(_over(500), 1.0))[0], Decline)
 
 
 def test_words_about_another_lease_change_nothing() -> None:

@@ -12,6 +12,7 @@ from rows import PLAN, assign, digest
 
 from edge_client import faults
 from edge_client.errors import DiskFullError, MachineError
+from edge_client.records import Ceiling
 from edge_client.session import Finished
 from edge_client.spool import Saved, Spool
 
@@ -58,6 +59,47 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert spool.load() == Spool(path).load() == before
     write()
     assert spool.load() == Spool(path).load() != before
+
+
+def _ceiling(training_bytes: int, budget_bytes: int, key: str = "model") -> Ceiling:
+    return Ceiling(key=digest(key), training_bytes=training_bytes, budget_bytes=budget_bytes)
+
+
+def test_what_was_too_much_is_remembered_over_leases_and_restarts(tmp_path: Path) -> None:
+    """With the next save or the end of the lease; the counts are those of the lease and go with it."""
+    path = tmp_path / "state.json"
+    spool = Spool(path)
+    spool.remember(_ceiling(50, 300))
+    assert Spool(path).load() == Saved()
+    spool.save(assign(), None, 2, 3)
+    saved = Spool(path).load()
+    assert (saved.attempts, saved.replans, saved.ceilings) == (2, 3, (_ceiling(50, 300),))
+    spool.remember(_ceiling(40, 300))
+    spool.forget()
+    assert Spool(path).load() == Saved(highest=(1, 1), ceilings=(_ceiling(40, 300),))
+
+
+def test_a_ceiling_holds_for_budgets_that_are_not_larger(tmp_path: Path) -> None:
+    """50 was too much for 300, 150 for 500: up to 300 stay below 50, up to 500 below 150, beyond nothing is known."""
+    spool = Spool(tmp_path / "state.json")
+    for ceiling in (_ceiling(50, 300), _ceiling(150, 500), _ceiling(9, 400, "other")):
+        spool.remember(ceiling)
+    model, other = digest("model"), digest("other")
+    assert spool.ceilings(300) == {model: 50, other: 9}
+    assert spool.ceilings(301) == {model: 150, other: 9}
+    assert spool.ceilings(500) == {model: 150}
+    assert spool.ceilings(501) == {}
+
+
+def test_a_ceiling_that_says_less_than_a_new_one_is_dropped(tmp_path: Path) -> None:
+    """40 too much for 300 implies 50 too much for 200; at most 64 are kept, the newest."""
+    spool = Spool(tmp_path / "state.json")
+    for ceiling in (_ceiling(50, 200), _ceiling(30, 100), _ceiling(40, 300)):
+        spool.remember(ceiling)
+    assert spool.load().ceilings == (_ceiling(30, 100), _ceiling(40, 300))
+    for number in range(70):
+        spool.remember(_ceiling(1, 1, f"model {number}"))
+    assert [c.key for c in spool.load().ceilings] == [digest(f"model {number}") for number in range(6, 70)]
 
 
 @pytest.mark.parametrize(

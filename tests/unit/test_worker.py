@@ -18,9 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from edge_client import assignment, worker
+from coordinator import aggregator
+from coordinator.intake import Expected, check_header
+from edge_client import assignment, notes, worker
 from edge_client.data.sources import open_data
 from edge_client.files import DataSection, parse_table
+from edge_client.methods import registry as methods
 from edge_client.models import registry
 from edge_client.records import Report, TrainingPlan, from_map, to_map
 from edge_client.run_file import RunFile
@@ -252,14 +255,18 @@ def _large_run(batch: int) -> dict[str, Any]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is the Linux kernel's")
 def test_a_plan_beyond_the_budget_fails_cleanly_with_75(tmp_path: Path) -> None:
-    """512 samples at once need 229 MB of activations; the budget leaves 30 MB."""
-    plan = {"microbatch": 512, "budget_bytes": 0, "predicted_bytes": 0}
+    """512 samples at once need 229 MB of activations; the budget leaves 30 MB. What was tried is told."""
+    plan = {"microbatch": 512, "budget_bytes": 290_000_000, "predicted_bytes": 0, "training_bytes": 7}
     device = _images(tmp_path)
     work = make_work(
         tmp_path / "w", run=_large_run(512), device_file=device, budget_bytes=290_000_000, plan=plan, evaluate=False
     )
     assert run_worker(work) == 75
     assert not (work / "update.bin").exists()
+    assert read_error(work)["code"] == "over_budget"
+    trial = notes.read_trial(work)
+    assert trial is not None
+    assert (trial.budget_bytes, trial.plan) == (290_000_000, from_map(TrainingPlan, plan))
 
 
 def test_a_plan_that_no_longer_fits_is_made_anew(tmp_path: Path) -> None:
@@ -277,6 +284,74 @@ def test_a_plan_that_no_longer_fits_is_made_anew(tmp_path: Path) -> None:
     work = make_work(tmp_path / "kept", run=_large_run(512), plan=kept, **options)
     assert run_worker(work) == 0
     assert read_update(work)[0].plan == from_map(TrainingPlan, kept)
+
+
+def _planned(work: Path) -> TrainingPlan:
+    """The plan that a worker would train with."""
+    _order(work, train=False, evaluate=False)
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    plan = read_update(work)[0].plan
+    assert plan is not None
+    return plan
+
+
+def test_a_plan_stays_below_what_went_over_the_budget_before(tmp_path: Path) -> None:
+    """In this lease, or in another run of the same model with another name, seed and learning rate; not of any model.
+
+    A plan of the assignment is not above it either, and not one that does not say what it needs; nor one that was made
+    when there was much less memory than now.
+    """
+    options: dict[str, Any] = {"device_file": _images(tmp_path), "budget_bytes": 400_000_000}
+    first = make_work(tmp_path / "first", run=_large_run(512), **options)
+    _order(first, plan={"microbatch": 3, "budget_bytes": 300_000_000, "predicted_bytes": 1, "training_bytes": 1})
+    whole = _planned(first)  # not 3: made for 300 MB
+    assert 3 < whole.microbatch < 512
+    smaller = make_work(tmp_path / "smaller", run=_large_run(512), plan=to_map(whole), **options)
+    _order(smaller, ceiling_bytes=whole.training_bytes)
+    assert _planned(smaller).microbatch == whole.microbatch // 2
+    key = _key(first)
+    other = _large_run(512) | {"seed": 9, "name": "other"}
+    other["train"] = {**other["train"], "lr": 0.7}
+    later = make_work(tmp_path / "later", run=other, **options, ceilings={key: whole.training_bytes})
+    _order(later, plan={**to_map(whole), "training_bytes": 0})
+    assert _planned(later).microbatch == whole.microbatch // 2
+    assert _key(later) == key
+    different = make_work(tmp_path / "different", run=_large_run(256), **options)
+    assert _key(different) != key
+
+
+def _key(work: Path) -> str:
+    return assignment.memory_key(from_map(RunFile, json.loads((work / "run.json").read_text())))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
+def test_a_worker_that_is_told_of_less_memory_shrinks_its_plan_and_stays_below(tmp_path: Path) -> None:
+    """128 samples at once need about 320 MB, and there are 500; then 305, before the first batch: fewer at a time."""
+    work = make_work(tmp_path / "w", run=_large_run(128), device_file=_images(tmp_path), budget_bytes=500_000_000)
+    notes.tell_budget(work, 305_000_000)
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    report, _ = read_update(work)
+    assert report.plan is not None
+    assert (report.plan.budget_bytes, report.scalars["replans"]) == (305_000_000, 1.0)
+    assert report.plan.microbatch < 128
+    assert 250_000_000 < report.peak_bytes <= 305_000_000
+    trial = notes.read_trial(work)
+    assert trial is not None
+    assert (trial.plan, trial.budget_bytes) == (report.plan, 305_000_000)
+
+
+def test_a_worker_goes_on_as_it_is_when_its_plan_fits_less_memory_or_nothing_does(tmp_path: Path) -> None:
+    """600 MB are enough for its plan: only the limit changes. In 100 MB nothing fits: that is said, and no more."""
+    options: dict[str, Any] = {"run": _large_run(128), "device_file": _images(tmp_path), "budget_bytes": 10**9}
+    for told, expected in ((600_000_000, 600_000_000), (100_000_000, 10**9)):
+        work = make_work(tmp_path / str(told), **options)
+        notes.tell_budget(work, told)
+        assert run_worker(work) == 0, (work / "stderr").read_text()
+        report, _ = read_update(work)
+        assert report.plan is not None
+        assert (report.plan.microbatch, report.plan.budget_bytes) == (128, expected)
+        assert report.scalars["replans"] == 0.0
+        assert ("no smaller plan fits" in (work / "stderr").read_text()) == (told == 100_000_000)
 
 
 _MEASURED = """
@@ -528,3 +603,83 @@ def test_data_that_fails_in_the_middle_of_training_is_declined(tmp_path: Path) -
     assert run_worker(work) == 76
     assert read_error(work)["code"] == "bad_data"
     assert "line 13: train_data(): sample 7: IndexError: pop from empty list" in read_error(work)["detail"]
+
+
+BLOCKS = [f"block{number}" for number in range(1, 10)]
+
+
+def make_deep_work(folder: Path, *, codec: str = "fp32", **plan: Any) -> Path:
+    """m-FeDepth over FedProx on a narrow PreResNet-20, with the model that the aggregator makes for it."""
+    run = {
+        "method": {"name": "m-fedepth+fedprox", "mu": 0.01, "mutual": 2},
+        "model": {"name": "preresnet20", "input": [1, 8, 8], "width": 2},
+        "rounds": {"codec": codec},
+        "train": {"max-steps": 6},
+    }
+    given = {"microbatch": 32, "budget_bytes": 10**10, "predicted_bytes": 10**9, **plan}
+    work = make_work(folder, run=run, plan=given, evaluate=False)
+    job = {"id": 1, "job": "init", "run": json.loads((work / "run.json").read_text()), "out": str(work / "model.bin")}
+    reply = aggregator.answer(job)
+    assert reply["ok"], reply
+    return work
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16"])
+def test_groups_are_trained_by_plan_and_only_they_are_sent(tmp_path: Path, codec: str) -> None:
+    """block1 skipped, groups to block5 and block9, two models, activations on disk: three steps for each group.
+
+    The update lacks stem, block1 and all heads but block5's, passes intake and check, and moved what it has; the peer
+    is kept for the next round.
+    """
+    groups = {"groups": [BLOCKS[1:5], BLOCKS[5:]], "skipped": BLOCKS[:1]}
+    work = make_deep_work(tmp_path / "w", codec=codec, buffered=True, num_models=2, **groups)
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    report, tensors = read_update(work)
+    assert report.steps == 6
+    with ContainerReader(work / "model.bin") as reader:
+        sent = {name: reader.tensor(name) for name in reader.names()}
+        base = reader.header
+    assert [name for name in sent if name not in tensors] == [
+        name
+        for name in sent
+        if name.startswith(("model/stem.", "model/block1."))
+        or (name.startswith("extra/") and not name.startswith("extra/block5."))
+    ]
+    start = sent if codec == "fp32" else {name: torch.zeros_like(value) for name, value in sent.items()}
+    assert [name for name, value in tensors.items() if torch.equal(value, start[name])] == []
+    rules = methods.plan_rules("m-fedepth+fedprox", {"mutual": 2})
+    expected = Expected(
+        device="d1", round=3, base=base, codec=codec, train=True, evaluate=False, num_samples=360, max_samples=10**6,
+        num_classes=10, epochs=1, rules=rules,
+    )  # fmt: skip
+    assert check_header(work / "update.bin", expected).plan == report.plan
+    check = {"job": "check", "base": str(work / "model.bin"), "update": str(work / "update.bin"), "max_passes": 32}
+    assert aggregator.answer(check)["ok"]
+    (work / "state/next").rename(work / "state/current")
+    kept = assignment.read_state(work / "state")
+    assert {name.partition(".")[0] for name in kept} == {"peer/1", "peer/1/extra/block5"}
+    assert sorted(path.name for path in work.iterdir() if not path.name.endswith((".json", ".bin"))) == [
+        "lock",
+        "state",
+        "stderr",
+    ]
+
+
+def test_a_full_disk_while_activations_are_kept_ends_with_74(tmp_path: Path) -> None:
+    """As any other full disk: the daemon waits for space and starts again."""
+    work = make_deep_work(tmp_path / "w", buffered=True, groups=[BLOCKS[:5], BLOCKS[5:]])
+    assert run_worker(work, FEDFIT_FAULT="enospc:worker.train.buffer:2") == 74
+    reason = read_error(work)
+    assert reason["code"] == "disk_full"
+    assert "keeping activations in" in reason["detail"]
+
+
+def test_a_bypass_that_cannot_be_is_declined(tmp_path: Path) -> None:
+    """The shapes stand in the reason."""
+    work = make_deep_work(tmp_path / "w", groups=[BLOCKS[4:]], skipped=BLOCKS[:4])
+    run = json.loads((work / "run.json").read_text())
+    run["method"]["parameters"]["bypass"] = True
+    (work / "run.json").write_text(json.dumps(run))
+    assert run_worker(work) == 76
+    reason = read_error(work)
+    assert (reason["code"], "'block5' takes [4, 4, 4]" in reason["detail"]) == ("bad_method", True)

@@ -5,23 +5,31 @@ from __future__ import annotations
 import json
 import select
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rows import digest
+from rows import PLAN, digest
 
-from edge_client import durable, workers
+from edge_client import durable, notes, workers
+from edge_client.records import Ceiling, to_map
 from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.wire.messages import Decline, context_up, open_message, seal_message
 
 KEY = bytes(32)
+TRIAL = notes.Trial(key=digest("model"), budget_bytes=7, plan=replace(PLAN, training_bytes=5))
+EXCEEDED = Ceiling(key=digest("model"), training_bytes=5, budget_bytes=7)
+SCRIPT = f"""
+import json, os, sys, pathlib
+here = pathlib.Path(sys.argv[1])
+def say(line): os.write(int(os.environ['FEDFIT_PROGRESS_FD']), line)
+def plan(): (here / 'plan.json').write_text({json.dumps(to_map(TRIAL))!r})
+"""
 
 
-def _run(folder: Path, code: str) -> list[Event]:
-    """A worker that runs `code` in its folder; `say` writes a progress line."""
-    script = "import json, os, sys, pathlib\nhere = pathlib.Path(sys.argv[1])\n"
-    script += "def say(line): os.write(int(os.environ['FEDFIT_PROGRESS_FD']), line)\n" + code
-    worker = workers.Worker("lease-1", folder, [sys.executable, "-c", script])
+def _run(folder: Path, code: str, root: Path = Path("/")) -> list[Event]:
+    """A worker that runs `code` in its folder; `say` writes a progress line, `plan` the plan of `TRIAL`."""
+    worker = workers.Worker("lease-1", folder, [sys.executable, "-c", SCRIPT + code], root=root)
     events: list[Event] = []
     ended = False
     while not ended:
@@ -31,8 +39,8 @@ def _run(folder: Path, code: str) -> list[Event]:
     return events
 
 
-def _failure(folder: Path, code: str) -> WorkerFailed:
-    last = _run(folder, code)[-1]
+def _failure(folder: Path, code: str, root: Path = Path("/")) -> WorkerFailed:
+    last = _run(folder, code, root)[-1]
     assert isinstance(last, WorkerFailed)
     return last
 
@@ -65,6 +73,68 @@ def test_exit_codes_tell_how_it_ended(tmp_path: Path, code: int, expected: str, 
     """Over budget and declined are final: the next try would end the same."""
     failed = _failure(tmp_path, f"sys.exit({code})")
     assert (failed.code, failed.final) == (expected, final)
+
+
+def test_a_worker_that_goes_over_its_budget_leaves_what_it_tried(tmp_path: Path) -> None:
+    """Then it is not final; the plan of an earlier worker in the same folder is not taken for its own."""
+    failed = _failure(tmp_path, "plan(); sys.exit(75)")
+    assert (failed.code, failed.final, failed.exceeded) == ("over_budget", False, EXCEEDED)
+    failed = _failure(tmp_path, "sys.exit(75)")
+    assert (failed.code, failed.final, failed.exceeded) == ("over_budget", True, None)
+    failed = _failure(tmp_path, "plan(); sys.exit(1)")
+    assert (failed.code, failed.final, failed.exceeded) == ("crashed", False, None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [(3, 4, "over_budget"), (3, 3, "crashed"), (None, None, "over_budget")],
+    ids=["killed by the kernel", "killed by a person", "not told"],
+)
+def test_a_worker_that_the_kernel_killed_for_want_of_memory_went_over_its_budget(
+    tmp_path: Path, before: int | None, after: int | None, code: str
+) -> None:
+    """The kernel's own count tells; where it has none, SIGKILL is taken for it, but never before there is a plan."""
+    vmstat = tmp_path / "root/proc/vmstat"
+    vmstat.parent.mkdir(parents=True)
+    if before is not None:
+        vmstat.write_text(f"oom_kill {before}\n")
+    count = f"pathlib.Path({str(vmstat)!r}).write_text('oom_kill {after}\\n')\n" if after is not None else ""
+    failed = _failure(tmp_path, count + "plan(); os.kill(os.getpid(), 9)", tmp_path / "root")
+    assert (failed.code, failed.final) == (code, False)
+    assert failed.exceeded == (EXCEEDED if code == "over_budget" else None)
+    failed = _failure(tmp_path, "os.kill(os.getpid(), 9)", tmp_path / "root")
+    assert (failed.code, failed.final, failed.exceeded) == ("crashed", False, None)
+
+
+def test_a_worker_that_we_killed_did_not_run_out_of_memory(tmp_path: Path) -> None:
+    """It was asked to end and did not in time."""
+    code = "import signal; signal.signal(15, signal.SIG_IGN); plan(); say(b'x'); signal.pause()"
+    worker = workers.Worker("lease-1", tmp_path, [sys.executable, "-c", SCRIPT + code], root=tmp_path)
+    select.select([worker.progress_fd], [], [], 20)
+    worker.stop(0.0)
+    assert worker.overdue(100.0)
+    while True:
+        events, ended = worker.read()
+        if ended:
+            break
+        select.select([worker.progress_fd], [], [], 20)
+    (failed,) = events
+    assert isinstance(failed, WorkerFailed)
+    assert (failed.code, failed.exceeded) == ("crashed", None)
+
+
+def test_what_a_worker_left_before_the_daemon_died_is_known(tmp_path: Path) -> None:
+    """It said over_budget and what it tried; anything less is tried again as it was."""
+    assert workers.left_failure("lease-1", tmp_path) is None
+    notes.write_trial(tmp_path, TRIAL)
+    assert workers.left_failure("lease-1", tmp_path) is None
+    (tmp_path / "error.json").write_text('{"code": "disk_full", "detail": "x"}')
+    assert workers.left_failure("lease-1", tmp_path) is None
+    (tmp_path / "error.json").write_text('{"code": "over_budget", "detail": "x"}')
+    failed = WorkerFailed(lease="lease-1", code="over_budget", detail="x", exceeded=EXCEEDED)
+    assert workers.left_failure("lease-1", tmp_path) == failed
+    notes.clear(tmp_path)
+    assert workers.left_failure("lease-1", tmp_path) is None
 
 
 def test_a_declining_worker_names_its_reason(tmp_path: Path) -> None:

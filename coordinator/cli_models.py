@@ -1,0 +1,162 @@
+"""`coordinator models ...`: which models there are, and what one is made of. Needs no running coordinator.
+
+Building a model loads torch, in `show` alone; nothing of it is left in the coordinator, which is another process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator import tables
+from coordinator.cli_options import formatted, show
+from coordinator.new import parse_shape
+from edge_client.errors import InputError
+from edge_client.files import format_bytes
+from edge_client.models import registry
+
+__all__ = ["add_models", "describe_model"]
+
+Json = dict[str, Any]
+
+
+def add_models(nouns: Any) -> None:
+    """The verbs of `models`."""
+    models = nouns.add_parser("models", help="the built-in models").add_subparsers(required=True, metavar="VERB")
+    help_text = "all built-in models"
+    listed = formatted(models.add_parser("list", help=help_text, description=help_text))
+    listed.add_argument("-q", "--quiet", action="store_true", help="names only")
+    listed.set_defaults(do=_list)
+    help_text = "units, shapes, parameters and memory of a model or of a slice of it"
+    shown = formatted(models.add_parser("show", help=help_text, description=help_text))
+    shown.add_argument("name", metavar="NAME")
+    shown.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x224x224 (default: the model's usual)")
+    shown.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
+    shown.add_argument("--batch", type=int, default=32, metavar="N", help="samples per step (default: %(default)s)")
+    shown.add_argument(
+        "--slice",
+        default="full",
+        metavar="SLICE",
+        help="depth:1.1.2.2, layers:8, width:1/4, depth:1.1.2.2-width:1/2, or a smaller model of the family",
+    )
+    shown.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the model; repeatable"
+    )
+    shown.set_defaults(do=_show)
+
+
+def _list(options: argparse.Namespace) -> None:
+    if options.quiet:
+        print("\n".join(registry.names()))
+    else:
+        show(options, registry.names(), _list_table)
+
+
+def _list_table(names: Sequence[str]) -> str:
+    rows = [[name, _shape(registry.default_input(name)), _own_options(name)] for name in names]
+    return tables.align(["model", "usual input", "options"], rows)
+
+
+def _own_options(name: str) -> str:
+    fields = dataclasses.fields(registry.options_type(name))
+    return " ".join(f"{field.name.replace('_', '-')}={json.dumps(field.default)}" for field in fields)
+
+
+def _show(options: argparse.Namespace) -> None:
+    show(
+        options,
+        describe_model(
+            options.name,
+            input_shape=parse_shape(options.input) if options.input else registry.default_input(options.name),
+            num_classes=options.classes,
+            batch=options.batch,
+            cut=options.slice,
+            options=_settings(options.set),
+        ),
+        _table,
+    )
+
+
+def _settings(words: Sequence[str]) -> Json:
+    """`width=8`, `small-stem=true`, `hidden=[64,64]`, `shortcut=pad`: a value is JSON, or else text."""
+    settings: Json = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise InputError(f"--set {word!r}: expected KEY=VALUE, such as base-width=16")
+        try:
+            settings[key] = json.loads(value)
+        except ValueError:
+            settings[key] = value
+    return settings
+
+
+def describe_model(
+    name: str, *, input_shape: Sequence[int], num_classes: int, batch: int, cut: str, options: Mapping[str, Any]
+) -> Json:
+    """What a model is made of; raises `InputError` and `NoSuchNameError`."""
+    from edge_client.planning import paper_cost  # loads torch
+
+    if batch < 1:
+        raise InputError(f"--batch: expected 1 or more, got {batch}")
+    spec = registry.parse_slice(name, cut)
+    model = registry.build(name, input_shape=input_shape, num_classes=num_classes, options=options, cut=spec)
+    sizes = {parameter: tensor.numel() for parameter, tensor in model.named_parameters()}
+    return {
+        "name": name,
+        "slice": str(spec),
+        "input": list(model.input_shape),
+        "classes": num_classes,
+        "batch": batch,
+        "parameters": sum(sizes.values()),
+        "units": [
+            {
+                "name": unit.name,
+                "kind": unit.kind,
+                "stage": unit.stage,
+                "index": unit.index,
+                "in_shape": list(unit.in_shape),
+                "out_shape": list(unit.out_shape),
+                "parameters": sum(sizes[parameter] for parameter in unit.parameters),
+                "num_activations": unit.num_activations,
+                "min_batch": unit.min_batch,
+                "table_1_rule_bytes": paper_cost.unit_cost(model, unit, batch=batch),
+            }
+            for unit in model.units
+        ],
+        "taps": dict(model.taps),
+    }
+
+
+def _table(data: Json) -> str:
+    """`coordinator models show`."""
+    part = "" if data["slice"] == "full" else f", slice {data['slice']}"
+    sizes = f"input {_shape(data['input'])}, {data['classes']} classes"
+    rows = [
+        [
+            unit["name"],
+            unit["kind"],
+            unit["stage"],
+            _shape(unit["in_shape"]),
+            _shape(unit["out_shape"]),
+            f"{unit['parameters']:,}",
+            format_bytes(unit["table_1_rule_bytes"]),
+        ]
+        for unit in data["units"]
+    ]
+    return "\n".join(
+        [
+            f"{data['name']}{part}: {data['parameters']:,} parameters, {sizes}",
+            "",
+            tables.align(["unit", "kind", "stage", "in", "out", "parameters", "table-1 rule"], rows, right=(2, 5, 6)),
+            "",
+            f"table-1 rule: bytes that FeDepth's rule charges for training the unit alone, batch {data['batch']}",
+        ]
+    )
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))

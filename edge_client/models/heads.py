@@ -1,0 +1,98 @@
+"""From the middle of a model to its classes: the head that is there, or one of a block's own. Decided by shapes alone.
+
+`fit` makes any activation an input of the head without parameters (FeDepth's skip connection). The first axis of an
+activation is its channels, the others are positions:
+
+    positions   every s-th row and column where the sizes are multiples, else adaptive average pooling
+    channels    zeros on both sides, floor(gap / 2) of them on the left; where there are too many, means of neighbours
+    a map in front of a head that takes a vector is flattened first; tokens as wide as the vector are averaged
+
+Sub-sampling comes first: 16 channels of 32x32 padded to the 64 of a head are 4 times as large as they were, the 8x8
+that are left of them, padded, a quarter. A head that pools at once could be given the mean instead; next to what a
+block keeps for backward that would not show.
+
+`auxiliary` makes a head for one block (m-FeDepth): BatchNorm, mean over positions, linear; for tokens that the model's
+head could read, a head like that one; for vectors, linear.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edge_client.models.contract import Model, Unit
+
+__all__ = ["auxiliary", "fit"]
+
+_MAX_POSITION_AXES = 3
+_POOLS: dict[int, Callable[..., Tensor]] = {
+    1: F.adaptive_avg_pool1d,
+    2: F.adaptive_avg_pool2d,
+    3: F.adaptive_avg_pool3d,
+}
+_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+def fit(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """`x` [b, ...] as [b, *shape], without parameters."""
+    have, wanted = tuple(x.shape[1:]), tuple(shape)
+    if have == wanted:
+        return x
+    if len(have) == 2 and len(wanted) == 1 and have[1] == wanted[0] != have[0]:
+        return x.mean(dim=1)
+    if len(have) != len(wanted) or len(have) > 1 + _MAX_POSITION_AXES:
+        return _fit_channels(x.flatten(1), math.prod(wanted)).reshape(len(x), *wanted)
+    return _fit_channels(_fit_positions(x, wanted[1:]), wanted[0])
+
+
+def _fit_positions(x: Tensor, wanted: tuple[int, ...]) -> Tensor:
+    have = tuple(x.shape[2:])
+    if have == wanted:
+        return x
+    if all(size % count == 0 for size, count in zip(have, wanted, strict=True)):
+        strides = (slice(None, None, size // count) for size, count in zip(have, wanted, strict=True))
+        return x[(slice(None), slice(None), *strides)]
+    return _POOLS[len(wanted)](x, wanted)
+
+
+def _fit_channels(x: Tensor, wanted: int) -> Tensor:
+    gap = wanted - x.shape[1]
+    if gap == 0:
+        return x
+    if gap > 0:
+        return F.pad(x, (0, 0) * (x.ndim - 2) + (gap // 2, gap - gap // 2))
+    last = x.movedim(1, -1)
+    pooled = F.adaptive_avg_pool1d(last.reshape(len(x), -1, x.shape[1]), wanted)
+    return pooled.reshape(*last.shape[:-1], wanted).movedim(-1, 1)
+
+
+def auxiliary(model: Model, unit: Unit) -> nn.Module:
+    """A head for the output of `unit`, with random weights from torch's global generator."""
+    head, shape = model.units[-1], unit.out_shape
+    num_classes = math.prod(head.out_shape)
+    if len(shape) == 2 and shape == head.in_shape:
+        return copy.deepcopy(model.get_submodule(head.name))
+    if math.prod(shape[1:]) > 1:
+        return _Pooled(shape, num_classes)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(math.prod(shape), num_classes)))
+
+
+class _Pooled(nn.Module):
+    """BatchNorm, mean over all positions, linear. It is never evaluated: it needs no running statistics."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.norm = _NORMS[min(len(shape) - 1, _MAX_POSITION_AXES)](shape[0], track_running_stats=False)
+        self.linear = nn.Linear(shape[0], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim > 2 + _MAX_POSITION_AXES:
+            x = x.flatten(2 + _MAX_POSITION_AXES - 1)
+        pooled = self.norm(x).mean(dim=tuple(range(2, x.ndim)))
+        logits: Tensor = self.linear(pooled)
+        return logits

@@ -1,0 +1,245 @@
+"""Smaller models inside a model: fewer blocks per stage, the first blocks only, a part of the channels.
+
+    full                        all of it
+    depth:1.1.2.2               the first 1, 1, 2 and 2 blocks of its stages, with stem and head
+    layers:8                    the first 8 blocks of the whole network (blocks of equal width, such as a transformer's)
+    width:1/4  width:0.25       the first quarter of the channels of every layer, rounded up
+    width:1/4:o17               as many, beginning at channel 17 and going on at 0 behind the last one (FedRolex)
+    depth:1.1.2.2-width:1/2     both
+
+A slice is an index map into the full model: `index_map` tells for each of its tensors which elements of the full tensor
+it has, `take` cuts them out, and `params.coverage_mean` puts them back. Names stay those of the full model. Built-in
+models are built as slices by the registry, which never makes the full one; `shorten` cuts any other model.
+
+Which axes of a tensor are channels is said by the architecture (`Axis`). The class axis and the channels of the input
+are never sliced, and channels that are added to each other lie at the same indices, since those follow from the number
+of channels alone.
+Does not cover: what a method does with a slice (HeteroFL's scaler, ScaleFL's exits). Read without torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from edge_client.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edge_client.models.contract import Model, Unit
+    from edge_client.params import IndexMap
+
+__all__ = [
+    "CHANNELS",
+    "FULL",
+    "WHOLE",
+    "Axes",
+    "Axis",
+    "SliceSpec",
+    "index_map",
+    "inner_axes",
+    "parse",
+    "shorten",
+    "take",
+    "take_tensor",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis of channels: groups that lie side by side, each sliced by itself."""
+
+    groups: tuple[int, ...] = ()  # channels of each group; none: the whole axis is one
+    repeat: int = 1  # neighbouring elements that belong to one channel, such as the pixels of a flattened map
+
+
+CHANNELS = Axis()
+WHOLE = None  # an axis that is never sliced: classes, the input's channels, pixels of a kernel
+Axes = Mapping[str, tuple[Axis | None, ...]]  # tensor -> its axes; those behind the last one named are whole
+
+_PARTS = (
+    re.compile(r"depth:(?P<depths>\d{1,4}(?:\.\d{1,4})*)"),
+    re.compile(r"layers:(?P<layers>\d{1,4})"),
+    re.compile(r"width:(?P<width>\d{1,6}/0*[1-9]\d{0,5}|\d(?:\.\d{1,6})?)(?::o(?P<offset>\d{1,9}))?"),
+)
+_FORMS = "full, depth:1.1.2.2, layers:8, width:1/4, width:1/4:o17, or depth:1.1.2.2-width:1/2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceSpec:
+    """Which part of a model; what an architecture asks while it is built."""
+
+    depths: tuple[int, ...] | None = None  # blocks per stage
+    layers: int | None = None  # blocks in all
+    width: Fraction = Fraction(1)
+    offset: int = 0  # the first channel
+
+    def __post_init__(self) -> None:
+        if not 0 < self.width <= 1 or self.offset < 0:
+            raise ValueError(f"expected a width above 0 and up to 1 and an offset of 0 or more, got {self!r}")
+        if self.depths is not None and self.layers is not None:
+            raise ValueError(f"expected blocks per stage or blocks in all, got both: {self!r}")
+
+    def __str__(self) -> str:
+        """The short form, which `parse` takes."""
+        parts = [] if self.depths is None else [f"depth:{'.'.join(map(str, self.depths))}"]
+        parts += [] if self.layers is None else [f"layers:{self.layers}"]
+        parts += [f"width:{self.width}" + (f":o{self.offset}" if self.offset else "")] if self.narrows else []
+        return "-".join(parts) or "full"
+
+    @property
+    def narrows(self) -> bool:
+        """Whether channels are left out, or in another order."""
+        return self.width != 1 or self.offset != 0
+
+    def channels(self, count: int) -> int:
+        """How many of so many channels; an exact fraction, as 0.55 of 20 would be 12 in floats."""
+        return math.ceil(self.width * count)
+
+    def blocks(self, full: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
+        """Blocks in each stage of a model that has `full` of them and cannot do without the first `least`."""
+        kept = tuple(full) if self.depths is None else self.depths
+        if self.layers is not None:
+            kept = tuple(min(max(self.layers - sum(full[:stage]), 0), count) for stage, count in enumerate(full))
+        wanted = ", ".join(str(b) if a == b else f"{a} to {b}" for a, b in zip(least, full, strict=True))
+        if len(kept) != len(full) or (self.layers or 0) > sum(full):
+            raise InputError(f"slice {str(self)!r}: expected blocks for {len(full)} stages, {wanted or 'none'}")
+        if not all(a <= count <= b for a, count, b in zip(least, kept, full, strict=True)):
+            raise InputError(f"slice {str(self)!r}: expected {wanted} blocks in the stages, got {_joined(kept)}")
+        return kept
+
+
+FULL = SliceSpec()
+
+
+def parse(text: str) -> SliceSpec:
+    """The slice that a short text names; raises `InputError`."""
+    fields: dict[str, str] = {}
+    for part in text.split("-") if text != "full" else []:
+        found = next((match for pattern in _PARTS if (match := pattern.fullmatch(part))), None)
+        if found is None or "width" in fields or (fields and "width" not in found.groupdict()):
+            raise InputError(f"slice {text[:80]!r}: expected {_FORMS}")
+        fields |= {name: value for name, value in found.groupdict().items() if value is not None}
+    width = Fraction(fields.get("width", "1"))
+    if not 0 < width <= 1:
+        raise InputError(f"slice {text!r}: expected a width above 0 and up to 1, got {fields['width']}")
+    return SliceSpec(
+        depths=tuple(int(count) for count in fields["depths"].split(".")) if "depths" in fields else None,
+        layers=int(fields["layers"]) if "layers" in fields else None,
+        width=width,
+        offset=int(fields.get("offset", "0")),
+    )
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def inner_axes(*, inputs: str, outputs: str) -> dict[str, tuple[Axis | None, ...]]:
+    """The usual exceptions: the module `inputs` reads the input, the linear layer `outputs` puts out the classes."""
+    return {
+        f"{inputs}.weight": (CHANNELS, WHOLE),
+        f"{outputs}.weight": (WHOLE, CHANNELS),
+        f"{outputs}.bias": (WHOLE,),
+    }
+
+
+def index_map(model: Model, spec: SliceSpec) -> dict[str, IndexMap | None]:
+    """For each parameter and buffer of the slice its indices in the full model, one vector per axis; None: all of it.
+
+    Raises `InputError` if the model has no such slice.
+    """
+    kept = _kept(model, spec)
+    inside = {name for unit in kept for name in (*unit.parameters, *unit.buffers)}
+    state: Mapping[str, Tensor] = model.state_dict()
+    if not spec.narrows:
+        return {name: None for name in state if name in inside}
+    axes = _channel_axes(model, spec)
+    memory: dict[tuple[Axis, int], list[int]] = {}
+    return {
+        name: _place(tensor, axes.get(name, (CHANNELS, CHANNELS)), spec, memory)
+        for name, tensor in state.items()
+        if name in inside
+    }
+
+
+def _channel_axes(model: Model, spec: SliceSpec) -> Axes:
+    if model.channel_axes is None:
+        raise InputError(f"slice {str(spec)!r}: this model does not tell its channels; use a slice of its depth")
+    return model.channel_axes
+
+
+def _kept(model: Model, spec: SliceSpec) -> list[Unit]:
+    """The units of a slice: a block may only be missing if its output has the shape of its input."""
+    stages = sorted({unit.stage for unit in model.units if unit.kind == "block"})
+    members = [[unit for unit in model.units if unit.kind == "block" and unit.stage == stage] for stage in stages]
+    least = [
+        max((number for number, unit in enumerate(blocks, start=1) if unit.in_shape != unit.out_shape), default=0)
+        for blocks in members
+    ]
+    counts = dict(zip(stages, spec.blocks([len(blocks) for blocks in members], least), strict=True))
+    return [unit for unit in model.units if unit.kind != "block" or unit.index < counts[unit.stage]]
+
+
+def _place(
+    tensor: Tensor, axes: Sequence[Axis | None], spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]]
+) -> IndexMap | None:
+    import torch
+
+    named = [axes[number] if number < len(axes) else WHOLE for number in range(tensor.ndim)]
+    if all(axis is WHOLE for axis in named):
+        return None
+    return tuple(
+        torch.tensor(range(size) if axis is WHOLE else _indices(axis, size, spec, memory), dtype=torch.int64)
+        for axis, size in zip(named, tensor.shape, strict=True)
+    )
+
+
+def _indices(axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]]) -> list[int]:
+    if (axis, size) in memory:
+        return memory[axis, size]
+    groups = axis.groups or (size // axis.repeat,)
+    if sum(groups) * axis.repeat != size:
+        raise ValueError(f"expected an axis of {groups} x {axis.repeat} elements, the tensor has {size}")
+    found: list[int] = []
+    start = 0
+    for count in groups:
+        chosen = [start + (spec.offset + number) % count for number in range(spec.channels(count))]
+        found += [channel * axis.repeat + part for channel in chosen for part in range(axis.repeat)]
+        start += count
+    memory[axis, size] = found
+    return found
+
+
+def take(state: Mapping[str, Tensor], places: Mapping[str, IndexMap | None]) -> dict[str, Tensor]:
+    """The tensors of a slice out of those of the full model."""
+    return {name: take_tensor(state[name], place) for name, place in places.items()}
+
+
+def take_tensor(tensor: Tensor, place: IndexMap | None) -> Tensor:
+    """The elements of one tensor at the indices; None: the tensor itself."""
+    for axis, indices in enumerate(place or ()):
+        tensor = tensor.index_select(axis, indices)
+    return tensor
+
+
+def shorten(model: Model, spec: SliceSpec) -> Model:
+    """The model without the blocks that a depth slice leaves out; takes them out of `model` itself."""
+    from edge_client.models import contract
+
+    if spec.narrows:
+        raise InputError(f"slice {str(spec)!r}: only built-in models have slices of their width; use depth or layers")
+    kept = _kept(model, spec)
+    names = [unit.name for unit in kept]
+    for unit in model.units:
+        if unit.name not in names:
+            parent, _, leaf = unit.name.rpartition(".")
+            delattr(model.get_submodule(parent), leaf)
+    short = contract.Model(contract.children_of(model), names)
+    stages = [unit.stage for unit in kept]
+    return contract.describe(short, input_shape=model.input_shape, stages=stages).train(model.training)

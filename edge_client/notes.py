@@ -1,0 +1,100 @@
+"""Notes that daemon and worker leave each other in the work directory while the worker runs.
+
+    plan.json     worker -> daemon: the plan that it is about to train with, and for what
+    budget.json   daemon -> worker: there is less memory now, stay below this
+
+Replaced as a whole, never synced: after a power cut the worker begins anew, and its predecessor's notes are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from edge_client.errors import PayloadError
+from edge_client.records import Ceiling, Count, Hash, TrainingPlan, from_map, to_map
+
+__all__ = ["BudgetNote", "Trial", "clear", "read_trial", "tell_budget", "write_trial"]
+
+R = TypeVar("R")
+
+_PLAN, _BUDGET = "plan.json", "budget.json"
+_LONGEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A plan as it is tried here."""
+
+    key: Hash  # of the model and how it is trained
+    budget_bytes: Count  # in force; the plan may have been made for another one
+    plan: TrainingPlan
+
+    def exceeded(self) -> Ceiling | None:
+        """What it means if the worker went over its budget; None if the plan does not say what it was to need."""
+        if self.plan.training_bytes == 0:
+            return None
+        return Ceiling(key=self.key, training_bytes=self.plan.training_bytes, budget_bytes=self.budget_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Budget:
+    budget_bytes: Count
+
+
+class BudgetNote:
+    """What the daemon last said, as the worker reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _BUDGET
+        self._seen = 0
+
+    def news(self) -> int | None:
+        """A budget that was not read before; costs one `stat` if there is none."""
+        try:
+            changed = os.stat(self._path).st_mtime_ns
+        except FileNotFoundError:
+            return None
+        if changed == self._seen:
+            return None
+        self._seen = changed
+        told = _read(self._path, _Budget)
+        return told.budget_bytes if told is not None else None
+
+
+def tell_budget(folder: Path, budget_bytes: int) -> None:
+    """Tell the worker in `folder` to stay below a new budget."""
+    _replace(folder / _BUDGET, _Budget(budget_bytes=budget_bytes))
+
+
+def write_trial(folder: Path, trial: Trial) -> None:
+    """Tell the daemon what is about to be tried."""
+    _replace(folder / _PLAN, trial)
+
+
+def read_trial(folder: Path) -> Trial | None:
+    """What the worker in `folder` tried last; None if it did not come so far."""
+    return _read(folder / _PLAN, Trial)
+
+
+def clear(folder: Path) -> None:
+    """Remove what is left of an earlier worker."""
+    for name in (_PLAN, _BUDGET):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _replace(path: Path, record: object) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(to_map(record)), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _read(path: Path, cls: type[R]) -> R | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return from_map(cls, json.loads(file.read(_LONGEST_BYTES)))
+    except (OSError, ValueError, RecursionError, PayloadError):
+        return None
