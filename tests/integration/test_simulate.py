@@ -217,10 +217,18 @@ def _killed(folder: Path, fault: str) -> int:
 
 
 def test_devices_that_cannot_take_part_end_a_simulation(processes: Processes, tmp_path: Path) -> None:
-    """BatchNorm needs two samples at a time, a batch has one: every device declines, and nobody waits for ever."""
-    narrow = ["train.batch=1", "model.base-width=4"]
-    with pytest.raises(NothingFitsError, match=r"failed on 2 devices; d000[12]: nothing_fits: train\.batch"):
-        run(tmp_path, processes, model="resnet10", devices=2, participation=1.0, set=narrow)
+    """A model of 5 kB does not train in 1 kB: all six decline, three of them as substitutes; nobody waits."""
+    with pytest.raises(NothingFitsError, match=r"round 1 of .* failed on 6 devices; d000\d: nothing_fits: "):
+        run(tmp_path, processes, training_budgets="1KB")
+
+
+def test_a_device_on_which_nothing_fits_is_left_out_and_named(processes: Processes, tmp_path: Path) -> None:
+    """The first of six has 1 kB, the others have enough: they train, and it is told once."""
+    result = run(tmp_path, processes, training_budgets="1KB*1,40MB*5", participation=1.0)
+    failures = [line["failures"] for line in map(json.loads, (tmp_path / "run/rounds.jsonl").read_text().splitlines())]
+    assert [[failed["device"] for failed in found] for found in failures] == [["d0001"], [], []]
+    rounds = {row["device"]: (row["rounds"], row["failure"]) for row in result["per_device"]}
+    assert rounds == {"d0001": (0, "nothing_fits"), **{f"d000{i}": (3, "") for i in range(2, 7)}}
 
 
 BAD = {
