@@ -122,6 +122,7 @@ class RoundLog:
             "base": report.base_bytes,
             "budget": self._budgets[update.device],
             "samples": report.num_samples,
+            "replans": int(report.scalars.get("replans", 0.0)),
             "seconds": report.seconds,
             "loss": report.scalars.get("loss"),
         }
@@ -154,6 +155,7 @@ class RoundLog:
             "devices": len(self._budgets),
             "seconds": round(sum(line["seconds"] for line in self._lines), 3),
             "reason": row.reason if row is not None else "",
+            "environment": dict(row.environment) if row is not None else {},
             "peak_bytes": {
                 "coordinator": meter.peak_rss_bytes(),
                 "worker": max((device["peak"] for device in self._trained()), default=0),
