@@ -332,6 +332,10 @@ def _seeded(generator: torch.Generator) -> Iterator[None]:
 
 def _auxiliary_tensors(below: Callable[[Model], Mapping[str, Tensor]], model: Model) -> Mapping[str, Tensor]:
     """A head for every block that a group may end at: all but the last."""
+    if not hasattr(model, "units"):
+        raise InputError(
+            "method 'm-fedepth' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
+        )
     blocks = [unit for unit in model.units if unit.kind == "block"][:-1]
     return {**below(model), **_tensors({unit.name: heads.auxiliary(model, unit) for unit in blocks})}
 
