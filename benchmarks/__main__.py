@@ -19,6 +19,9 @@ _KNOWN = {
     "restart": ("restart", "measure"),
     "thousand_devices": ("thousand_devices", "measure"),
     "first_fleet": ("first_fleet", "measure"),
+    "simulator": ("simulator", "measure"),
+    "thousand_virtual": ("thousand_virtual", "measure"),
+    "recompute": ("recompute", "measure"),
 }
 
 

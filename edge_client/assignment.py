@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_client import durable, faults, notes
 from edge_client.allowance import Allowance
@@ -33,6 +33,7 @@ from edge_client.data.given import as_set
 from edge_client.data.labels import UnknownClassError
 from edge_client.data.sources import Samples, divide, open_data
 from edge_client.device import guard, meter
+from edge_client.device.probe import native_bf16
 from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
 from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent_rows
@@ -55,12 +56,13 @@ from edge_client.training.warmup import warm_up
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, payload_kind, read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry, write_container
 
-__all__ = ["CalibrationNeededError", "DeclinedError", "carry_out", "memory_key", "read_state", "write_state"]
+__all__ = ["CalibrationNeededError", "DeclinedError", "Kept", "carry_out", "memory_key", "read_state", "write_state"]
 
 _log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
+_KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
 _BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
 _AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
@@ -75,9 +77,28 @@ class DeclinedError(FedfitError):
         self.code = code
 
 
-def carry_out(order: WorkOrder, workdir: Path) -> None:
+class Kept:
+    """What a process that does many assignments opens once: the data of built-in sources, by what names it.
+
+    Nothing that an assignment changes is kept, so that each begins as in a process of its own.
+    """
+
+    def __init__(self) -> None:
+        self._data: dict[str, tuple[Samples, Samples]] = {}
+
+    def data(
+        self, section: DataSection, classes: Sequence[str], shape: Sequence[int], rename: Mapping[str, str]
+    ) -> tuple[Samples, Samples]:
+        """As `open_data`."""
+        key = json.dumps([to_map(section), list(classes), list(shape), dict(rename)], sort_keys=True)
+        if key not in self._data:
+            self._data[key] = open_data(section, classes, shape, rename)
+        return self._data[key]
+
+
+def carry_out(order: WorkOrder, workdir: Path, kept: Kept | None = None) -> None:
     """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
-    work = _Work(order, workdir)
+    work = _Work(order, workdir, kept or Kept())
     work.progress("load", 0, 1, 0.0)
     training_plan = work.load()
     if not (order.train or order.evaluate):
@@ -109,13 +130,15 @@ def _declining(code: str, unknown: str) -> Iterator[None]:
 class _Work:
     """The state of one assignment, from step to step."""
 
-    def __init__(self, order: WorkOrder, workdir: Path) -> None:
+    def __init__(self, order: WorkOrder, workdir: Path, kept: Kept) -> None:
         self.order = order
         self.workdir = workdir
+        self.kept = kept
         self.progress = _Progress()
         self.started = time.monotonic()
         torch.set_num_threads(order.threads)
-        torch.set_num_interop_threads(1)
+        if torch.get_num_interop_threads() != 1:  # it can be set once in a process
+            torch.set_num_interop_threads(1)
         settings = _read_json(self._part("run"))
         self.run: RunFile = from_map(RunFile, settings, where="run")
         self.sent_rows = sent_rows(settings)
@@ -130,6 +153,7 @@ class _Work:
         self.replans = order.replans
         self.extra: Mapping[str, Tensor] = {}  # the method's tensors, as they were received
         self.fitting: Fitting
+        self.warm_bytes = 0  # measured; what is planned with is `base_bytes`
         self.base_bytes = 0
 
     def load(self) -> TrainingPlan:
@@ -149,14 +173,15 @@ class _Work:
             self._open_data()
         with _declining("nothing_fits", "nothing_fits"):
             self._check_weights(sizes)
-        rows = self._find_rows()
+        rows, half = self._find_rows(), self._find_half()
         self._limit(room_bytes)  # building runs one sample: bounded, too
         with _declining("bad_model", "unknown_model"):
             self.model = self._build()
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
-        self._lay_out(rows)
+        self._lay_out(rows, half)
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
             warm_up(self.model, self._settings(None))
+        self.warm_bytes = meter.rss_bytes()
         self.base_bytes = self._base(rows)
         self._begin_allowance()
         with _declining("nothing_fits", "nothing_fits"):
@@ -172,21 +197,29 @@ class _Work:
                 f"{format_bytes(self.allowance.budget_bytes)}; set limits.memory to more, or take a smaller model"
             )
 
-    def _find_rows(self) -> ModelRows | None:
+    def _find_rows(self, dtype: str = "fp32") -> ModelRows | None:
         """What this model's units cost; raises `CalibrationNeededError` the first time, where that is allowed."""
         task = self.device.tasks.get(self.run.task.name) if self.run.task is not None else None
-        job = job_for(self.run, self.method.plans, self.train_data.shape, task=task)
-        tried = (self.workdir / "calibration.json").exists()
+        job = job_for(self.run, self.method.plans, self.train_data.shape, task=task, dtype=dtype)
+        note = self.workdir / "calibration.json"
+        tried = note.exists() and _read_json(note).get("key") == job.key
         room = self.allowance.budget_bytes - meter.rss_bytes()
-        return find_rows(job, self.sent_rows, may_measure=self.device.limits.calibrate and not tried, room_bytes=room)
+        may_measure = self.device.limits.calibrate and not tried
+        sent = self.sent_rows if dtype == "fp32" else None
+        return find_rows(job, sent, may_measure=may_measure, room_bytes=room)
 
-    def _lay_out(self, rows: ModelRows | None) -> None:
+    def _find_half(self) -> ModelRows | None:
+        """The same in bf16, where the run allows it and this processor has it."""
+        return self._find_rows("bf16") if self.run.train.dtype == "auto" and native_bf16() else None
+
+    def _lay_out(self, rows: ModelRows | None, half: ModelRows | None) -> None:
         """The layout that the rows were measured in, and room for the method to plan with."""
         self.fitting = Fitting.of(
             self.run,
             self.method.plans,
-            rows,
             self.model,
+            rows=rows,
+            half=half,
             num_samples=len(self.train_data),
             disk_bytes=min(durable.free_bytes(self.workdir) // 2, self.device.limits.disk),
         )
@@ -200,7 +233,7 @@ class _Work:
         """
         known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
         known += self.train_data.held_bytes + self.test_data.held_bytes
-        above = max(0, meter.rss_bytes() - known)
+        above = max(0, self.warm_bytes - known)
         return known + -(-above // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
 
     def _begin_allowance(self) -> None:
@@ -214,7 +247,7 @@ class _Work:
         self._note_trial()
         self.model.recompute = training_plan.recompute
         self.allowance.begin()
-        self._limit(_LIMIT_SLACK_BYTES)
+        self._limit(self._slack_bytes())
         load_weights(self.model, self._part("model"))
         self.extra = _StoredTensors(self._part("model"), EXTRA_PREFIX)
         client = self.method.client()
@@ -256,7 +289,11 @@ class _Work:
     def _build_another(self, purpose: str) -> Model:
         """A model of this kind with random weights of its own; `begin` seeds the global generators afterwards."""
         self._seed("model", purpose)
-        return self.recipe.build(self.train_data.shape)
+        model = self.recipe.build(self.train_data.shape)
+        if self.fitting.rows.channels_last:
+            to_channels_last(model)
+        model.recompute = self.model.recompute
+        return model
 
     @contextmanager
     def _fitting(self, what: str) -> Iterator[None]:
@@ -307,6 +344,11 @@ class _Work:
             detail = f"a worker uses {used} before it trains, the budget is {budget}; see limits.memory"
             raise DeclinedError("nothing_fits", detail)
 
+    def _slack_bytes(self) -> int:
+        """What may be reserved and is hardly used, such as code made for each convolution and size of batch."""
+        num_convs = sum(isinstance(part, nn.modules.conv._ConvNd) for part in self.model.modules())
+        return _LIMIT_SLACK_BYTES + num_convs * _KERNEL_BYTES
+
     def _limit(self, slack_bytes: int) -> None:
         self.allowance.limit(slack_bytes)
 
@@ -333,13 +375,18 @@ class _Work:
         if plan == self.plan:
             return
         self.plan = plan
-        self.allowance.shrink(plan.budget_bytes, _LIMIT_SLACK_BYTES)
+        self.model.recompute = plan.recompute
+        self.allowance.shrink(plan.budget_bytes, self._slack_bytes())
         self._note_trial()
 
     def _replan(self, budget_bytes: int) -> TrainingPlan | None:
-        """A plan for less memory; None if nothing fits, and then the worker goes on as it is."""
+        """A plan for less memory: smaller pieces, at once; or another way to train, from the method's next phase on.
+
+        None if nothing fits: then the worker goes on as it is.
+        """
+        room = max(0, budget_bytes - self.base_bytes)
         try:
-            return self._fresh(budget_bytes)
+            return self.fitting.shrink(self.plan, self.base_bytes, room, self._ceiling()) or self._fresh(budget_bytes)
         except NothingFitsError as error:
             _log.warning("only %s are left, and no smaller plan fits: %s", format_bytes(budget_bytes), error)
             return None
@@ -407,7 +454,7 @@ class _Work:
             buffered=training_plan is not None and training_plan.buffered,
             folder=self.workdir,
             channels_last=self.fitting.rows.channels_last,
-            dtype=self.fitting.rows.dtype,
+            dtype=training_plan.dtype if training_plan is not None else "fp32",
         )
 
     def write(
@@ -439,7 +486,9 @@ class _Work:
             if section is None or not section.source:
                 raise DeclinedError("no_data", "this device has no data; name it in the data section of device.toml")
             assert run.model is not None
-            self.train_data, self.test_data = open_data(section, run.classes, run.model.input, self.device.rename)
+            self.train_data, self.test_data = self.kept.data(
+                section, run.classes, run.model.input, self.device.rename
+            )
             source = f"data source {section.source!r}"
         only_evaluates = self.order.evaluate and not self.order.train
         if not only_evaluates and len(self.train_data) == 0:
@@ -493,7 +542,7 @@ class _Work:
             payload=payload_kind(self.run.rounds.codec) if trained is not None else "none",
             plan=training_plan,
             peak_bytes=self.allowance.peak_bytes(),
-            base_bytes=self.base_bytes,
+            base_bytes=self.warm_bytes,
             seconds=round(time.monotonic() - self.started, 3),
             scalars=scalars,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)[:64]},
@@ -526,7 +575,7 @@ class _Work:
         faults.point("worker.update.write")
         if report.payload == "delta":
             with ContainerReader(self._part("model")) as received:
-                sent = received.names()
+                sent = set(received.names())
                 tensors = (t - received.tensor(name) if name in sent else t for name, t in entries)
                 written = write_container(temporary, to_map(report), table, tensors)
         else:

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from edge_client.methods.base import Client, Method
-    from edge_client.models.contract import Model
+    from edge_client.models.contract import Model, Unit
 
-__all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure"]
+__all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure", "measure_beside"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ _BATCHES = ((8, 16), (4, 8), (2, 4))  # the first whose activations are small
 _ACTIVATION_BYTES = 256 * 2**20
 _PREFIX = "fedfit/"
 _COPIES = 3  # of all activations, roughly, during a step
-_WORKER_BYTES = 6 * 10**6  # that a worker takes beside the model: opened data, progress, results
+_WORKER_BYTES = 4 * 10**6  # that a worker takes beside what is done here: its order, progress, results
 _TIMEOUT_S = 1800.0
 
 
@@ -144,6 +144,16 @@ def become(job: CalibrationJob, workdir: Path) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "edge_client.calibration", "--for", str(workdir)])
 
 
+def measure_beside(job: CalibrationJob, workdir: Path) -> None:
+    """For a process that has memory for both: measure in another one; a failure is told, and not tried again."""
+    guard.lift_limit()
+    (workdir / "calibration.json").write_text(json.dumps(to_map(job)), encoding="utf-8")
+    try:
+        calibrated(replace(job, limit_bytes=0), durable.cache_dir())
+    except MachineError as error:
+        _log.warning("%s", error)
+
+
 def _for_worker(workdir: Path) -> None:
     """Measure, keep the rows where the worker looks first, and become the worker."""
     job = from_map(CalibrationJob, json.loads((workdir / "calibration.json").read_bytes()), where="calibration job")
@@ -195,6 +205,7 @@ def measure(job: CalibrationJob) -> ModelRows:
     from edge_client.training.warmup import warm_up
 
     torch.set_num_threads(job.run.train.threads)
+    _open_some_data()
     source = read_source(*split_place(job.task)) if job.task is not None else None
     model = recipe(job.run, source).build(job.input_shape)
     channels_last = allows_channels_last(model)
@@ -231,6 +242,15 @@ def measure(job: CalibrationJob) -> ModelRows:
     )
     hidden = (grown[kind] - measured_bytes(rows, kind, bench.batches[1]) for kind in grown)
     return replace(rows, hidden_bytes=max(0, *hidden))
+
+
+def _open_some_data() -> None:
+    """As a worker does: what it loads for that stays."""
+    from edge_client.data.sources import open_data
+    from edge_client.files import DataSection
+
+    section = DataSection(source="digits", partition="dirichlet:1", part=(0, 2))
+    open_data(section, tuple(str(digit) for digit in range(10)), (1, 8, 8), {})
 
 
 def _batches(model: Model) -> tuple[int, int]:
@@ -471,6 +491,7 @@ class _UnitMeter:
     evaluated: _Pair
 
     def row(self) -> UnitRow:
+        """All of it."""
         units = self.bench.model.units
         number = self.bench.model.order.index(self.name)
         sizes = self._sizes(number)
@@ -492,8 +513,14 @@ class _UnitMeter:
             evaluate=envelope(self.evaluated.moments(f"frozen/pre/{self.name}", f"frozen/post/{self.name}")),
             forward_s=self.whole.seconds(f"pre/{self.name}", f"post/{self.name}"),
             backward_s=self.whole.seconds(begins, ends) if self.whole.has(begins) else (0.0, 0.0),
+            paper=self._paper(units[number]),
             **self._as_group(units[-1].name, self._sizes(len(units) - 1)),
         )
+
+    def _paper(self, unit: Unit) -> Line:
+        from edge_client.planning.paper_cost import unit_cost  # torch
+
+        return line_through((1, 2), *(float(unit_cost(self.bench.model, unit, batch=batch)) for batch in (1, 2)))
 
     def _backward(self, begins: str, ends: str) -> list[Line]:
         """A unit in front of all that is trained has none."""

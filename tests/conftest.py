@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleet import Undisturbed
 from sites import BrokerSite, ExternalSite, HubSite, Site, access_of, close_all, find_mosquitto, mosquitto_config
 
 from coordinator.broker import EmbeddedBroker
@@ -19,7 +20,11 @@ from edge_client.wire.topics import Topics
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One cache of cost rows for the whole run of tests, xdist's processes included: each model is measured once."""
+    """One cache of cost rows for the whole run of tests, xdist's processes included: each model is measured once.
+
+    One thread: several processes with several threads each wait for each other.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "FEDFIT_CACHE_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="fedfit-cache-")
         os.environ["FEDFIT_CACHE_DIR"] = folder
@@ -30,6 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def _clients_end() -> Iterator[None]:
     yield
     close_all()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """What runs make that nobody disturbs, for those that somebody did."""
+    own = tmp_path_factory.getbasetemp()
+    return Undisturbed(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture

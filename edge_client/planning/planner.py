@@ -4,28 +4,32 @@
     all at once | groups of blocks   as few groups as fit, put together from left to right
     partial training                 first blocks that do not fit stay untrained
     microbatch                       the batch, its half, its quarter, ...
-    recompute, dtype                 activations made again, or kept in half the bytes
+    recompute                        activations made again in backward
+    dtype                            kept in half the bytes, where the run allows it and the processor has bf16
     several models                   that teach each other, where memory is left over
 
 Each candidate has a predicted peak (`cost`), an upper bound; the first that fits wins. BatchNorm sees a microbatch
 instead of the batch, so a model that has one keeps the batch whole as long as recomputing or groups do it; without one,
-microbatches change nothing and the fastest candidate comes first.
+microbatches change nothing and the candidate that should be the fastest comes first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.files import format_bytes
 from edge_client.planning.cost import Shape, Workload, relative_time, training_bytes
-from edge_client.planning.rows import ModelRows
+from edge_client.planning.rows import ModelRows, peak
 from edge_client.records import PlanRules, TrainingPlan
 
-__all__ = ["Candidate", "Choice", "Request", "choose", "microbatches"]
+__all__ = ["Candidate", "Choice", "Request", "choose", "microbatches", "shrink"]
 
 _NUM_ALTERNATIVES = 3
+_MODE_TIMES = {"plain": 1.0, "fused": 1.05, "units": 1.33}  # a second forward pass is a third of a step
 _LEAST_STATISTICS = 8  # samples whose statistics a BatchNorm can live with: partial training is better than fewer
 
 
@@ -34,6 +38,7 @@ class Request:
     """What to plan for."""
 
     variants: Mapping[str, ModelRows]  # slice -> its rows, the largest first; "full" is the whole model
+    halves: Mapping[str, ModelRows] = field(default_factory=dict)  # the same in bf16, where the processor has it
     workload: Workload
     rules: PlanRules
     base_bytes: int  # of the worker, warmed up
@@ -49,6 +54,7 @@ class Candidate:
 
     slice: str
     shape: Shape
+    dtype: str = "fp32"
     training_bytes: int
     relative_time: float  # against the whole model at once, with the whole batch
 
@@ -75,9 +81,9 @@ def microbatches(batch: int) -> list[int]:
 
 def choose(request: Request) -> Choice:
     """The first candidate that fits; raises `NothingFitsError` with the smallest budget that would do."""
-    limit = request.training_bytes
-    if request.ceiling_bytes is not None:
-        limit = min(limit, request.ceiling_bytes - 1)
+    if request.rules.cost == "table-1" and request.ceiling_bytes is None:
+        return _choose_by_table(request)
+    limit = _limit(request)
     fitting = _take(_candidates(request, limit), limit, 1 + _NUM_ALTERNATIVES)
     if not fitting:
         raise _nothing_fits(request)
@@ -88,6 +94,51 @@ def choose(request: Request) -> Choice:
         alternatives=tuple(fitting[1:]),
         reason=_reason(request, chosen),
     )
+
+
+def shrink(request: Request, plan: TrainingPlan) -> TrainingPlan | None:
+    """The same plan with smaller microbatches, which a training can take in its middle; None if none of them fits."""
+    rows = (request.variants if plan.dtype == "fp32" else request.halves)[plan.slice]
+    for size in microbatches(plan.microbatch)[1:]:
+        shape = Shape(
+            microbatch=size,
+            groups=plan.groups,
+            skipped=plan.skipped,
+            recompute=plan.recompute,
+            buffered=plan.buffered,
+            num_models=plan.num_models,
+        )
+        needed = training_bytes(rows, request.workload, shape)
+        if size >= rows.min_batch and needed <= _limit(request):
+            return replace(
+                plan,
+                microbatch=size,
+                budget_bytes=request.base_bytes + request.training_bytes,
+                predicted_bytes=request.base_bytes + needed,
+                training_bytes=needed,
+            )
+    return None
+
+
+def _limit(request: Request) -> int:
+    if request.ceiling_bytes is None:
+        return request.training_bytes
+    return min(request.training_bytes, request.ceiling_bytes - 1)
+
+
+def _choose_by_table(request: Request) -> Choice:
+    """Groups as FeDepth's authors make them: by their own rule, with the whole batch, 5 % over the budget allowed."""
+    from edge_client.planning.paper_cost import decompose  # torch
+
+    rows, batch = request.variants["full"], request.workload.batch
+    costs = {unit.name: peak((unit.paper,), batch) for unit in rows.modes["plain"] if unit.kind == "block"}
+    made = decompose(costs, request.training_bytes, partial=request.rules.partial)
+    one = len(made.groups) == 1 and not made.skipped
+    shape = Shape(microbatch=batch, groups=() if one else made.groups, skipped=made.skipped)
+    most = max(sum(costs[name] for name in group) for group in made.groups)
+    chosen = replace(_candidate(request, "full", shape), training_bytes=int(most))
+    reason = f"FeDepth's Table 1 charges {format_bytes(int(most))} for the largest group; the truth is another"
+    return Choice(plan=_plan(request, chosen), chosen=chosen, alternatives=(), reason=reason)
 
 
 def _take(candidates: Iterator[Candidate], limit: int, most: int) -> list[Candidate]:
@@ -114,7 +165,7 @@ def _candidates(request: Request, limit: int) -> Iterator[Candidate]:
             yield _candidate(request, "full", shape)
     exact = not first.has_batchnorm
     if exact and not request.rules.groups and len(request.variants) == 1:
-        yield from sorted(_ways(request, sizes, limit), key=lambda c: (c.relative_time, -c.shape.microbatch))
+        yield from sorted(_ways(request, sizes, limit), key=partial(_expected_time, request.workload.batch))
         return
     large = [size for size in sizes if exact or size >= _LEAST_STATISTICS]
     yield from _ways(request, large, limit)
@@ -127,6 +178,12 @@ def _candidates(request: Request, limit: int) -> Iterator[Candidate]:
             yield from _grouped(request, size, limit, partial=True)
 
 
+def _expected_time(batch: int, candidate: Candidate) -> tuple[bool, float]:
+    """Against all at once, by rule: the measured times differ a little each time, and a plan must not."""
+    mode = _MODE_TIMES[candidate.shape.recompute or "plain"]
+    return candidate.dtype != "fp32", mode + 0.05 * math.log2(batch / candidate.shape.microbatch)
+
+
 def _ways(request: Request, sizes: Sequence[int], limit: int) -> Iterator[Candidate]:
     """Everything trained: larger microbatches first; for one size, larger slices first."""
     for size in sizes:
@@ -135,6 +192,8 @@ def _ways(request: Request, sizes: Sequence[int], limit: int) -> Iterator[Candid
             if request.rules.groups:
                 yield from _grouped(request, size, limit, partial=False)
             yield from _whole(request, name, rows, size, ("units",))
+            if name in request.halves:
+                yield _candidate(request, name, Shape(microbatch=size), half=True)
 
 
 def _whole(request: Request, name: str, rows: ModelRows, size: int, modes: Sequence[str]) -> Iterator[Candidate]:
@@ -204,13 +263,14 @@ def _buffered(request: Request, rows: ModelRows, shape: Shape, limit: int) -> Sh
     return made if training_bytes(rows, request.workload, made) <= limit else shape
 
 
-def _candidate(request: Request, name: str, shape: Shape) -> Candidate:
-    rows = request.variants[name]
+def _candidate(request: Request, name: str, shape: Shape, *, half: bool = False) -> Candidate:
+    rows = request.halves[name] if half else request.variants[name]
     whole = request.variants.get("full", rows)
     share = _seconds(rows) / _seconds(whole) if whole is not rows else 1.0
     return Candidate(
         slice=name,
         shape=shape,
+        dtype=rows.dtype,
         training_bytes=training_bytes(rows, request.workload, shape),
         relative_time=round(relative_time(rows, request.workload, shape) * share, 3),
     )
@@ -222,7 +282,8 @@ def _seconds(rows: ModelRows) -> float:
 
 
 def _plan(request: Request, chosen: Candidate) -> TrainingPlan:
-    shape, rows = chosen.shape, request.variants[chosen.slice]
+    shape = chosen.shape
+    rows = (request.variants if chosen.dtype == "fp32" else request.halves)[chosen.slice]
     return TrainingPlan(
         slice=chosen.slice,
         groups=shape.groups,

@@ -437,6 +437,16 @@ def test_traffic_adds_up(store: Store) -> None:
     assert store.traffic("r-1") == {"a": (11, 22), "b": (5, 0)}
 
 
+def test_traffic_of_an_update_counts_with_its_row(store: Store) -> None:
+    """1 + 10 bytes up, 2 + 20 down, in the run of the lease; a lease that nobody has counts nothing."""
+    _with_run(store)
+    store.open_round(round_row(), [lease_row(1)])
+    store.add_traffic("r-1", {"a": (1, 2)})
+    store.save_update(update_row(), None, "lease-1", {"a": (10, 20)})
+    store.save_update(None, None, "nobody", {"a": (100, 200)})
+    assert store.traffic("r-1") == {"a": (11, 22)}
+
+
 def test_needed_blobs_are_settings_kept_models_and_open_updates(store: Store) -> None:
     """Of three versions the newest two are kept; an update is needed until its round is committed or abandoned."""
     _with_update(store)
@@ -660,3 +670,31 @@ def test_the_newest_counted_lease_and_the_newest_plan_are_known(store: Store) ->
         store.commit_round(number, 1, model_row(number))
     assert store.last_counted_lease("r-1", "a") == "lease-2"
     assert store.last_plans("r-1") == {"a": plans[3]}
+
+
+def test_a_round_that_is_announced_keeps_what_had_travelled(store: Store) -> None:
+    """5 + 1 up and 7 + 2 down by then; what comes later belongs to the next round."""
+    _with_round(store)
+    store.add_traffic("r-1", {"a": (5, 7), "b": (1, 2)})
+    store.commit_round(1, 1, model_row(1))
+    assert store.rounds("r-1")[0].bytes_up is None
+    store.announce("r-1", 1, 1)
+    store.add_traffic("r-1", {"a": (100, 100)})
+    (row,) = store.rounds("r-1")
+    assert (row.state, row.bytes_up, row.bytes_down) == ("ANNOUNCED", 6, 9)
+
+
+def test_a_database_of_the_layout_before_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Rounds of then do not tell what travelled; those of now do."""
+    store = _with_round(SqliteStore(tmp_path / "state.db"))
+    store.close()
+    old = sqlite3.connect(tmp_path / "state.db")
+    old.executescript(
+        "ALTER TABLE round DROP COLUMN bytes_up; ALTER TABLE round DROP COLUMN bytes_down; PRAGMA user_version = 2"
+    )
+    old.close()
+    store = SqliteStore(tmp_path / "state.db")
+    assert store.rounds("r-1") == [round_row()]
+    store.announce("r-1", 1, 1)
+    assert store.rounds("r-1")[0].bytes_down == 0
+    store.close()
