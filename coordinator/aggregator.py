@@ -138,7 +138,7 @@ class FoldJob:
     model: str
     base: str  # what was sent; deltas are added to `model` itself, see `coordinator/frozen.py`
     updates: tuple[UpdateRef, ...]
-    num_devices: Count = 0  # that have answered in this run so far
+    num_devices: Count = 0  # of the run: those that could have been chosen for a round, or ever were
     out: str
 
 

@@ -72,7 +72,7 @@ class Frozen(Protocol):
 
     @property
     def num_devices(self) -> int:
-        """Devices that have answered in this run so far, those of this round included."""
+        """Devices of the run: those that could have been chosen for this round, or ever took part."""
 
     @property
     def momentum(self) -> float:

@@ -57,10 +57,10 @@ class MoonParameters:
     """MOON."""
 
     mu: Annotated[float, Between(0, 1000)] = field(
-        default=1.0, metadata={"symbol": "mu", "help": "weight of the contrastive loss, equation 4; 0 is FedAvg"}
+        default=1.0, metadata={"symbol": "mu", "help": "weight of the contrastive loss; 0 is FedAvg"}
     )
     temperature: Annotated[float, Between(0.001, 1000)] = field(
-        default=0.5, metadata={"symbol": "tau", "help": "divides the cosines in the contrastive loss, equation 3"}
+        default=0.5, metadata={"symbol": "tau", "help": "divides the cosines in the contrastive loss"}
     )
 
 

@@ -28,7 +28,7 @@ from edge_client.methods.parameters import (
     ScaffoldParameters,
 )
 
-__all__ = ["get", "has_global_model", "names", "plan_rules", "validate"]
+__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "validate"]
 
 
 def _from(module: str, **how: Any) -> Callable[..., Method]:
@@ -133,6 +133,11 @@ def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
     """Whether the server's model is one to use and to judge; otherwise the models live on the devices."""
     return all(_METHODS[part].has_global_model(parsed) for part, parsed in _parse(name, parameters))
+
+
+def parameter_types(name: str) -> list[type]:
+    """The records of a method's own parameters, one for each part of its name; raises as `validate` does."""
+    return [_METHODS[part].parameters for part in _parts(name)]
 
 
 def get(name: str, parameters: Mapping[str, Any]) -> Method:

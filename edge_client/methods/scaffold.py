@@ -12,7 +12,7 @@ What is sent is c + delta c_i = (x - y_i) / (K eta_l), which needs neither c_i n
 
 Deviations: the correction follows the optimizer's step, as in NIID-Bench: for plain SGD it is the same, and with
 momentum or Adam c_i is a mean step, not a gradient, and must not be added to one. The mean of models is weighted by
-n_k, as everywhere (the global step is 1). N is the number of devices that have answered in the run so far; when it
+n_k, as everywhere (the global step is 1). N is the largest number of devices that the run has had so far: when it
 grows, c is scaled, so that it stays the mean of all c_i; those of devices that have not trained yet are zero. Buffers
 have no control variate.
 
