@@ -9,7 +9,7 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
     calibrate run, task                              rows: what each unit of the model costs (`edge_client.calibration`)
     encode  model, codec, out                        sha256, length: the same tensors as they travel
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
-    fold    run, round, model, base, updates, out    sha256, length: the next model
+    fold    run, round, model, base, updates, ...    sha256, length: the next model
     evaluate run, task, model, data                  num_samples, num_correct, loss_sum, confusion: on an npz file
 
 `{"ok": false, "code", "detail"}` answers what is refused or did not work. A bug ends the process with a traceback and
@@ -50,8 +50,6 @@ from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, TableRow, cod
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from edge_client.methods.base import Method
-    from edge_client.models.contract import Model
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
 
@@ -140,6 +138,7 @@ class FoldJob:
     model: str
     base: str  # what was sent; deltas are added to `model` itself, see `coordinator/frozen.py`
     updates: tuple[UpdateRef, ...]
+    num_devices: Count = 0  # of the run: those that could have been chosen for a round, or ever were
     out: str
 
 
@@ -172,31 +171,20 @@ def _init(job: InitJob) -> Reply:
     method = registry.get(job.run.method.name, job.run.method.parameters)
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
+    method.check(model)
     state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed(seeds.derive(job.run.seed, "extra"))
-    state |= _extra_tensors(method, recipe, model)
+    state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
     table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
-    meta = {coverage.STEM: model.order[0]} if method.plans.partial else {}
+    meta = coverage.describe(method.plans, stem=model.order[0], kept=method.kept(model))
     if job.start is None:
         return _write(job.out, table, iter(state.values()), meta)
     with ContainerReader(Path(job.start)) as reader:
         _check_start([row for row in table if row[0].startswith(MODEL_PREFIX)], reader, job.run)
-        taken = (MODEL_PREFIX, EXTRA_PREFIX) if _has_extras(table, reader) else (MODEL_PREFIX,)
+        inherits = method.inherits_extra and _has_extras(table, reader)
+        taken = (MODEL_PREFIX, EXTRA_PREFIX) if inherits else (MODEL_PREFIX,)
         values = (reader.tensor(name) if name.startswith(taken) else state[name] for name, _, _ in table)
         return _write(job.out, table, values, meta)
-
-
-def _extra_tensors(method: Method, recipe: Recipe, model: Model) -> dict[str, Tensor]:
-    """What the method sends beside the model; it may have to know the shapes inside of it."""
-    from edge_client.methods.base import no_extra_tensors
-
-    if method.extra_tensors is no_extra_tensors:
-        return {}
-    if recipe.input_shape is None:
-        raise InputError(
-            f"method {method.name!r} needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
-        )
-    return {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
 
 
 def _has_extras(table: Sequence[TableRow], start: ContainerReader) -> bool:
@@ -392,7 +380,10 @@ def _fold(job: FoldJob) -> Reply:
     with ContainerReader(model) as reader:
         entries = [reader.entry(stored_name(name)) for name in ModelState(reader).names()]
         table = [(entry.name, entry.codec, entry.shape) for entry in entries]
-        folded = method.server.fold(ModelState(reader), FrozenSet(model, updates), round=job.round)
+        train = job.run.train
+        momentum = train.momentum if train.optimizer == "sgd" else 0.0
+        frozen = FrozenSet(model, updates, num_devices=job.num_devices, momentum=momentum)
+        folded = method.server.fold(ModelState(reader), frozen, round=job.round)
         reply = _write(job.out, table, _in_order(folded, table), reader.header.meta)
     faults.point("aggregator.fold.written")
     return reply

@@ -13,6 +13,7 @@ from typing import Any
 from coordinator import launch, tables
 from coordinator.cli_compare import add_compare
 from coordinator.cli_devices import add_device_verbs
+from coordinator.cli_methods import add_methods
 from coordinator.cli_models import add_models
 from coordinator.cli_options import formatted, show, verb
 from coordinator.cli_runs import add_run
@@ -34,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(nouns)
     add_device_verbs(nouns)
     add_run(nouns)
+    add_methods(nouns)
     add_models(nouns)
     add_simulate(nouns)
     add_compare(nouns)

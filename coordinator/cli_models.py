@@ -18,7 +18,7 @@ from edge_client.errors import InputError
 from edge_client.files import format_bytes
 from edge_client.models import registry
 
-__all__ = ["add_models", "describe_model"]
+__all__ = ["add_models", "describe_model", "parse_settings"]
 
 Json = dict[str, Any]
 
@@ -74,13 +74,13 @@ def _show(options: argparse.Namespace) -> None:
             num_classes=options.classes,
             batch=options.batch,
             cut=options.slice,
-            options=_settings(options.set),
+            options=parse_settings(options.set),
         ),
         _table,
     )
 
 
-def _settings(words: Sequence[str]) -> Json:
+def parse_settings(words: Sequence[str]) -> Json:
     """`width=8`, `small-stem=true`, `hidden=[64,64]`, `shortcut=pad`: a value is JSON, or else text."""
     settings: Json = {}
     for word in words:

@@ -682,6 +682,7 @@ class Conductor:
                 {"device": u.device, "path": str(self._blobs.path(u.sha256)), "num_samples": weight}
                 for u, weight in zip(fold.updates, weights, strict=True)
             ],
+            "num_devices": max(fold.round.num_available, len(self._store.remembered_devices(run.id))),
             "out": str(out),
         }
 

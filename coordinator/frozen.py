@@ -73,8 +73,13 @@ class ModelState:
 class FrozenSet:
     """The updates of a round that count, sorted by device."""
 
-    def __init__(self, base: Path, updates: Sequence[FrozenUpdate]) -> None:
+    def __init__(
+        self, base: Path, updates: Sequence[FrozenUpdate], *, num_devices: int = 0, momentum: float = 0.0
+    ) -> None:
+        """`num_devices`, of the run so far, and `momentum` are for methods that ask."""
         self._base = base
+        self.num_devices = max(num_devices, len(updates))
+        self.momentum = momentum
         layouts: dict[tuple[Entry, ...], dict[str, Entry]] = {}  # a thousand equal tables are kept once
         self._sources = [_open(update, layouts) for update in sorted(updates, key=lambda update: update.device)]
         self.headers: Sequence[Header] = tuple(source.header for source in self._sources)

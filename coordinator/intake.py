@@ -1,7 +1,7 @@
 """The first gate for an update: its table and its report against what the device was asked for, without torch.
 
-Covers: names (those that the plan trains), order, shapes, codecs, payload kind, counts of samples and steps, the
-evaluation and its matrix.
+Covers: names (those that method and plan send back), order, shapes, codecs, payload kind, counts of samples and steps,
+the evaluation and its matrix.
 Does not cover: the values (`check` in `coordinator/aggregator.py`), who sent it (frames), whether it is late (rounds).
 
 Every refusal is a `PayloadError` with one of the codes names, shape, dtype, plan, sample_count, evaluation, or those of
@@ -71,10 +71,9 @@ def check_header(path: Path, expected: Expected) -> Report:
 
 
 def _check_tensors(trained: Sequence[Entry], report: Report, expected: Expected) -> None:
-    """Exactly those that were sent, without what the plan leaves untrained."""
+    """Exactly those that were sent, without what the method keeps on the device and the plan leaves untrained."""
     listed = [e for e in expected.base.entries if e.name.startswith(_TRAINED)] if expected.train else []
-    stem = str(expected.base.meta.get(coverage.STEM, ""))
-    lacking = coverage.left_out([entry.name for entry in listed], report.plan, expected.rules, stem)
+    lacking = coverage.left_out([entry.name for entry in listed], report.plan, expected.rules, expected.base.meta)
     listed = [entry for entry in listed if entry.name not in lacking]
     if [entry.name for entry in trained] != [entry.name for entry in listed]:
         raise PayloadError("names", _name_difference(trained, listed, len(lacking), expected))
@@ -101,7 +100,7 @@ def _name_difference(
     unknown = [_short(entry) for entry in trained if entry.name not in wanted]
     reasons = [f"{kind}: {_some(names)}" for kind, names in (("missing", missing), ("unknown", unknown)) if names]
     why = "; ".join(reasons) or "the same names in another order"
-    without = f" without the {num_lacking} that its plan leaves untrained" if num_lacking else ""
+    without = f" without the {num_lacking} that its method or its plan leaves out" if num_lacking else ""
     return f"{expected.source} has {len(trained)} tensors, assignment listed {len(listed)}{without} ({why})"
 
 

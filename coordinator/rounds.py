@@ -562,6 +562,7 @@ class RunMachine:
             quorum=quorum,
             remaining_s=min(deadline, _DRY_S) if self.dry else deadline,
             elapsed_s=now - self._began,
+            num_available=len(available),
         )
         others = [name for name in available if name not in cohort and name not in self._unjudged]
         leases = [

@@ -42,6 +42,11 @@ def check_run(file: RunFile) -> None:
     except NoSuchNameError as error:
         raise InputError(str(error)) from None
     check_run_file(file)
+    if file.evaluate.on != "devices" and not methods.has_global_model(file.method.name, file.method.parameters):
+        raise InputError(
+            f"evaluate.on: the models of {file.method.name!r} live on the devices, the server cannot judge them; "
+            'set it to "devices"'
+        )
 
 
 class RunCommands:

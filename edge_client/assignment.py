@@ -39,7 +39,7 @@ from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent_rows
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
-from edge_client.methods.coverage import left_out
+from edge_client.methods.coverage import describe, left_out
 from edge_client.models.contract import Model
 from edge_client.models.layout import to_channels_last
 from edge_client.planning.cost import evaluation_batch
@@ -53,8 +53,8 @@ from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
 from edge_client.training.seeds import derive
 from edge_client.training.warmup import warm_up
-from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, payload_kind
-from edge_client.wire.tensors import ContainerReader, codec_for, write_container
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, payload_kind, read_header
+from edge_client.wire.tensors import ContainerReader, codec_for, read_entry, write_container
 
 __all__ = ["CalibrationNeededError", "DeclinedError", "Kept", "carry_out", "memory_key", "read_state", "write_state"]
 
@@ -151,7 +151,7 @@ class _Work:
         self.plan: TrainingPlan  # in force
         self.allowance = Allowance(order.budget_bytes, workdir)
         self.replans = order.replans
-        self.extra: dict[str, Tensor] = {}  # the method's tensors, as they were received
+        self.extra: Mapping[str, Tensor] = {}  # the method's tensors, as they were received
         self.fitting: Fitting
         self.warm_bytes = 0  # measured; what is planned with is `base_bytes`
         self.base_bytes = 0
@@ -251,7 +251,7 @@ class _Work:
         self.allowance.begin()
         self._limit(self._slack_bytes())
         load_weights(self.model, self._part("model"))
-        self.extra = read_extra(self._part("model"))
+        self.extra = _StoredTensors(self._part("model"), EXTRA_PREFIX)
         client = self.method.client()
         with _declining("bad_method", "unknown_method"):
             client.begin(self._job(training_plan))
@@ -553,13 +553,20 @@ class _Work:
         )
 
     def _trained_tensors(self, report: Report, outcome: Outcome) -> list[tuple[str, Tensor]]:
-        """The model's and the method's tensors, without those that the plan leaves untrained."""
+        """The model's and the method's tensors, without those that stay here or were not trained."""
         if report.payload == "none":
             return []
-        entries = [(MODEL_PREFIX + name, tensor) for name, tensor in self.model.state_dict().items()]
-        entries += [(EXTRA_PREFIX + name, outcome.extra.get(name, value)) for name, value in self.extra.items()]
-        lacking = left_out([name for name, _ in entries], report.plan, self.method.plans, self.model.order[0])
-        return [(name, tensor) for name, tensor in entries if name not in lacking]
+        rules, trained = self.method.plans, self.model.state_dict()
+        names = [MODEL_PREFIX + name for name in trained] + [EXTRA_PREFIX + name for name in self.extra]
+        known = describe(rules, stem=self.model.order[0], kept=self.method.kept(self.model))
+        lacking = left_out(names, report.plan, rules, known)
+        values = {MODEL_PREFIX + name: tensor for name, tensor in trained.items()}
+        values |= {EXTRA_PREFIX + name: tensor for name, tensor in outcome.extra.items()}
+        return [
+            (name, values[name] if name in values else self.extra[name.removeprefix(EXTRA_PREFIX)])
+            for name in names
+            if name not in lacking
+        ]
 
     def _write_update(self, report: Report, result: Result | None, outcome: Outcome) -> tuple[str, int]:
         entries = self._trained_tensors(report, outcome)
@@ -604,38 +611,42 @@ def _read_json(path: Path) -> Any:
         raise PayloadError("malformed", f"{path.name} is not JSON: {error}") from error
 
 
-def read_extra(path: Path) -> dict[str, Tensor]:
-    """The method's tensors in a received model, by their names there."""
-    with ContainerReader(path) as reader:
-        return {name.removeprefix(EXTRA_PREFIX): reader.tensor(name) for name in reader.names(EXTRA_PREFIX)}
+class _StoredTensors(Mapping[str, Tensor]):
+    """Those of a file whose names begin with `prefix`, by the rest of their names; each is read when it is asked for.
+
+    Peers, control variates and earlier models are as large as the model, and not all of them are needed at once.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self._path = path
+        self._entries: dict[str, Entry] = {}
+        if path.exists():
+            header = read_header(path)
+            self._offset = header.data_offset
+            found = (entry for entry in header.entries if entry.name.startswith(prefix))
+            self._entries = {entry.name.removeprefix(prefix): entry for entry in found}
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_entry(fd, self._offset, entry)
+        finally:
+            os.close(fd)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # without reading it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 def read_state(folder: Path) -> Mapping[str, Tensor]:
     """What the method kept in this device's last counted round."""
-    return _StoredState(folder)
-
-
-class _StoredState(Mapping[str, Tensor]):
-    """Tensors that take memory only once they are asked for: peers of a model may be large and not be needed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "current"
-        self._names: dict[str, None] = {}  # as a set that keeps its order
-        if self._path.exists():
-            with ContainerReader(self._path) as reader:
-                self._names = dict.fromkeys(reader.names())
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        with ContainerReader(self._path) as reader:
-            return reader.tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    return _StoredTensors(folder / "current")
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:

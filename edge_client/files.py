@@ -342,7 +342,7 @@ def _limit_text(limit: Between | Matches, unit: str) -> str:
         return f"{limit.low:.15g}{unit} {high}"
     if length := re.fullmatch(r"\(\?s\)\.\{(\d+),(\d+)\}", limit.pattern):
         return f"{length[1]} to {length[2]} characters"
-    if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)*", limit.pattern):
+    if re.fullmatch(r"[a-z0-9_-]+(\|[a-z0-9_-]+)*", limit.pattern):
         return " or ".join(f"`{word}`" for word in limit.pattern.split("|"))
     return "" if re.search(r"[|(]", limit.pattern) else f"`{limit.pattern}`"  # what is no range: the help tells
 

@@ -24,7 +24,7 @@ _INIT_HELP = "starting weights: random, or run:ID for the last model of a run, r
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodSection:
     name: Annotated[str, Matches(r"[a-z0-9+_-]{1,64}")] = described(
-        "a published method: fedavg, fedprox, fedepth, m-fedepth, or one over another: fedepth+fedprox", "fedavg"
+        "a published method, or one over another, such as fedepth+fedprox (coordinator methods list)", "fedavg"
     )
     parameters: Options = described("the method's own parameters, such as mu for fedprox", dict)
 

@@ -91,6 +91,7 @@ class RoundRow:
     elapsed_s: float = 0.0  # how long the run has been active, as last saved
     bytes_up: int | None = None  # what all devices had sent for the run when its end was announced
     bytes_down: int | None = None  # and got
+    num_available: int = 0  # devices that could have been chosen for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
 
-_LAYOUT = 3
+_LAYOUT = 4
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -47,7 +47,8 @@ CREATE TABLE round (
     run TEXT NOT NULL REFERENCES run(id), number INTEGER NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL,
     goal INTEGER NOT NULL, quorum INTEGER NOT NULL, remaining_s REAL NOT NULL, extended INTEGER NOT NULL,
     reason TEXT NOT NULL, set_hash TEXT NOT NULL DEFAULT '', elapsed_s REAL NOT NULL DEFAULT 0,
-    bytes_up INTEGER, bytes_down INTEGER, PRIMARY KEY (run, number, attempt)
+    bytes_up INTEGER, bytes_down INTEGER, num_available INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run, number, attempt)
 ) STRICT;
 CREATE TABLE lease (
     issue INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL, run TEXT NOT NULL,
@@ -91,6 +92,9 @@ CREATE TABLE run_device (
     2: """
 ALTER TABLE round ADD COLUMN bytes_up INTEGER;
 ALTER TABLE round ADD COLUMN bytes_down INTEGER;
+""",
+    3: """
+ALTER TABLE round ADD COLUMN num_available INTEGER NOT NULL DEFAULT 0;
 """,
 }
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Client",
+    "Exchange",
     "Frozen",
     "Header",
     "Job",
@@ -38,6 +39,7 @@ __all__ = [
     "Server",
     "State",
     "Term",
+    "no_extra_tensors",
 ]
 
 
@@ -68,6 +70,14 @@ class Frozen(Protocol):
     def headers(self) -> Sequence[Header]:
         """One per update."""
 
+    @property
+    def num_devices(self) -> int:
+        """Devices of the run: those that could have been chosen for this round, or ever took part."""
+
+    @property
+    def momentum(self) -> float:
+        """Of the SGD that the devices trained with; 0 with another optimizer."""
+
     def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
         """The absolute values of one tensor, from each update that has it; no index map means: all of it."""
 
@@ -84,19 +94,44 @@ def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
     return {}
 
 
+def keep_nothing(model: Model) -> tuple[str, ...]:
+    """Most methods send back all that they received."""
+    return ()
+
+
+def fit_every_model(model: Model) -> None:
+    """Most methods train any model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What travels in a round and what stays on a device, in words."""
+
+    down: str = "model"
+    up: str = "model"
+    device: str = ""  # kept there from round to round
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A published algorithm with its parameters set."""
+    """A published algorithm with its parameters set.
+
+    On the server, what asks the model may get one without units and taps: of a task whose data only devices know.
+    """
 
     name: str
     paper: str
     parameters: Any  # the method's own frozen dataclass, from `methods.parameters`
     client: Callable[[], Client]
     server: Server
+    exchange: Exchange = field(default_factory=Exchange)
     plans: PlanRules = field(default_factory=PlanRules)
-    # tensors beside the model's that travel with it and are folded like it (auxiliary heads); made once, by the server,
-    # with random values from torch's global generator, which it seeds
+    # tensors beside the model's that travel with it (auxiliary heads, control variates); made once, by the server, with
+    # random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
+    inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
+    kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
+    check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead
 
 
 class PlainClient:

@@ -1,37 +1,52 @@
 """Which tensors an update has: a function of its plan and its method, the same for who writes it and who checks it.
 
-An update lacks what was not trained: below the skipped blocks, and the stem with them; auxiliary heads that no group of
-the plan ends at. The server takes each tensor's mean over the updates that have it. Free of torch.
+An update lacks what its method keeps where it is (personal layers, the server's own numbers), and what was not trained:
+below the skipped blocks, and the stem with them; auxiliary heads that no group of the plan ends at. What depends on the
+model stands in the meta of the container that was sent. The server takes each tensor's mean over the updates that have
+it. Free of torch.
 Does not cover: shapes and codecs (`coordinator/intake.py`), the mean (`params`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from edge_client.methods.base import PlanRules
 from edge_client.records import TrainingPlan
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
 
-__all__ = ["STEM", "left_out", "problem"]
+__all__ = ["describe", "left_out", "problem"]
 
-STEM = "stem"  # key of a model container's meta: the name of its first unit, where a plan may leave it untrained
+# keys of a model container's meta
+_STEM = "stem"  # the name of the model's first unit, where a plan may leave it untrained
+_KEPT = "kept"  # what the names of tensors begin with that are never sent back
 
 
-def left_out(names: Iterable[str], plan: TrainingPlan | None, rules: PlanRules, stem: str) -> frozenset[str]:
+def describe(rules: PlanRules, *, stem: str, kept: Sequence[str]) -> dict[str, Any]:
+    """The meta of a model's container, from which `left_out` knows the model."""
+    return ({_STEM: stem} if rules.partial else {}) | ({_KEPT: list(kept)} if kept else {})
+
+
+def left_out(
+    names: Iterable[str], plan: TrainingPlan | None, rules: PlanRules, meta: Mapping[str, Any]
+) -> frozenset[str]:
     """Those of the tensors that were sent which do not come back; names are a container's, with their prefix."""
-    if not rules.masked:
-        return frozenset()
-    skipped = (stem, *plan.skipped) if plan is not None and plan.skipped else ()
-    untrained = tuple(f"{MODEL_PREFIX}{unit}." for unit in skipped)
+    beginnings = (*meta.get(_KEPT, ()), *(_untrained(plan, str(meta.get(_STEM, ""))) if rules.masked else ()))
     ends = [group[-1] for group in plan.groups[:-1] if group] if plan is not None else []
     used = tuple(f"{EXTRA_PREFIX}{end}." for end in ends)
+    unused = rules.masked and rules.auxiliary
     return frozenset(
         name
         for name in names
-        if name.startswith(untrained)
-        or (rules.auxiliary and name.startswith(EXTRA_PREFIX) and not name.startswith(used))
+        if name.startswith(beginnings)
+        or (unused and name.startswith(EXTRA_PREFIX) and not name.startswith(used))
     )
+
+
+def _untrained(plan: TrainingPlan | None, stem: str) -> tuple[str, ...]:
+    skipped = (stem, *plan.skipped) if plan is not None and plan.skipped else ()
+    return tuple(f"{MODEL_PREFIX}{unit}." for unit in skipped)
 
 
 def problem(plan: TrainingPlan, rules: PlanRules) -> str:

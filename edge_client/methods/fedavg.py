@@ -26,8 +26,12 @@ class CoverageServer:
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the new state."""
         for name in state.names():
-            parts = ((value, where, float(header.num_samples)) for header, value, where in frozen.column(name))
-            yield name, coverage_mean(state.tensor(name), parts)
+            yield name, self.fold_tensor(name, state.tensor(name), frozen)
+
+    def fold_tensor(self, name: str, old: Tensor, frozen: Frozen) -> Tensor:
+        """The new value of one; what a method with another rule overrides."""
+        parts = ((value, where, float(header.num_samples)) for header, value, where in frozen.column(name))
+        return coverage_mean(old, parts)
 
 
 def method(parameters: FedAvgParameters) -> Method:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import InputError, PayloadError
-from edge_client.methods.base import Batch, Client, Job, Method, Outcome, Phase, PlainClient, Term
+from edge_client.methods.base import Batch, Client, Exchange, Job, Method, Outcome, Phase, PlainClient, Term
 from edge_client.methods.parameters import FeDepthParameters
 from edge_client.models import heads
 from edge_client.models.contract import Model
@@ -42,6 +42,7 @@ from edge_client.wire.container import EXTRA_PREFIX
 __all__ = ["FeDepthClient", "method"]
 
 _PEER = "peer/"
+_PAPER = "Zhang et al., arXiv:2303.04887"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,17 +330,27 @@ def _seeded(generator: torch.Generator) -> Iterator[None]:
 
 def _auxiliary_tensors(below: Callable[[Model], Mapping[str, Tensor]], model: Model) -> Mapping[str, Tensor]:
     """A head for every block that a group may end at: all but the last."""
+    if not hasattr(model, "units"):
+        raise InputError(
+            "method 'm-fedepth' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
+        )
     blocks = [unit for unit in model.units if unit.kind == "block"][:-1]
     return {**below(model), **_tensors({unit.name: heads.auxiliary(model, unit) for unit in blocks})}
 
 
 def method(parameters: FeDepthParameters, base: Method, *, auxiliary: bool = False) -> Method:
     """FeDepth or m-FeDepth over another method, for the registry."""
+    own = ", auxiliary heads" if auxiliary else ""
     return replace(
         base,
         name="m-fedepth" if auxiliary else "fedepth",
-        paper="Zhang et al., arXiv:2303.04887",
+        paper=_PAPER if base.name == "fedavg" else f"{_PAPER}; {base.paper}",
         parameters=parameters,
         client=partial(FeDepthClient, parameters, base.client, auxiliary=auxiliary),
+        exchange=Exchange(
+            down=f"model{own}",
+            up=f"what was trained of model{own}",
+            device=f"weights of its other models{own and ' and their heads'}, if mutual is above 1",
+        ),
         extra_tensors=partial(_auxiliary_tensors, base.extra_tensors) if auxiliary else base.extra_tensors,
     )

@@ -10,7 +10,16 @@ from typing import Annotated
 
 from edge_client.records import Between, Matches
 
-__all__ = ["FeDepthParameters", "FedAvgParameters", "FedProxParameters"]
+__all__ = [
+    "FeDepthParameters",
+    "FedAvgParameters",
+    "FedNovaParameters",
+    "FedPerParameters",
+    "FedProxParameters",
+    "LocalParameters",
+    "MoonParameters",
+    "ScaffoldParameters",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +35,48 @@ class FedProxParameters:
         default=0.01,
         metadata={"symbol": "mu", "help": "weight of the proximal term (mu/2)||w - w_t||^2, equation 2; 0 is FedAvg"},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaffoldParameters:
+    """Scaffold."""
+
+    correction: bool = field(
+        default=True,
+        metadata={"symbol": "c - c_i", "help": "correct each local step by the control variates; false is FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedNovaParameters:
+    """FedNova has none of its own: tau_i are the steps that a device made, rho is the run's `train.momentum`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoonParameters:
+    """MOON."""
+
+    mu: Annotated[float, Between(0, 1000)] = field(
+        default=1.0, metadata={"symbol": "mu", "help": "weight of the contrastive loss; 0 is FedAvg"}
+    )
+    temperature: Annotated[float, Between(0.001, 1000)] = field(
+        default=0.5, metadata={"symbol": "tau", "help": "divides the cosines in the contrastive loss"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedPerParameters:
+    """FedPer."""
+
+    personal: Annotated[int, Between(0, 1000)] = field(
+        default=1,
+        metadata={"symbol": "K_P", "help": "last units with parameters that never leave a device; 0 is FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalParameters:
+    """Training alone has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

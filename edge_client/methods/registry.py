@@ -1,8 +1,8 @@
 """The methods by name. Names and parameters are checked without torch; `get` loads the method itself.
 
 A name may put methods over another: `fedepth+fedprox` is FeDepth whose devices minimise what FedProx tells. The last
-part is the method underneath; those before it say in the registry that they can be put over one. Their parameters stand
-in one table.
+part is the method underneath; those before it say in the registry that they can be put over one, and a method may
+refuse to be under another. Their parameters stand in one table.
 """
 
 from __future__ import annotations
@@ -10,39 +10,35 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.files import parse_table
 from edge_client.methods.base import Method, PlanRules
-from edge_client.methods.parameters import FedAvgParameters, FeDepthParameters, FedProxParameters
+from edge_client.methods.parameters import (
+    FedAvgParameters,
+    FeDepthParameters,
+    FedNovaParameters,
+    FedPerParameters,
+    FedProxParameters,
+    LocalParameters,
+    MoonParameters,
+    ScaffoldParameters,
+)
 
-__all__ = ["get", "names", "plan_rules", "validate"]
-
-
-def _fedavg(parameters: FedAvgParameters) -> Method:
-    from edge_client.methods import fedavg
-
-    return fedavg.method(parameters)
-
-
-def _fedprox(parameters: FedProxParameters) -> Method:
-    from edge_client.methods import fedprox
-
-    return fedprox.method(parameters)
+__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "validate"]
 
 
-def _fedepth(parameters: FeDepthParameters, base: Method) -> Method:
-    from edge_client.methods import fedepth
+def _from(module: str, **how: Any) -> Callable[..., Method]:
+    """What makes a method: `method` of a module of this package, which is imported when it is called."""
 
-    return fedepth.method(parameters, base)
+    def load(parameters: Any, *base: Method) -> Method:
+        made: Method = import_module(f"{__package__}.{module}").method(parameters, *base, **how)
+        return made
 
-
-def _m_fedepth(parameters: FeDepthParameters, base: Method) -> Method:
-    from edge_client.methods import fedepth
-
-    return fedepth.method(parameters, base, auxiliary=True)
+    return load
 
 
 def _fedepth_plans(parameters: FeDepthParameters) -> PlanRules:
@@ -59,25 +55,54 @@ def _m_fedepth_plans(parameters: FeDepthParameters) -> PlanRules:
     return dataclasses.replace(_fedepth_plans(parameters), auxiliary=True)
 
 
+def _fedprox_plans(parameters: FedProxParameters) -> PlanRules:
+    """The anchor; w - w_t, its square and its gradient, of one parameter at a time."""
+    return PlanRules(weight_copies=1, step_copies=3) if parameters.mu > 0 else PlanRules()
+
+
+def _scaffold_plans(parameters: ScaffoldParameters) -> PlanRules:
+    """The received weights and the correction."""
+    return PlanRules(weight_copies=2) if parameters.correction else PlanRules()
+
+
+def _moon_plans(parameters: MoonParameters) -> PlanRules:
+    """The received model and the previous one; they run without gradient before the trained one does, and need less."""
+    return PlanRules(weight_copies=2) if parameters.mu > 0 else PlanRules()
+
+
 def _no_choice(parameters: Any) -> PlanRules:
     return PlanRules()
 
 
+def _global_model(parameters: Any) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """`load` imports torch, hence not at the top; with `over`, it also takes the method that this one is put over."""
+    """`load` imports torch, hence later; with `over`, it also takes the method that this one is put over."""
 
     parameters: type
     load: Callable[..., Method]
     over: bool = False
     plans: Callable[[Any], PlanRules] = _no_choice
+    refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
+    has_global_model: Callable[[Any], bool] = _global_model
 
 
+_GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
 _METHODS = {
-    "fedavg": _Entry(FedAvgParameters, _fedavg),
-    "fedprox": _Entry(FedProxParameters, _fedprox),
-    "fedepth": _Entry(FeDepthParameters, _fedepth, over=True, plans=_fedepth_plans),
-    "m-fedepth": _Entry(FeDepthParameters, _m_fedepth, over=True, plans=_m_fedepth_plans),
+    "fedavg": _Entry(FedAvgParameters, _from("fedavg")),
+    "fedprox": _Entry(FedProxParameters, _from("fedprox"), plans=_fedprox_plans),
+    "scaffold": _Entry(ScaffoldParameters, _from("scaffold"), plans=_scaffold_plans, refuses=_GROUPS),
+    "fednova": _Entry(FedNovaParameters, _from("fednova"), refuses=_GROUPS),
+    "moon": _Entry(MoonParameters, _from("moon"), plans=_moon_plans, refuses=_GROUPS),
+    "fedper": _Entry(
+        FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
+    ),
+    "local": _Entry(LocalParameters, _from("local"), refuses=_GROUPS, has_global_model=lambda own: False),
+    "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans),
+    "m-fedepth": _Entry(FeDepthParameters, _from("fedepth", auxiliary=True), over=True, plans=_m_fedepth_plans),
 }
 _PLAIN = "fedavg"  # what a method is put over that names none
 
@@ -86,7 +111,8 @@ def names() -> list[str]:
     """All methods and all pairs of them, sorted."""
     over = [name for name, entry in _METHODS.items() if entry.over]
     under = [name for name, entry in _METHODS.items() if not entry.over and name != _PLAIN]
-    return sorted([*_METHODS, *(f"{name}+{base}" for name in over for base in under)])
+    pairs = (f"{name}+{base}" for name in over for base in under if name not in _METHODS[base].refuses)
+    return sorted([*_METHODS, *pairs])
 
 
 def validate(name: str, parameters: Mapping[str, Any]) -> None:
@@ -96,8 +122,22 @@ def validate(name: str, parameters: Mapping[str, Any]) -> None:
 
 def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
     """What a planner may choose for the devices of a run; raises as `validate` does. Free of torch."""
-    rules = [_METHODS[part].plans(parsed) for part, parsed in _parse(name, parameters)]
-    return next((rule for rule in rules if rule != PlanRules()), PlanRules())
+    first, *others = [_METHODS[part].plans(parsed) for part, parsed in _parse(name, parameters)]
+    return dataclasses.replace(
+        first,  # the part that decides how a device trains; what others keep and make comes on top
+        weight_copies=first.weight_copies + sum(rules.weight_copies for rules in others),
+        step_copies=max(rules.step_copies for rules in (first, *others)),
+    )
+
+
+def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
+    """Whether the server's model is one to use and to judge; otherwise the models live on the devices."""
+    return all(_METHODS[part].has_global_model(parsed) for part, parsed in _parse(name, parameters))
+
+
+def parameter_types(name: str) -> list[type]:
+    """The records of a method's own parameters, one for each part of its name; raises as `validate` does."""
+    return [_METHODS[part].parameters for part in _parts(name)]
 
 
 def get(name: str, parameters: Mapping[str, Any]) -> Method:
@@ -141,14 +181,20 @@ def _parts(name: str) -> list[str]:
         if not _METHODS[part].over:
             able = ", ".join(sorted(known for known, entry in _METHODS.items() if entry.over))
             raise InputError(f"method {name!r}: {part!r} cannot be put over another; {able} can")
-    choosing = [part for part in parts if _METHODS[part].plans is not _no_choice]
-    if len(set(parts)) != len(parts) or len(choosing) > 1:
-        raise InputError(f"method {name!r}: expected each part once and one of {_choosing()} at most; leave one out")
+    if len(set(parts)) != len(parts) or sum(_decides(part) for part in parts) > 1:
+        deciding = ", ".join(sorted(name for name in _METHODS if _decides(name)))
+        raise InputError(f"method {name!r}: expected each part once and one of {deciding} at most; leave one out")
+    for number, part in enumerate(parts):
+        for above in parts[:number]:
+            if above in _METHODS[part].refuses:
+                why = _METHODS[part].refuses[above]
+                raise InputError(f"method {name!r}: {part!r} cannot be under {above!r}: {why}; use one of them alone")
     return parts
 
 
-def _choosing() -> str:
-    return ", ".join(sorted(name for name, entry in _METHODS.items() if entry.plans is not _no_choice))
+def _decides(part: str) -> bool:
+    """Whether a method says how the devices of a run train, whatever is under it."""
+    return _METHODS[part].over and _METHODS[part].plans is not _no_choice
 
 
 def _merged(classes: Sequence[type]) -> type:

@@ -51,6 +51,7 @@ class Phase:
     trainable: frozenset[str]  # as `named_parameters` calls them; all others get no gradient and no step
     epochs: float = 1
     optimizer: str = "fresh"  # fresh, or a name: phases with equal names share one optimizer's state
+    optimizer_state: dict[str, dict[str, Tensor]] | None = None  # that a fresh one goes on with; changed in place
     batchnorm: str = "train"  # train | eval | restore (train, and put the buffers back at the end)
     keep: frozenset[str] = frozenset()  # terms whose gradient is not added: `adjust` sees it apart
     taps: frozenset[str] = frozenset()  # activations that `observe` wants

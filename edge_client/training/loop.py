@@ -207,6 +207,8 @@ def _as_model(key: str, module: nn.Module, phase: Phase) -> Model:
 
 def _optimizer(phase: Phase, settings: Settings, shared: dict[str, Optimizer]) -> Optimizer:
     made = optimizers.make(settings.optimizer, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    if phase.optimizer_state is not None:
+        made.state = phase.optimizer_state
     return made if phase.optimizer == "fresh" else shared.setdefault(phase.optimizer, made)
 
 

@@ -689,9 +689,10 @@ def test_a_database_of_the_layout_before_is_brought_up_to_date(tmp_path: Path) -
     store = _with_round(SqliteStore(tmp_path / "state.db"))
     store.close()
     old = sqlite3.connect(tmp_path / "state.db")
-    old.executescript(
-        "ALTER TABLE round DROP COLUMN bytes_up; ALTER TABLE round DROP COLUMN bytes_down; PRAGMA user_version = 2"
-    )
+    for column in ("bytes_up", "bytes_down", "num_available"):
+        old.execute(f"ALTER TABLE round DROP COLUMN {column}")
+    old.execute("PRAGMA user_version = 2")
+    old.commit()
     old.close()
     store = SqliteStore(tmp_path / "state.db")
     assert store.rounds("r-1") == [round_row()]

@@ -29,9 +29,13 @@ class TensorState:
 class TensorFrozen:
     """Updates in memory; names that an update lacks are left out of its column."""
 
-    def __init__(self, updates: Sequence[tuple[Header, dict[str, Tensor]]]) -> None:
+    def __init__(
+        self, updates: Sequence[tuple[Header, dict[str, Tensor]]], *, num_devices: int = 0, momentum: float = 0.0
+    ) -> None:
         self.updates = updates
         self.headers = [header for header, _ in updates]
+        self.num_devices = max(num_devices, len(updates))
+        self.momentum = momentum
 
     def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
         for header, tensors in self.updates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,6 @@ from edge_client.models.heads import fit
 from edge_client.planning.paper_cost import block_costs, decompose, full_cost
 from edge_client.training.loop import generator
 from edge_client.training.objectives import divergence
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads only wait for each other in models as small as these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 # one group: FedAvg
 
@@ -590,9 +580,10 @@ def test_parameters_of_all_parts_stand_in_one_table(name: str, parameters: dict[
 def test_what_a_planner_may_choose_follows_from_the_parameters() -> None:
     """Known without torch, and the same in the loaded method."""
     rules = registry.plan_rules("m-fedepth+fedprox", {"partial": False, "mutual": 3, "averaging": "plain"})
-    assert rules == PlanRules(groups=True, partial=False, auxiliary=True, max_models=3, masked=False)
+    copies = {"weight_copies": 1, "step_copies": 3}  # FedProx's
+    assert rules == PlanRules(groups=True, partial=False, auxiliary=True, max_models=3, masked=False, **copies)
     assert registry.get("fedepth", {}).plans == registry.plan_rules("fedepth", {})
-    assert registry.plan_rules("fedavg", {}) == registry.plan_rules("fedprox", {"mu": 1.0})
+    assert registry.plan_rules("fedavg", {}) == registry.plan_rules("fedprox", {"mu": 0})
     assert not registry.plan_rules("fedprox", {}).groups
 
 

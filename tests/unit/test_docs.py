@@ -112,10 +112,39 @@ def test_fedepth_page_has_every_parameter_and_a_run_that_is_accepted() -> None:
     check_run(files.parse_table(RunFile, tomllib.loads(block), source="fedepth.md"))
 
 
-def test_files_page_names_every_method() -> None:
-    """Also those that are put over another."""
-    page = (DOCS / "files.md").read_text(encoding="utf-8")
-    assert [name for name in methods.names() if f"`{name}`" not in page] == []
+def methods_tables() -> tuple[str, str]:
+    """The tables of docs/methods.md: what every method is, and the parameters of those that stand alone."""
+    made = {name: methods.get(name, {}) for name in methods.names()}
+    parameters = {name: [row for cls in methods.parameter_types(name) for row in parameter_rows(cls)] for name in made}
+    first = [
+        f"| `{name}` | {method.paper} | {method.exchange.down} | {method.exchange.up} | {method.exchange.device} | "
+        f"{', '.join(f'`{key}` ({symbol})' for key, symbol, *_ in parameters[name])} |"
+        for name, method in made.items()
+    ]
+    sharing: dict[type, list[str]] = {}
+    for name in [name for name in made if "+" not in name]:
+        sharing.setdefault(methods.parameter_types(name)[0], []).append(f"`{name}`")
+    second = [
+        f"| {', '.join(names)} | `{key}` | {symbol} | {default} | {limits} | {told} |"
+        for cls, names in sharing.items()
+        for key, symbol, default, limits, told in parameter_rows(cls)
+    ]
+    return "\n".join(first), "\n".join(second)
+
+
+def parameter_rows(cls: type) -> list[tuple[str, str, str, str, str]]:
+    symbols = {f.name.replace("_", "-"): f.metadata["symbol"] for f in dataclasses.fields(cls)}
+    escaped = {row.key: row.help.replace("|", "\\|") for row in files.describe(cls)}
+    return [(row.key, symbols[row.key], row.default, row.range, escaped[row.key]) for row in files.describe(cls)]
+
+
+def test_methods_page_has_every_method_and_parameter_and_runs_that_are_accepted() -> None:
+    """Whoever adds a method pastes the new tables: they are in the failure's message."""
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    for table in methods_tables():
+        assert table in page, f"put this table into docs/methods.md:\n{table}"
+    for block in re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        check_run(files.parse_table(RunFile, tomllib.loads(block), source="methods.md"))
 
 
 @pytest.mark.parametrize("cls", get_args(messages.Message), ids=lambda cls: cls.__name__)

@@ -108,6 +108,19 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_method_keeps_does_not_come_back(tmp_path: Path) -> None:
+    """A container that says that its head stays: an update without it passes, one with it is refused."""
+    base = _container({"kept": ["model/head."]}, MODEL)
+    expected = _expected(base=parse_header(base, len(base)))
+    path = tmp_path / "update.bin"
+    path.write_bytes(_container(PARAMS, MODEL[:-1]))
+    assert check_header(path, expected).num_samples == 100
+    error = _refusal(tmp_path, PARAMS, MODEL, expected)
+    assert error.code == "names"
+    told = "assignment listed 3 without the 1 that its method or its plan leaves out (unknown: 'head.weight')"
+    assert told in error.detail
+
+
 def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     """One too many."""
     error = _refusal(tmp_path, PARAMS, [*MODEL, ("model/extra", "fp32", (1,))], _expected())

@@ -71,6 +71,7 @@ def test_r2_the_frozen_set_is_sorted_and_what_comes_later_is_late() -> None:
     assert _kinds(ended) == ["SaveUpdate", "SendReceipt", *["CloseLease", "SendCancel"] * 2, "Freeze", "Fold"]
     (fold,) = _of(ended, rounds.Fold)
     assert [update.device for update in fold.updates] == ["a", "b"]
+    assert fold.round.num_available == 4  # chosen or not
     (late,) = _store(machine, "c")
     assert (late.status, late.code) == ("late", "late")
 

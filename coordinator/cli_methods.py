@@ -1,0 +1,190 @@
+"""`coordinator methods ...`: which methods there are, and what one exchanges. Needs no running coordinator.
+
+Bytes are those of containers as they travel, from the tables that a run builds for the model. An update's report has
+numbers of varying length; it is counted with usual ones, and without test results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coordinator import tables
+from coordinator.cli_models import parse_settings
+from coordinator.cli_options import formatted, listing, show, show_list
+from coordinator.new import parse_shape
+from edge_client import files
+from edge_client.errors import InputError
+from edge_client.files import format_bytes
+from edge_client.methods import coverage, registry
+from edge_client.models import registry as models
+from edge_client.records import Report, TrainingPlan, to_map
+from edge_client.wire.container import (
+    EXTRA_PREFIX,
+    FLOAT_CODECS,
+    MODEL_PREFIX,
+    TableRow,
+    build_header,
+    codec_rule,
+    payload_kind,
+    tensor_bytes,
+)
+
+if TYPE_CHECKING:
+    from edge_client.methods.base import Method
+    from edge_client.models.contract import Model
+
+__all__ = ["add_methods", "describe_method"]
+
+Json = dict[str, Any]
+
+
+def add_methods(nouns: Any) -> None:
+    """The verbs of `methods`."""
+    methods = nouns.add_parser("methods", help="the published methods").add_subparsers(required=True, metavar="VERB")
+    help_text = "all methods, and which of them can be put over others"
+    listed = methods.add_parser("list", help=help_text, description=help_text)
+    listing(listed)
+    listed.set_defaults(do=_list)
+    help_text = "what a method exchanges, its parameters, and its bytes per round and device"
+    shown = formatted(methods.add_parser("show", help=help_text, description=help_text))
+    shown.add_argument("name", metavar="NAME")
+    shown.add_argument("--model", default="small-cnn", metavar="NAME", help="default: %(default)s")
+    shown.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x224x224 (default: the model's usual)")
+    shown.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
+    shown.add_argument("--codec", choices=FLOAT_CODECS, default="fp32", help="default: %(default)s")
+    shown.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the method; repeatable"
+    )
+    shown.set_defaults(do=_show)
+
+
+def _list(options: argparse.Namespace) -> None:
+    rows = [{"name": name} for name in registry.names()]
+    if not options.quiet:
+        rows = [{"name": row["name"], **_about(registry.get(row["name"], {}))} for row in rows]
+    show_list(options, rows, _list_table, name="name")
+
+
+def _about(method: Method) -> Json:
+    return {"paper": method.paper, "exchanges": to_map(method.exchange)}
+
+
+def _list_table(rows: Sequence[Json]) -> str:
+    cells = [[row["name"], row["exchanges"]["down"], row["exchanges"]["up"], row["paper"]] for row in rows]
+    return tables.align(["method", "down", "up", "paper"], cells)
+
+
+def _show(options: argparse.Namespace) -> None:
+    data = describe_method(
+        options.name,
+        parse_settings(options.set),
+        model=options.model,
+        input_shape=parse_shape(options.input) if options.input else models.default_input(options.model),
+        num_classes=options.classes,
+        codec=options.codec,
+    )
+    show(options, data, _table)
+
+
+def describe_method(
+    name: str,
+    parameters: Mapping[str, Any],
+    *,
+    model: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    codec: str,
+) -> Json:
+    """What a method is; raises `InputError` and `NoSuchNameError`."""
+    if num_classes < 2:
+        raise InputError(f"--classes: expected 2 or more, got {num_classes}")
+    method = registry.get(name, parameters)
+    built = models.build(model, input_shape=input_shape, num_classes=num_classes, options={})
+    method.check(built)
+    meta = coverage.describe(method.plans, stem=built.order[0], kept=method.kept(built))
+    table = _rows(method, built, codec)
+    lacking = coverage.left_out([row_name for row_name, _, _ in table], None, method.plans, meta)
+    down, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
+    return {
+        "name": name,
+        **_about(method),
+        "parameters": [row for cls in registry.parameter_types(name) for row in _parameters(cls)],
+        "model": {"name": model, "input": list(input_shape), "classes": num_classes, "codec": codec},
+        "bytes_up": _num_bytes(_report(codec), [row for row in table if row[0] not in lacking]),
+        "bytes_down": down if changes else 0,
+        "bytes_once": 0 if changes else down,
+    }
+
+
+def _parameters(cls: type) -> list[Json]:
+    defined = {field.name: field for field in dataclasses.fields(cls)}
+    rows = []
+    for row in files.describe(cls):
+        field = defined[row.key.replace("-", "_")]
+        symbol, limits = field.metadata["symbol"], row.range.replace("`", "")
+        rows.append({"name": row.key, "symbol": symbol, "default": field.default, "range": limits, "help": row.help})
+    return rows
+
+
+def _rows(method: Method, model: Model, codec: str) -> list[TableRow]:
+    """The table of the model as it travels to a device."""
+    tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
+    tensors |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
+    return [
+        (name, codec_rule(value.ndim, codec, integer=not value.is_floating_point()), tuple(value.shape))
+        for name, value in tensors.items()
+    ]
+
+
+def _report(codec: str) -> Json:
+    """What a device says beside its tensors, with numbers of the usual size."""
+    import torch
+
+    versions = {"python": "{}.{}.{}".format(*sys.version_info[:3]), "torch": str(torch.__version__)}
+    budget = 2 * 10**9
+    plan = TrainingPlan(microbatch=32, budget_bytes=budget, predicted_bytes=budget // 2, training_bytes=budget // 4)
+    report = Report(
+        num_samples=1000,
+        num_held=1000,
+        steps=32,
+        payload=payload_kind(codec),
+        plan=plan,
+        peak_bytes=budget // 2,
+        base_bytes=budget // 4,
+        scalars={"loss": 0.5, "replans": 0.0},
+        versions=versions,
+    )
+    return to_map(report)
+
+
+def _num_bytes(meta: Mapping[str, Any], table: Sequence[TableRow]) -> int:
+    return len(build_header(meta, table)) + sum(tensor_bytes(codec, shape) for _, codec, shape in table)
+
+
+def _table(data: Json) -> str:
+    """`coordinator methods show`."""
+    exchanges, model = data["exchanges"], data["model"]
+    facts = [
+        ["paper", data["paper"]],
+        ["down", exchanges["down"]],
+        ["up", exchanges["up"]],
+        ["on a device", exchanges["device"] or "nothing"],
+    ]
+    lines = [data["name"], *(f"  {name:<12} {text}" for name, text in facts), ""]
+    if data["parameters"]:
+        rows = [[p["name"], p["symbol"], json.dumps(p["default"]), p["range"], p["help"]] for p in data["parameters"]]
+        lines += [tables.align(["parameter", "in the paper", "default", "range", ""], rows), ""]
+    what = f"{model['name']}, input {'x'.join(map(str, model['input']))}, {model['classes']} classes, {model['codec']}"
+    once = f"; once {format_bytes(data['bytes_once'])} down" if data["bytes_once"] else ""
+    return "\n".join(
+        [
+            *lines,
+            f"per round and device: {format_bytes(data['bytes_down'])} down, {format_bytes(data['bytes_up'])} up{once}",
+            f"({what})",
+        ]
+    )

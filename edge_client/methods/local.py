@@ -1,0 +1,42 @@
+"""Local: each device trains alone. The reference that every personalised method must beat; no paper.
+
+FedPer with everything personal: all devices begin with the run's first model, and nothing of what they learn leaves
+them but the results on their own test data. Down: the first model, once; later versions have the same bytes, which a
+device does not fetch again. Up: no tensors. On the device: the model and the state of its optimizer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from edge_client.methods.base import Exchange, Method
+from edge_client.methods.fedavg import CoverageServer
+from edge_client.methods.fedper import PersonalClient
+from edge_client.methods.parameters import LocalParameters
+from edge_client.models.contract import Model
+from edge_client.wire.container import MODEL_PREFIX
+
+__all__ = ["method"]
+
+
+def _everything(model: Model) -> tuple[str, ...]:
+    return ("",)
+
+
+def _kept(model: Model) -> tuple[str, ...]:
+    return (MODEL_PREFIX,)
+
+
+def method(parameters: LocalParameters) -> Method:
+    """Training alone, for the registry."""
+    return Method(
+        name="local",
+        paper="no federation",
+        parameters=parameters,
+        client=partial(PersonalClient, _everything),
+        server=CoverageServer(),
+        exchange=Exchange(
+            down="nothing (the first model, once)", up="nothing", device="model and the state of its optimizer"
+        ),
+        kept=_kept,
+    )

@@ -1,0 +1,144 @@
+"""Scaffold. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
+
+Devices with different data pull the model apart. Each keeps a control variate c_i, what its own steps are like, and the
+server keeps their mean c; every local step is corrected by c - c_i, so that it goes where those of the whole fleet
+would. Down: the model and c. Up: the trained model, and c + delta c_i in place of c. On the device: c_i.
+
+    y_i <- y_i - eta_l (g_i(y_i) - c_i + c)       the optimizer's step, then y_i <- y_i - eta_l (c - c_i)
+    c_i+ = c_i - c + (x - y_i) / (K eta_l)        option II, after K steps from the received x
+    x <- mean of y_i,  c <- c + |S|/N mean of (c_i+ - c_i)     over the cohort S
+
+What is sent is c + delta c_i = (x - y_i) / (K eta_l), which needs neither c_i nor c: with all devices, c is its mean.
+
+Deviations: the correction follows the optimizer's step, as in NIID-Bench: for plain SGD it is the same, and with
+momentum or Adam c_i is a mean step, not a gradient, and must not be added to one. The mean of models is weighted by
+n_k, as everywhere (the global step is 1). N is the largest number of devices that the run has had so far: when it
+grows, c is scaled, so that it stays the mean of all c_i; those of devices that have not trained yet are zero. Buffers
+have no control variate.
+
+Legend: x = received weights, y_i = a device's weights, K = its steps, eta_l = its learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from edge_client.errors import PayloadError
+from edge_client.methods.base import Exchange, Frozen, Job, Method, Outcome, PlainClient, State
+from edge_client.methods.fedavg import CoverageServer
+from edge_client.methods.parameters import ScaffoldParameters
+from edge_client.models.contract import Model
+from edge_client.params import coverage_mean
+from edge_client.wire.container import EXTRA_PREFIX
+
+__all__ = ["ScaffoldClient", "ScaffoldServer", "method"]
+
+_CONTROL = "control/"  # and the parameter's name: c among the method's tensors
+_DEVICES = "devices"  # N, of the c that is there
+
+
+class ScaffoldClient(PlainClient):
+    """Cross entropy, and a correction after every step."""
+
+    def __init__(self) -> None:
+        self._received: dict[str, Tensor] = {}  # x
+        self._correction: dict[str, Tensor] = {}  # c - c_i
+        self._moved = 0.0  # K eta_l
+
+    def begin(self, job: Job) -> None:
+        """Keep the received weights, and what each step is corrected by."""
+        super().begin(job)
+        for name, param in job.model.named_parameters():
+            if param.requires_grad:
+                self._received[name] = param.detach().clone()
+                self._correction[name] = self._correction_of(name, param)
+
+    def _correction_of(self, name: str, param: Tensor) -> Tensor:
+        """In the layout of the parameter; c_i is zero before this device's first round."""
+        control = self.job.extra.get(_CONTROL + name)
+        if control is None or control.shape != param.shape:
+            came = "none" if control is None else str(list(control.shape))
+            raise PayloadError("names", f"expected a control variate {list(param.shape)} for {name!r}, got {came}")
+        correction = torch.empty_like(param, requires_grad=False).copy_(control)
+        if name in self.job.state:
+            correction.sub_(self.job.state[name])
+        return correction
+
+    def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
+        """y_i <- y_i - eta_l (c - c_i)."""
+        self._moved += learning_rate
+        for name, param in params.items():
+            param.add_(self._correction[name], alpha=-learning_rate)
+
+    def end(self) -> Outcome:
+        """c + delta c_i for the server, c_i+ for the next time; without a step both stay as they are."""
+        if self._moved == 0:
+            return Outcome()
+        weights = dict(self.job.model.named_parameters())
+        sent, kept = {}, {}
+        for name, received in self._received.items():  # in place: both are as large as the model
+            moved = received.sub_(weights[name].detach()).div_(self._moved)
+            sent[_CONTROL + name] = moved
+            kept[name] = self._correction[name].neg_().add_(moved)
+        return Outcome(extra=sent, state=kept)
+
+
+class ScaffoldServer(CoverageServer):
+    """The coverage mean of the model, and c as the mean of all c_i."""
+
+    def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the new state."""
+        before = int(state.tensor(EXTRA_PREFIX + _DEVICES))
+        now = max(before, frozen.num_devices)
+        for name in state.names():
+            old = state.tensor(name)
+            if name == EXTRA_PREFIX + _DEVICES:
+                yield name, torch.full_like(old, now)
+            elif name.startswith(EXTRA_PREFIX + _CONTROL):
+                yield name, _control(name, old, frozen, before, now)
+            else:
+                yield name, self.fold_tensor(name, old, frozen)
+
+
+def _control(name: str, old: Tensor, frozen: Frozen, before: int, now: int) -> Tensor:
+    """(N c + sum of delta c_i) / N', where N devices have become N'; of what only some cover, their mean counts."""
+    share = len(frozen.headers) / now
+    mean = coverage_mean(old, ((value, where, 1.0) for _, value, where in frozen.column(name)))
+    return (share * mean.double() + (before / now - share) * old.double()).to(old.dtype)
+
+
+def _controls(model: Model) -> Mapping[str, Tensor]:
+    """c = 0 for everything that is trained, and N = 0."""
+    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    zeros = {_CONTROL + name: torch.zeros(param.shape) for name, param in params.items()}
+    return {**zeros, _DEVICES: torch.zeros((), dtype=torch.int64)}
+
+
+def _kept(model: Model) -> tuple[str, ...]:
+    """N is the server's own."""
+    return (EXTRA_PREFIX + _DEVICES,)
+
+
+_PAPER = "Karimireddy et al., ICML 2020, arXiv:1910.06378"
+
+
+def method(parameters: ScaffoldParameters) -> Method:
+    """Scaffold, for the registry."""
+    plain = Method(
+        name="scaffold", paper=_PAPER, parameters=parameters, client=PlainClient, server=CoverageServer()
+    )
+    if not parameters.correction:
+        return plain
+    return replace(
+        plain,
+        client=ScaffoldClient,
+        server=ScaffoldServer(),
+        exchange=Exchange(down="model, control variate c", up="model, c + delta c_i", device="control variate c_i"),
+        extra_tensors=_controls,
+        inherits_extra=False,  # the c_i of another run are gone
+        kept=_kept,
+    )

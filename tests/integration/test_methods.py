@@ -1,0 +1,161 @@
+"""Every weight-sharing method over real processes and MQTT: one fleet of three devices, one run after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fleet import Fleet, hashes, mlp_run
+from torch import Tensor
+
+from edge_client.assignment import read_state
+from edge_client.data.sources import open_data
+from edge_client.files import load_device_file
+from edge_client.models import registry as models
+from edge_client.wire.tensors import ContainerReader
+
+pytestmark = pytest.mark.broker
+
+DEVICES = ("a", "b", "c")
+CLASSES = [str(digit) for digit in range(10)]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Device c has a quarter of the samples of the others."""
+    with Fleet(tmp_path_factory.mktemp("methods")) as fleet:
+        fleet.start_coordinator()
+        fleet.add_devices(*DEVICES)
+        for name, part in zip(DEVICES, ("[0, 4]", "[1, 4]", "[15, 16]"), strict=True):
+            fleet.start_device(name, data=f'{{ source = "digits", partition = "iid", part = {part} }}')
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def plain(fleet: Fleet) -> dict[str, Any]:
+    """Two rounds of FedAvg, with which all that follows is compared."""
+    return finished(fleet, "fedavg")
+
+
+def start(fleet: Fleet, method: str, rounds: int = 2, **changes: Any) -> str:
+    """Whole epochs: 23 steps on a and b, 6 on c."""
+    names = {"name": method, "method": {"name": method}, "train": {"max-steps": 1000}}
+    return fleet.start_run(mlp_run(rounds=rounds, devices=3, **names, **changes))
+
+
+def finished(fleet: Fleet, method: str, rounds: int = 2, **changes: Any) -> dict[str, Any]:
+    shown = fleet.wait_finished(start(fleet, method, rounds, **changes), 240)
+    assert shown["state"] == "finished", shown["reason"]
+    assert [device["id"] for device in shown["devices"]] == list(DEVICES)
+    return shown
+
+
+def server_tensors(fleet: Fleet, shown: dict[str, Any], version: int) -> dict[str, Tensor]:
+    sha256 = hashes(shown)[version]
+    with ContainerReader(fleet.state_dir / "blobs" / sha256[:2] / sha256) as reader:
+        return {name: reader.tensor(name) for name in reader.names()}
+
+
+def states(fleet: Fleet, run: str) -> dict[str, dict[str, Tensor]]:
+    """What the method keeps on each device."""
+    folders = {name: fleet.folder / name / "state/method-state" / run for name in DEVICES}
+    return {name: dict(read_state(folder)) for name, folder in folders.items()}
+
+
+def test_scaffold_keeps_its_control_variates_through_a_kill(fleet: Fleet, plain: dict[str, Any]) -> None:
+    """b is killed (-9) after round 1 and starts again: after round 2, c is still the mean of all c_i.
+
+    Had b forgotten its c_i, c would differ from that mean by a third of it. Round 1 is FedAvg's: all c are zero.
+    """
+    run = start(fleet, "scaffold")
+    fleet.wait_until(lambda: fleet.show(run)["round"] >= 1 and bool(states(fleet, run)["b"]), 120, "round 1 is over")
+    fleet.kill("b")
+    assert all(value.abs().sum() > 0 for value in states(fleet, run)["b"].values())
+    shown = fleet.wait_finished(run, 240)
+    assert shown["state"] == "finished", shown["reason"]
+    assert fleet.num_restarts["b"] == 1
+    first, average = server_tensors(fleet, shown, 1), server_tensors(fleet, plain, 1)
+    assert all(torch.equal(first[name], value) for name, value in average.items())
+    last, kept = server_tensors(fleet, shown, 2), states(fleet, run)
+    average = server_tensors(fleet, plain, 2)
+    assert not all(torch.equal(last[name], value) for name, value in average.items())
+    for name, control in last.items():
+        if name.startswith("extra/control/"):
+            own = [state[name.removeprefix("extra/control/")] for state in kept.values()]
+            torch.testing.assert_close(control, torch.stack(own).mean(dim=0), rtol=1e-3, atol=1e-6)
+
+
+def test_moon_compares_with_the_previous_model_from_round_2_on(fleet: Fleet, plain: dict[str, Any]) -> None:
+    """Round 1 has FedAvg's bytes, round 2 has not."""
+    shown = finished(fleet, "moon")
+    assert hashes(shown)[:2] == hashes(plain)[:2]
+    assert hashes(shown)[2] != hashes(plain)[2]
+    assert all({*state} == {*server_names(fleet, shown)} for state in states(fleet, shown["run"]).values())
+
+
+def server_names(fleet: Fleet, shown: dict[str, Any]) -> list[str]:
+    return [name.removeprefix("model/") for name in server_tensors(fleet, shown, 0)]
+
+
+def test_fednova_normalises_by_the_steps_that_devices_made(fleet: Fleet, plain: dict[str, Any]) -> None:
+    """From FedAvg's first model to other weights than FedAvg's, in about its direction."""
+    shown = finished(fleet, "fednova", 1)
+    assert hashes(shown)[0] == hashes(plain)[0]
+    first, nova, average = (server_tensors(fleet, *which) for which in ((shown, 0), (shown, 1), (plain, 1)))
+    for name, value in first.items():
+        moved, usual = (nova[name] - value).flatten(), (average[name] - value).flatten()
+        assert not torch.equal(moved, usual)
+        assert float(torch.dot(moved, usual)) > 0
+
+
+def test_fedper_trains_heads_that_never_leave_and_judges_with_them(fleet: Fleet, plain: dict[str, Any]) -> None:
+    """The server's head stays as it was made; version 2 is judged with the shared base and each device's own head."""
+    shown = finished(fleet, "fedper", evaluate={"every": 2})
+    first, last = server_tensors(fleet, shown, 0), server_tensors(fleet, shown, 2)
+    assert [name for name, value in first.items() if torch.equal(value, last[name])] == [
+        "model/head.weight",
+        "model/head.bias",
+    ]
+    kept, correct = states(fleet, shown["run"]), {}
+    for name, state in kept.items():
+        assert state.keys() == {"model/head.weight", "model/head.bias"}
+        correct[name] = accuracy(fleet.folder / name / "device.toml", {**last, **state})
+    judged = {e["device"]: e["accuracy"] for e in shown["device_evaluations"] if e["version"] == 2}
+    assert judged == pytest.approx(correct)
+    assert not torch.equal(kept["a"]["model/head.weight"], kept["b"]["model/head.weight"])
+
+
+def accuracy(device_toml: Path, tensors: dict[str, Tensor]) -> float:
+    """Of the fleet's mlp with these weights on a device's test samples."""
+    section = load_device_file(device_toml).data
+    assert section is not None
+    _, test = open_data(section, CLASSES, (1, 8, 8))
+    model = models.build("mlp", input_shape=(1, 8, 8), num_classes=10, options={"hidden": [16]})
+    model.load_state_dict({name.removeprefix("model/"): value for name, value in tensors.items()})
+    x, y = test.batch(range(len(test)))
+    return float((model(x).argmax(dim=1) == y).float().mean())
+
+
+def test_local_moves_no_model_but_the_first(fleet: Fleet, plain: dict[str, Any]) -> None:
+    """All versions are one blob; a device gets it once, where FedAvg's gets two, and sends no weights at all."""
+    shown = finished(fleet, "local")
+    assert len({*hashes(shown)}) == 1
+    length = shown["models"][0]["bytes"]
+    moved, usual = ({device["id"]: device for device in run["devices"]} for run in (shown, plain))
+    for name in DEVICES:
+        assert usual[name]["bytes_down"] - moved[name]["bytes_down"] > 0.9 * length
+        assert usual[name]["bytes_up"] - moved[name]["bytes_up"] > 1.5 * length
+    weights = [state["model/head.weight"] for state in states(fleet, shown["run"]).values()]
+    assert not torch.equal(weights[0], weights[1])
+
+
+def test_a_run_that_shares_nothing_fails_before_any_device_is_asked(fleet: Fleet) -> None:
+    """personal = 2 of the mlp's two layers; the reason says what would work."""
+    run = fleet.start_run(mlp_run(rounds=1, name="none", method={"name": "fedper", "personal": 2}))
+    shown = fleet.wait_finished(run, 60)
+    assert shown["state"] == "failed"
+    assert "set personal to 0 to 1" in shown["reason"]
+    assert shown["leases"] == []

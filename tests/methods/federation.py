@@ -1,0 +1,110 @@
+"""A federation in memory for the tests of methods: the real loop and folds, states and updates as devices have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from linear import TensorFrozen, TensorState
+from torch import Tensor
+
+from edge_client.methods import coverage, registry
+from edge_client.methods.base import Batch, Client, Header, Job, Phase
+from edge_client.models.contract import Model
+from edge_client.training.loop import Data, Settings, generator, train
+
+Loss = Callable[[Model], Callable[[Batch, Phase], Tensor]]
+
+
+@dataclass(kw_only=True)
+class Federation:
+    """Devices by name with their data; `loss` replaces cross entropy, for problems that are solved by hand."""
+
+    method: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    build: Callable[[], Model]
+    data: Mapping[str, Data]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    epochs: int = 1
+    loss: Mapping[str, Loss] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.made = registry.get(self.method, self.parameters)
+        model = self.build()
+        self.server = {name: value.clone() for name, value in model.state_dict().items()}
+        self.server |= {f"extra/{name}": value for name, value in self.made.extra_tensors(model).items()}
+        self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.data}
+        self.answered: set[str] = set()
+        self.updates: list[tuple[Header, dict[str, Tensor]]] = []
+        self.number = 0
+
+    def weights(self) -> dict[str, Tensor]:
+        """The server's model."""
+        return {name: value for name, value in self.server.items() if not name.startswith("extra/")}
+
+    def begun(self, device: str, settings: Settings | None = None) -> Client:
+        """A device's client with the server's model and its own state, as for an evaluation."""
+        model = self.build()
+        model.load_state_dict(self.weights())
+        extra = {name.removeprefix("extra/"): v.clone() for name, v in self.server.items() if name.startswith("extra/")}
+        client = self.made.client()
+        client.begin(
+            Job(
+                model=model,
+                round=self.number + 1,
+                num_rounds=10,
+                epochs=self.epochs,
+                learning_rate=settings.learning_rate if settings is not None else 0.0,
+                class_counts=(0,),
+                rng=lambda purpose: generator(1, purpose),
+                state={name: value.clone() for name, value in self.states[device].items()},
+                extra=extra,
+                loss=self.loss[device](model) if device in self.loss else None,
+            )
+        )
+        return client
+
+    def round(self, cohort: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """One round; returns the server's new model."""
+        self.number += 1
+        self.updates = [self._train(device) for device in cohort or self.data]
+        self.answered |= {header.device for header, _ in self.updates}
+        momentum = self.settings.get("momentum", 0.0) if self.settings.get("optimizer", "sgd") == "sgd" else 0.0
+        frozen = TensorFrozen(self.updates, num_devices=len(self.answered), momentum=momentum)
+        self.server = dict(self.made.server.fold(TensorState(self.server), frozen, round=self.number))
+        return self.weights()
+
+    def _train(self, device: str) -> tuple[Header, dict[str, Tensor]]:
+        table = {"batch": 8, "microbatch": 8, "learning_rate": 0.1, "seed": self.number, **self.settings}
+        settings = Settings(**table)
+        client = self.begun(device, settings)
+        model: Model = client.job.model  # type: ignore[attr-defined]
+        done = train(model, client, self.data[device], settings)
+        outcome = client.end()
+        if outcome.state:
+            self.states[device] = {name: value.detach().clone() for name, value in outcome.state.items()}
+        sent = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
+        sent |= {name: value for name, value in self.server.items() if name.startswith("extra/")}
+        sent |= {f"extra/{name}": value for name, value in outcome.extra.items()}
+        meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.made.kept(model))
+        lacking = coverage.left_out(sent, None, self.made.plans, meta)
+        update = {name.removeprefix("model/"): value for name, value in sent.items() if name not in lacking}
+        return Header(device=device, num_samples=len(self.data[device]), steps=done.steps), update
+
+
+class Shifted:
+    """Random samples whose labels and inputs differ from device to device."""
+
+    def __init__(self, num_samples: int, seed: int, shape: Sequence[int] = (1, 8, 8), num_classes: int = 3) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        self.labels = torch.randint(0, num_classes, (num_samples,), generator=rng)
+        self.labels[: num_samples // 2] = seed % num_classes
+        self.x = torch.randn(num_samples, *shape, generator=rng) + self.labels.view(-1, *([1] * len(shape))) * 0.5
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.x[indices], self.labels[indices]

@@ -1,0 +1,101 @@
+"""What holds for every weight-sharing method: with its special part off it is FedAvg, bit for bit; with it, not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from depth import KINDS, equal, model_of
+from federation import Federation, Shifted
+
+from edge_client.errors import InputError
+from edge_client.methods import registry
+
+OFF = [
+    ("fedprox", {"mu": 0}),
+    ("scaffold", {"correction": False}),
+    ("fednova", {}),  # devices make equally many steps here
+    ("moon", {"mu": 0}),
+    ("fedper", {"personal": 0}),
+    ("fedepth", {}),  # no plan: everything at once
+    ("fedepth+fedprox", {"mu": 0}),
+]
+ON = [("fedprox", {}), ("scaffold", {}), ("moon", {}), ("fedper", {}), ("local", {})]  # FedNova: in its own tests
+
+
+def _three_rounds(name: str, parameters: dict[str, Any], kind: str) -> dict[str, Any]:
+    """18, 24 and 21 samples in batches of 8: three steps each, with momentum."""
+    data = {device: Shifted(n, k) for k, (device, n) in enumerate((("a", 18), ("b", 24), ("c", 21)))}
+    made = Federation(
+        method=name,
+        parameters=parameters,
+        build=lambda: model_of(kind),
+        data=data,
+        settings={"momentum": 0.9, "weight_decay": 0.01, "microbatch": 8},
+    )
+    for _ in range(3):
+        weights = made.round()
+    return weights
+
+
+@pytest.mark.parametrize(("name", "parameters"), OFF, ids=[name for name, _ in OFF])
+@pytest.mark.parametrize("kind", ["mlp", "resnet10"])
+def test_with_its_extras_off_a_method_is_fedavg_bit_for_bit(name: str, parameters: dict[str, Any], kind: str) -> None:
+    """One architecture, all devices, three rounds; buffers of BatchNorms included."""
+    assert kind in KINDS
+    assert equal(_three_rounds(name, parameters, kind), _three_rounds("fedavg", {}, kind))
+
+
+@pytest.mark.parametrize(("name", "parameters"), ON, ids=[name for name, _ in ON])
+def test_with_its_extras_on_it_is_not(name: str, parameters: dict[str, Any]) -> None:
+    """Something is really used."""
+    assert not equal(_three_rounds(name, parameters, "mlp"), _three_rounds("fedavg", {}, "mlp"))
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fednova", "moon", "fedper", "local"])
+@pytest.mark.parametrize("above", ["fedepth", "m-fedepth"])
+def test_methods_that_need_the_whole_model_cannot_be_under_fedepth(name: str, above: str) -> None:
+    """They are not listed as pairs, and the refusal says why."""
+    assert f"{above}+{name}" not in registry.names()
+    with pytest.raises(InputError, match=f"'{name}' cannot be under '{above}': its rule is for a model whose parts"):
+        registry.validate(f"{above}+{name}", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("moon", {"mu": -1}, "mu: expected 0 to 1000, got -1.0; mu in the paper: weight of the contrastive loss"),
+        ("moon", {"temperature": 0}, "temperature: expected 0.001 to 1000, got 0.0; tau in the paper: divides the"),
+        ("fedper", {"personal": -1}, "personal: expected 0 to 1000, got -1; K_P in the paper: last units"),
+        ("scaffold", {"correction": 1}, "correction: expected bool, got int; c - c_i in the paper: correct each"),
+        ("local", {"mu": 1}, "'local' has no parameters of its own, got mu = 1"),
+    ],
+)
+def test_parameters_out_of_range_name_field_value_range_and_symbol(
+    name: str, parameters: dict[str, Any], message: str
+) -> None:
+    """The coordinator says so before a run starts."""
+    with pytest.raises(InputError) as caught:
+        registry.validate(name, parameters)
+    assert message in str(caught.value)
+
+
+def test_what_methods_keep_counts_in_the_plan() -> None:
+    """Copies of all weights add up over the parts of a name; what a step makes is the largest of them."""
+    kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
+    assert kept == {
+        "fedavg": 0,
+        "fedepth": 0,
+        "fedepth+fedprox": 1,
+        "fednova": 0,
+        "fedper": 0,
+        "fedprox": 1,
+        "local": 0,
+        "m-fedepth": 0,
+        "m-fedepth+fedprox": 1,
+        "moon": 2,
+        "scaffold": 2,
+    }
+    rules = registry.plan_rules("fedepth+fedprox", {})
+    assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 3)
+    assert registry.plan_rules("moon", {"mu": 0}).weight_copies == 0

@@ -1,0 +1,139 @@
+"""The aggregator's jobs where a method has something of its own: tensors, what stays on devices, what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rows import run_file
+from torch import Tensor
+
+from coordinator import aggregator
+from coordinator.run_commands import check_run
+from edge_client.errors import InputError
+from edge_client.records import to_map
+from edge_client.wire.tensors import ContainerReader, codec_for, write_container
+
+TASK = """
+from torch import nn
+from edge_client import Task
+mine = Task(model=lambda n: nn.Sequential(nn.Flatten(), nn.Linear(4, n)), train_data=lambda device: None)
+"""
+
+
+def _run(method: str, **more: Any) -> dict[str, Any]:
+    """An mlp of 4 inputs, 3 hidden and 2 classes."""
+    model = {"name": "mlp", "input": [1, 2, 2], "hidden": [3]}
+    return to_map(run_file(**{"model": model, "method": {"name": method, **more.pop("parameters", {})}, **more}))
+
+
+def _answer(job: str, out: Path, **fields: Any) -> dict[str, Any]:
+    return aggregator.answer({"id": 1, "job": job, "out": str(out), **fields})
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    with ContainerReader(path) as reader:
+        return {name: reader.tensor(name) for name in reader.names()}
+
+
+def _write(path: Path, values: dict[str, Tensor], **report: Any) -> Path:
+    table = [(name, codec_for(value, "fp32"), value.shape) for name, value in values.items()]
+    write_container(path, {"num_samples": 10, "payload": "params", **report}, table, values.values())
+    return path
+
+
+def test_control_variates_begin_at_zero_and_are_not_inherited(tmp_path: Path) -> None:
+    """The c_i of another run are not on the devices any more, so its c would pull the model for ever."""
+    assert _answer("init", tmp_path / "first", run=_run("scaffold"))["ok"]
+    first = _tensors(tmp_path / "first")
+    controls = [name for name in first if name.startswith("extra/control/")]
+    assert [name.removeprefix("extra/control/") for name in controls] == [
+        name.removeprefix("model/") for name in first if name.startswith("model/")
+    ]
+    with ContainerReader(tmp_path / "first") as reader:
+        assert reader.header.meta == {"kept": ("extra/devices",)}
+    trained = {name: value + 1 for name, value in first.items()}
+    start = _write(tmp_path / "start", trained)
+    assert _answer("init", tmp_path / "next", run=_run("scaffold"), start=str(start))["ok"]
+    for name, value in _tensors(tmp_path / "next").items():
+        assert torch.equal(value, trained[name] if name.startswith("model/") else torch.zeros_like(value))
+
+
+def test_a_fold_of_scaffold_counts_the_devices_of_the_run(tmp_path: Path) -> None:
+    """One of N = 4 devices answers with 1 in place of c = 0: c = 1/4; the model is the device's."""
+    run = _run("scaffold")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    sent = {name: torch.ones_like(value) for name, value in _tensors(tmp_path / "m").items() if name != "extra/devices"}
+    update = _write(tmp_path / "u", sent, steps=1)
+    job = {"run": run, "round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "num_devices": 4}
+    updates = [{"device": "a", "path": str(update), "num_samples": 10}]
+    assert _answer("fold", tmp_path / "next", **job, updates=updates)["ok"]
+    folded = _tensors(tmp_path / "next")
+    assert int(folded.pop("extra/devices")) == 4
+    for name, value in folded.items():
+        assert torch.equal(value, torch.full_like(value, 0.25 if name.startswith("extra/") else 1.0))
+
+
+def test_a_fold_of_fednova_uses_steps_and_the_runs_momentum(tmp_path: Path) -> None:
+    """From 0, devices at -1 after 1 and 2 steps with rho = .5: a = 1 and 2.5; -(1.75)(.5 + .5/2.5) = -1.225."""
+    run = _run("fednova", train={"momentum": 0.5})
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    zeros = {name: torch.zeros_like(value) for name, value in _tensors(tmp_path / "m").items()}
+    model = _write(tmp_path / "zeros", zeros)
+    moved = {name: value - 1 for name, value in zeros.items()}
+    updates = [
+        {"device": name, "path": str(_write(tmp_path / name, moved, steps=steps)), "num_samples": 10}
+        for name, steps in (("a", 1), ("b", 2))
+    ]
+    job = {"run": run, "round": 1, "model": str(model), "base": str(model), "updates": updates}
+    assert _answer("fold", tmp_path / "next", **job)["ok"]
+    for value in _tensors(tmp_path / "next").values():
+        torch.testing.assert_close(value, torch.full_like(value, -1.225))
+    adam = _run("fednova", train={"optimizer": "adam", "momentum": 0.5})
+    assert _answer("fold", tmp_path / "adam", **{**job, "run": adam})["ok"]
+    for value in _tensors(tmp_path / "adam").values():  # a = 1 and 2: -(1.5)(.5 + .25)
+        torch.testing.assert_close(value, torch.full_like(value, -1.125))
+
+
+def test_what_local_folds_has_the_bytes_of_what_it_was(tmp_path: Path) -> None:
+    """Updates without tensors: the next version is the same blob, which devices do not fetch again."""
+    run = _run("local")
+    made = _answer("init", tmp_path / "m", run=run)
+    update = _write(tmp_path / "u", {}, steps=1)
+    job = {"run": run, "round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m")}
+    updates = [{"device": "a", "path": str(update), "num_samples": 10}]
+    assert _answer("fold", tmp_path / "next", **job, updates=updates)["sha256"] == made["sha256"]
+
+
+def test_a_run_in_which_nothing_would_be_shared_ends_before_it_begins(tmp_path: Path) -> None:
+    """The mlp has a hidden layer and a head: two units with parameters."""
+    reply = _answer("init", tmp_path / "m", run=_run("fedper", parameters={"personal": 2}))
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert "shares nothing, the model has 2 units with parameters; set personal to 0 to 1" in reply["detail"]
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "code"), [("scaffold", None), ("moon", None), ("fedper", "input"), ("m-fedepth", "input")]
+)
+def test_a_task_whose_samples_the_server_does_not_know(tmp_path: Path, method: str, code: str | None) -> None:
+    """Scaffold and MOON need no shapes there; FedPer sees that one layer alone cannot be shared; m-FeDepth asks."""
+    (tmp_path / "mine.py").write_text(TASK)
+    sha256 = hashlib.sha256(TASK.encode()).hexdigest()
+    task = {"name": "mine", "file": "mine.py:mine", "sha256": sha256}
+    run = to_map(run_file(model=None, task=task, method={"name": method}))
+    reply = _answer("init", tmp_path / "m", run=run, task=str(tmp_path / "mine.py"))
+    assert reply.get("code") == code, reply
+
+
+@pytest.mark.parametrize("method", [{"name": "local"}, {"name": "fedper"}])
+def test_the_server_cannot_judge_models_that_live_on_devices(method: dict[str, Any], tmp_path: Path) -> None:
+    """With a file of test data on the server the run is refused; FedPer without personal layers is FedAvg."""
+    evaluate = {"on": f"npz:{tmp_path}/test.npz"}
+    with pytest.raises(InputError, match=r'live on the devices, the server cannot judge them; set it to "devices"'):
+        check_run(run_file(method=method, evaluate=evaluate))
+    check_run(run_file(method=method))
+    check_run(run_file(method={"name": "fedper", "personal": 0}, evaluate=evaluate))

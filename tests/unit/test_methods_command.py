@@ -1,0 +1,113 @@
+"""`coordinator methods list|show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rows import run_file
+
+from coordinator import aggregator, cli
+from edge_client.methods import registry
+from edge_client.records import to_map
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert cli.main(["methods", *words, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_all_methods_are_listed_with_papers_and_what_they_exchange(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the registry, pairs included."""
+    listed = _json(capsys, "list")
+    assert [row["name"] for row in listed] == registry.names()
+    assert {row["name"]: row["exchanges"]["up"] for row in listed}["fedper"] == "model without personal layers"
+    assert all(row["paper"] for row in listed)
+    assert cli.main(["methods", "list", "-q"]) == 0
+    assert capsys.readouterr().out.split() == registry.names()
+    assert cli.main(["methods", "list"]) == 0
+    assert "arXiv:1910.06378" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper", "m-fedepth"])
+def test_the_bytes_down_are_those_of_the_file_that_a_run_sends(
+    name: str, codec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The aggregator makes and encodes the first model of a run; its length is what `show` says."""
+    run = run_file(
+        model={"name": "har-cnn", "input": [9, 32]},
+        classes=["a", "b", "c"],
+        method={"name": name},
+        rounds={"codec": codec},
+    )
+    made = aggregator.answer({"id": 1, "job": "init", "run": to_map(run), "out": str(tmp_path / "m")})
+    assert made["ok"], made
+    job = {"id": 2, "job": "encode", "model": str(tmp_path / "m"), "codec": codec, "out": str(tmp_path / "sent")}
+    sent = aggregator.answer(job)
+    words = ["--model", "har-cnn", "--input", "9x32", "--classes", "3", "--codec", codec]
+    shown = _json(capsys, "show", name, *words)
+    assert shown["bytes_down"] == sent["length"] == (tmp_path / "sent").stat().st_size
+
+
+def test_what_is_shown_of_a_method(capsys: pytest.CaptureFixture[str]) -> None:
+    """small-cnn has 29,066 parameters in 6 tensors: 4 bytes each, and a header of less than 1 kB."""
+    plain = _json(capsys, "show", "fedavg")
+    assert plain["parameters"] == []
+    assert 4 * 29_066 < plain["bytes_down"] < plain["bytes_up"] < 4 * 29_066 + 1024
+    moon = _json(capsys, "show", "moon")
+    assert (moon["bytes_up"], moon["bytes_down"]) == (plain["bytes_up"], plain["bytes_down"])
+    assert [(p["name"], p["symbol"], p["default"], p["range"]) for p in moon["parameters"]] == [
+        ("mu", "mu", 1.0, "0 to 1000"),
+        ("temperature", "tau", 0.5, "0.001 to 1000"),
+    ]
+    assert moon["paper"] == "Li et al., CVPR 2021, arXiv:2103.16257"
+    assert moon["exchanges"] == {"down": "model", "up": "model", "device": "model after its last round"}
+
+
+def test_personal_layers_do_not_travel_up_and_nothing_does_twice_in_local(capsys: pytest.CaptureFixture[str]) -> None:
+    """FedPer: without the head, 1024 x 10 + 10 parameters; Local: the model once, then a report of its own."""
+    plain, personal = _json(capsys, "show", "fedavg"), _json(capsys, "show", "fedper")
+    saved = plain["bytes_up"] - personal["bytes_up"]
+    assert 4 * 10_250 <= saved < 4 * 10_250 + 192
+    assert _json(capsys, "show", "fedper", "--set", "personal=0")["bytes_up"] == plain["bytes_up"]
+    local = _json(capsys, "show", "local")
+    assert (local["bytes_down"], local["bytes_once"]) == (0, pytest.approx(plain["bytes_down"], abs=64))
+    assert 0 < local["bytes_up"] < 1024
+
+
+def test_scaffold_moves_twice_as_much(capsys: pytest.CaptureFixture[str]) -> None:
+    """A control variate for each parameter; for a model with buffers a little less than twice."""
+    plain, scaffold = (_json(capsys, "show", name, "--model", "mlp") for name in ("fedavg", "scaffold"))
+    parameters = 4 * 50_890
+    for way in ("bytes_up", "bytes_down"):
+        assert parameters < scaffold[way] - plain[way] < parameters + 512
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """Symbols, defaults, the model, and its bytes: 2 x 29,066 and a header of 256."""
+    assert cli.main(["methods", "show", "fedepth+fedprox", "--codec", "fp16"]) == 0
+    out = capsys.readouterr().out
+    assert "mu           mu                0.01" in out
+    assert "per round and device: 58.4 kB down, 58." in out
+    assert "(small-cnn, input 1x28x28, 10 classes, fp16)" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["fedsgd"], 7, "unknown method 'fedsgd'; known: fedavg"),
+        (["moon", "--set", "mu=-1"], 3, "mu: expected 0 to 1000, got -1.0; mu in the paper"),
+        (["fedper", "--set", "personal=3"], 3, "personal = 3 shares nothing, the model has 3 units"),
+        (["fedavg", "--classes", "1"], 3, "--classes: expected 2 or more, got 1"),
+        (["fedavg", "--model", "vgg"], 7, "unknown model 'vgg'"),
+    ],
+)
+def test_what_makes_no_sense_is_said(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and an exit code that tells which kind of mistake it was."""
+    assert cli.main(["methods", "show", *words]) == code
+    assert message in capsys.readouterr().err
