@@ -17,18 +17,16 @@ import json
 import logging
 import os
 import platform
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_client import durable
+from edge_client import apart, durable
 from edge_client.device import guard, meter
 from edge_client.device.probe import find_torch
-from edge_client.errors import FedfitError, MachineError
+from edge_client.errors import FedfitError
 from edge_client.planning.cost import measured_bytes
 from edge_client.planning.rows import (
     Line,
@@ -43,13 +41,13 @@ from edge_client.planning.rows import (
     save_rows,
 )
 from edge_client.records import Count, Hash, PlanRules, TrainingPlan, from_map, to_map
-from edge_client.run_file import RunFile
+from edge_client.run_file import MethodSection, RunFile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from edge_client.methods.base import Client, Method
     from edge_client.models.contract import Model
+    from edge_client.rehearsal import RandomSamples, Rehearsal
 
 __all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure"]
 
@@ -59,15 +57,15 @@ _BATCHES = ((8, 16), (4, 8), (2, 4))  # the first whose activations are small
 _ACTIVATION_BYTES = 256 * 2**20
 _PREFIX = "fedfit/"
 _COPIES = 3  # of all activations, roughly, during a step
-_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationJob:
     """What to measure; everything that changes the numbers is in the key."""
 
-    run: RunFile  # its model or task, classes and method count
+    run: RunFile  # its model or task, classes and threads count; its method only says how groups are trained
     input_shape: tuple[int, ...]
+    slice: str = "full"
     task: str | None = None  # path of the task's file
     dtype: str = "fp32"
     limit_bytes: Count = 0  # of this process; 0: none
@@ -80,15 +78,17 @@ def job_for(
     input_shape: Sequence[int],
     *,
     task: str | None = None,
+    cut: str = "full",
     dtype: str = "fp32",
 ) -> CalibrationJob:
-    """A job and its key: equal keys have equal rows."""
+    """A job and its key: equal keys have equal rows. What a method adds to any model is not in them (`Workload`)."""
     torch = find_torch()
     what = {
         "format": 1,
         "model": to_map(replace(run.model, init="random")) if run.model is not None else None,
         "task": run.task.sha256 if run.task is not None else None,
         "input": list(input_shape),
+        "slice": cut,
         "classes": len(run.classes),
         "groups": rules.groups,
         "auxiliary": rules.auxiliary,
@@ -98,7 +98,9 @@ def job_for(
         "machine": platform.machine(),
     }
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-    return CalibrationJob(run=run, input_shape=tuple(input_shape), task=task, dtype=dtype, key=key)
+    method = "m-fedepth" if rules.auxiliary else "fedepth" if rules.groups else "fedavg"
+    run = replace(run, method=MethodSection(name=method))
+    return CalibrationJob(run=run, input_shape=tuple(input_shape), slice=cut, task=task, dtype=dtype, key=key)
 
 
 def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
@@ -107,32 +109,14 @@ def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
     known = load_rows(path, key=job.key) if path is not None else None
     if known is not None:
         return known
-    with tempfile.TemporaryDirectory(prefix="fedfit-calibration-") as folder:
-        given, out = Path(folder) / "job.json", Path(folder) / "rows.json"
-        given.write_text(json.dumps(to_map(job)), encoding="utf-8")
-        _run_process(given, out)
-        rows = load_rows(out, key=job.key)
-    if rows is None:
-        raise MachineError("the calibration left no rows")
+    found = apart.ask("edge_client.calibration", job, threads=job.run.train.threads, what="the calibration")
+    rows = from_map(ModelRows, found, where="result of the calibration")
     if path is not None:
         try:
             save_rows(path, rows)
         except OSError as error:
             _log.warning("cannot keep cost rows in %s: %s", path, error.strerror)
     return rows
-
-
-def _run_process(given: Path, out: Path) -> None:
-    command = [sys.executable, "-m", "edge_client.calibration", str(given), str(out)]
-    env = {**os.environ, "FEDFIT_PARENT_PID": str(os.getpid())}
-    try:
-        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise MachineError(f"the calibration did not end within {_TIMEOUT_S:g} s") from error
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("USDT:")]
-        why = lines[-1] if lines else "it said nothing"
-        raise MachineError(f"the calibration ended with exit code {done.returncode}: {why[:300]}")
 
 
 def become(job: CalibrationJob, workdir: Path) -> None:
@@ -157,66 +141,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[0] == "--for":
-        _stand_guard()
+        apart.stand_guard()
         _for_worker(Path(arguments[1]))
-    given, out = Path(arguments[0]), Path(arguments[1])
-    _stand_guard()
-    job = from_map(CalibrationJob, json.loads(given.read_bytes()), where="calibration job")
-    os.environ["OMP_NUM_THREADS"] = str(job.run.train.threads)
-    try:
-        save_rows(out, measure(job))
-    except FedfitError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    return 0
-
-
-def _stand_guard() -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    parent = os.environ.get("FEDFIT_PARENT_PID", "")
-    guard.die_with_parent(int(parent) if parent.isdigit() else None)
-    guard.pin_malloc()
-    guard.raise_oom_score()
+    return apart.answer(CalibrationJob, measure, arguments)
 
 
 def measure(job: CalibrationJob) -> ModelRows:
     """The rows, measured in this process; malloc must be pinned before torch is loaded."""
     import torch
 
-    import edge_client.assignment  # all that a worker loads: its base is measured here  # noqa: F401
-    from edge_client.methods import registry
-    from edge_client.models.layout import allows_channels_last, to_channels_last
-    from edge_client.run_model import recipe
-    from edge_client.task import read_source
-    from edge_client.task_files import split_place
-    from edge_client.training.loop import Settings
-    from edge_client.training.warmup import warm_up
+    from edge_client.rehearsal import prepare
 
-    torch.set_num_threads(job.run.train.threads)
-    source = read_source(*split_place(job.task)) if job.task is not None else None
-    model = recipe(job.run, source).build(job.input_shape)
-    channels_last = allows_channels_last(model)
-    if channels_last:
-        to_channels_last(model)
-    warm_up(model, Settings(batch=1, microbatch=1, learning_rate=0.0, seed=0, channels_last=channels_last))
+    made = prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
+    model = made.model
     base_bytes = meter.rss_bytes()
     if job.limit_bytes:
         guard.limit_growth(job.limit_bytes)
-    bench = _Bench(
-        model=model,
-        method=registry.get(job.run.method.name, job.run.method.parameters),
-        num_classes=len(job.run.classes),
-        channels_last=channels_last,
-        dtype=job.dtype,
-        batches=_batches(model),
-    )
+    bench = _Bench(made=made, batches=_batches(model))
     grown = bench.grown()  # first: a process that has used the profiler has memory to spare
     modes = {"plain" if kind is None else kind: bench.rows(kind) for kind in (None, *model.recompute_kinds)}
     rows = ModelRows(
         key=job.key,
         torch=str(torch.__version__),
         machine=platform.machine(),
-        channels_last=channels_last,
+        channels_last=made.channels_last,
         dtype=job.dtype,
         batches=bench.batches,
         base_bytes=base_bytes,
@@ -281,13 +229,13 @@ class _Trace:
 class _Bench:
     """One model on the bench."""
 
-    model: Model
-    method: Method
-    num_classes: int
-    channels_last: bool
-    dtype: str
+    made: Rehearsal
     batches: tuple[int, int]
     out_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Model:
+        return self.made.model
 
     def rows(self, kind: str | None) -> tuple[UnitRow, ...]:
         """One row per unit, with this kind of recomputation."""
@@ -295,7 +243,7 @@ class _Bench:
         whole = _Pair(self.batches, *(self._steps(batch, ())[0] for batch in self.batches))
         blocks = [unit.name for unit in self.model.units if unit.kind == "block"]
         alone: dict[str, _Pair] = {}
-        if self.method.plans.groups and blocks:
+        if self.made.method.plans.groups and blocks:
             one, other = (self._steps(batch, tuple((name,) for name in blocks)) for batch in self.batches)
             alone = {name: _Pair(self.batches, *pair) for name, *pair in zip(blocks, one, other, strict=True)}
         evaluated = _Pair(self.batches, *(self._forward(batch) for batch in self.batches))
@@ -333,18 +281,11 @@ class _Bench:
         return trace.parts()
 
     def _train(self, batch: int, groups: tuple[tuple[str, ...], ...]) -> None:
-        from edge_client.training.loop import Settings, train
+        from edge_client.training.loop import train
 
         plan = TrainingPlan(groups=groups, microbatch=batch, budget_bytes=0, predicted_bytes=0)
-        settings = Settings(
-            batch=batch,
-            microbatch=batch,
-            learning_rate=0.0,
-            seed=0,
-            channels_last=self.channels_last,
-            dtype=self.dtype,
-        )
-        client = self._client(plan)
+        settings = replace(self.made.settings(batch, plan), optimizer="sgd", momentum=0.0, weight_decay=0.0)
+        client = self.made.client(plan)
         adjust = client.adjust
 
         def stepping(name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
@@ -352,35 +293,16 @@ class _Bench:
             adjust(name, param, grad, kept)
 
         client.adjust = stepping  # type: ignore[method-assign]
-        train(self.model, client, _RandomData(self.model.input_shape, batch, self.num_classes), settings)
-
-    def _client(self, plan: TrainingPlan) -> Client:
-        from edge_client.methods.base import Job
-        from edge_client.training.loop import generator
-
-        client = self.method.client()
-        job = Job(
-            model=self.model,
-            round=1,
-            num_rounds=1,
-            epochs=1,
-            learning_rate=0.0,
-            class_counts=(1,) * self.num_classes,
-            plan=plan,
-            rng=lambda purpose: generator(0, purpose),
-            extra=self.method.extra_tensors(self.model),
-        )
-        client.begin(job)
-        return client
+        train(self.model, client, _Marked(self.made.samples(batch)), settings)
 
     def _forward(self, batch: int) -> _Trace:
         import torch
 
-        data = _RandomData(self.model.input_shape, batch, self.num_classes)
+        data = _Marked(self.made.samples(batch))
         self.model.eval()
         with _profiled() as trace, self._marked(), torch.no_grad():
             x, _ = data.batch(torch.arange(batch))
-            if self.channels_last and x.ndim == 4:
+            if self.made.channels_last and x.ndim == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             self.model(x)
             _mark("end")
@@ -411,23 +333,19 @@ class _Bench:
             del self.model.run_units
 
 
-class _RandomData:
-    """Samples that cost nothing but themselves."""
+class _Marked:
+    """Samples with a mark where each batch begins."""
 
-    def __init__(self, shape: tuple[int, ...], num_samples: int, num_classes: int) -> None:
-        import torch
-
-        self._shape = shape
-        self.labels = torch.arange(num_samples) % num_classes
+    def __init__(self, samples: RandomSamples) -> None:
+        self._samples = samples
+        self.labels = samples.labels
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._samples)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        import torch
-
         _mark("batch")
-        return torch.rand(len(indices), *self._shape), self.labels[indices]
+        return self._samples.batch(indices)
 
 
 @dataclass(frozen=True, slots=True)
