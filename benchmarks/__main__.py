@@ -19,6 +19,7 @@ _KNOWN = {
     "restart": ("restart", "measure"),
     "thousand_devices": ("thousand_devices", "measure"),
     "first_fleet": ("first_fleet", "measure"),
+    "recompute": ("recompute", "measure"),
 }
 
 

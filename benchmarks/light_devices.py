@@ -34,15 +34,8 @@ from edge_client.session import (
 )
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, num_chunks, parse_chunk, transfer_id
-from edge_client.wire.messages import (
-    Hello,
-    Message,
-    Pull,
-    context_down,
-    context_up,
-    open_message,
-    seal_message,
-)
+from edge_client.wire.conversation import Conversation
+from edge_client.wire.messages import Message, Pull
 from edge_client.wire.reassembly import expand
 from edge_client.wire.topics import Topics
 
@@ -127,7 +120,9 @@ class _Device:
         boot = secrets.token_hex(8)
         self.session = Session(boot=boot, profile=DeviceProfile(budget_bytes=10**9), labels={}, client="light")
         self.session.free_bytes = 10**12
-        self._sid, self._seq = "", 0
+        self._conversation = Conversation(
+            federation=bundle.federation, device=bundle.device, key=bundle.key_bytes()
+        )
         self._wanted: dict[bytes, tuple[PartRef, dict[int, bytes]]] = {}
         self._update = b""
         self.connection = _Connection(bundle, boot)
@@ -148,8 +143,7 @@ class _Device:
         if topic == self._topics.device(self._bundle.device, "down"):
             self._chunk(payload, now)
         elif topic == self._topics.device(self._bundle.device, "cmd"):
-            context = context_down(self._bundle.federation, self._bundle.device)
-            self.handle(open_message(payload, key=self._bundle.key_bytes(), context=context).message, now)
+            self.handle(self._conversation.open(payload), now)
 
     def handle(self, event: Event, now: float) -> None:
         """Let the session decide, and do it."""
@@ -161,7 +155,7 @@ class _Device:
             case Send(message):
                 self._send(message)
             case BeginSession(session):
-                self._sid, self._seq = session, 0
+                self._conversation.begin(session)
             case Fetch(part):
                 self._wanted[transfer_id(part.sha256)] = (part, {})
                 if len(self._wanted) == 1:  # one part at a time, as the daemon does
@@ -181,11 +175,7 @@ class _Device:
                 pass  # Save, Stop, Forget: nothing is on disk, nothing runs
 
     def _send(self, message: Message) -> None:
-        context = context_up(self._bundle.federation, self._bundle.device)
-        session = "" if isinstance(message, Hello) else self._sid
-        data = seal_message(message, session=session, seq=self._seq, key=self._bundle.key_bytes(), context=context)
-        self._seq += 1
-        self._publish("up", data)
+        self._publish("up", self._conversation.seal(message))
 
     def _publish(self, channel: str, payload: bytes) -> None:
         self.connection.send(_packet(0x30, _text(self._topics.device(self._bundle.device, channel)) + payload))

@@ -21,8 +21,6 @@ Does not cover: which updates count, and what becomes permanent: `out` is a plai
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import math
 import os
@@ -33,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from coordinator.job_child import answer_jobs
 from edge_client import durable, faults, records
 from edge_client.device import guard
 from edge_client.errors import (
@@ -424,22 +423,6 @@ _JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
 }
 
 
-@contextlib.contextmanager
-def _replies() -> Iterator[Callable[[Reply], None]]:
-    """Keep the real standard output for answers; whatever else prints goes to standard error."""
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stream:
-        os.dup2(2, 1)
-
-        def send(reply: Reply) -> None:
-            try:
-                stream.write(json.dumps(reply, allow_nan=False) + "\n")
-                stream.flush()
-            except BrokenPipeError:  # the coordinator died before we asked to die with it; closing would flush again
-                os._exit(0)
-
-        yield send
-
-
 def main() -> int:
     """Answer jobs until the input ends."""
     guard.die_with_parent()
@@ -451,11 +434,9 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(1)
-    with _replies() as send:
-        for line in sys.stdin:
-            send(answer(json.loads(line)))
+    answer_jobs(answer)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    guard.end(main())

@@ -15,6 +15,7 @@ from coordinator.cli_devices import add_device_verbs
 from coordinator.cli_models import add_models
 from coordinator.cli_options import formatted, show, verb
 from coordinator.cli_runs import add_run
+from coordinator.cli_simulate import add_simulate
 from coordinator.cli_state import add_verbs
 from edge_client import __version__
 from edge_client.errors import FedfitError
@@ -33,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     add_device_verbs(nouns)
     add_run(nouns)
     add_models(nouns)
+    add_simulate(nouns)
     add_verbs(nouns)
     return parser
 

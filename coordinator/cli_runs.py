@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import hashlib
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,10 @@ from typing import Any
 from coordinator import control, tables
 from coordinator.cli_options import formatted, listing, show, show_list, verb
 from coordinator.run_commands import check_run
+from coordinator.task_source import with_task
 from edge_client.errors import InputError, NothingFitsError, RunFailedError
 from edge_client.records import to_map
-from edge_client.run_file import RunFile, TaskSection, load_run_file
-from edge_client.task_files import read_task_file, split_place
+from edge_client.run_file import load_run_file
 
 __all__ = ["add_run"]
 
@@ -47,7 +45,7 @@ def _start(options: argparse.Namespace) -> None:
     file = load_run_file(options.file)
     source = ""
     if file.task is not None:
-        file, source = _with_task(file, file.task, options.file)
+        file, source, _ = with_task(file, file.task, options.file)
     check_run(file)
     asked = {"file": to_map(file), "task_source": source, "dry": options.dry_run}
     started = control.request(options.state_dir, "run-start", **asked)
@@ -62,25 +60,6 @@ def _start(options: argparse.Namespace) -> None:
 def _started(data: Json) -> str:
     waits = f"; it waits for {data['waits_for']}" if data["waits_for"] else ""
     return f"started {data['run']}{waits}; look at it with: coordinator run show {data['run']}"
-
-
-def _with_task(file: RunFile, task: TaskSection, path: Path) -> tuple[RunFile, str]:
-    """The run with its task's hash, and the task's source: the file beside the run file."""
-    try:
-        place, name = split_place(task.file or f"{task.name}.py:task")
-        found = path.parent / place
-        data = read_task_file(found)
-        source = data.decode()
-    except InputError as error:
-        hint = 'task = { name = "NAME", file = "FILE.py:OBJECT" } names another place'
-        raise InputError(f"{path}: task {task.name!r}: {error}; {hint}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{found}: expected Python in UTF-8, got {error}") from None
-    sha256 = hashlib.sha256(data).hexdigest()
-    if task.sha256 not in ("", sha256):
-        raise InputError(f"{path}: task.sha256 is {task.sha256}, but {found} has {sha256}")
-    section = dataclasses.replace(task, file=f"{found.name}:{name}", sha256=sha256)
-    return dataclasses.replace(file, task=section), source
 
 
 def _dry_run(options: argparse.Namespace, run: str, num_needed: int) -> None:

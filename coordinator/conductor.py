@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import intake, rounds
-from coordinator.aggregation import Aggregation, Answer
 from coordinator.eligibility import Obstacle, obstacle
+from coordinator.job_child import Answer, JobChild
 from coordinator.roster import Roster
 from coordinator.rounds import RunMachine
 from coordinator.stopping import learning_rate
-from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, ModelRow, RunRow, Store
+from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, ModelRow, RunRow, Store, UpdateRow
 from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
@@ -59,12 +59,15 @@ class Conductor:
         blobs: BlobStore,
         uploads: Uploads,
         downloads: Downloads,
-        aggregation: Aggregation,
+        aggregation: JobChild,
         send: Send,
         announce: Callable[[dict[str, Any]], None],
         roster: Roster,
         epoch: int,
+        simulated: bool = False,
+        test_data: str = "",
     ) -> None:
+        """`test_data` is the npz file that `evaluate.on = "simulate"` means."""
         self._store = store
         self._roster = roster
         self._blobs = blobs
@@ -74,6 +77,8 @@ class Conductor:
         self._send = send
         self._announce = announce
         self._epoch = epoch
+        self._simulated = simulated
+        self._test_data = test_data
         self.machine: RunMachine | None = None
         self.run: RunRow | None = None
         self.model: ModelRow | None = None
@@ -273,6 +278,7 @@ class Conductor:
             scores=self._store.scores(run.id),
             evaluations=self._store.evaluations(run.id, model.version),
             dry=run.dry,
+            simulated=self._simulated,
         )
         self.run, self.model = run, model
         self.machine = RunMachine(snapshot, new_id=lambda: secrets.token_hex(16), new_issue=self._next_issue, now=now)
@@ -527,7 +533,7 @@ class Conductor:
                     self._uploads.drop(device)
                     self._send(device, Cancel(lease=lease_id))
                 case rounds.SaveUpdate(lease_id, update, evaluation):
-                    store.save_update(update, evaluation, lease_id)
+                    self._save_update(lease_id, update, evaluation)
                     self._remember(lease_id)
                 case rounds.SaveScore(version, score, best_version):
                     self._save_score(version, score, best_version)
@@ -564,6 +570,13 @@ class Conductor:
                 case rounds.Finish(state, reason):
                     self._finish(state, reason)
 
+    def _save_update(self, lease_id: str, update: UpdateRow | None, evaluation: EvaluationRow | None) -> None:
+        """With what travelled for it: whatever becomes of this process, those bytes are counted once."""
+        lease = self.machine.leases.get(lease_id) if self.machine else None
+        moved = self.traffic.pop(lease.device, None) if lease is not None else None
+        traffic = {lease.device: moved} if lease is not None and moved is not None else {}
+        self._store.save_update(update, evaluation, lease_id, traffic)
+
     def _save_score(self, version: int, score: float, best_version: int) -> None:
         """A best version that is beaten was perhaps kept for that alone."""
         before = self._store.run(self._run_id())
@@ -592,7 +605,8 @@ class Conductor:
         run, model = self.run, self.model
         assert run is not None
         assert model is not None
-        path = self._file().evaluate.on.removeprefix("npz:")
+        where = self._file().evaluate.on
+        path = self._test_data if where == "simulate" else where.removeprefix("npz:")
         job = {"job": "evaluate", "run": run.file, "task": self._task_path(run), "data": path}
 
         def judged(answer: Answer) -> None:

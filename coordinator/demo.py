@@ -18,17 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import control, follow
-from edge_client import identity
+from edge_client import durable, identity
+from edge_client.calibration import calibrated, job_for
 from edge_client.device import guard
 from edge_client.errors import MachineError, RunFailedError
 from edge_client.files import parse_table
+from edge_client.methods.registry import plan_rules
+from edge_client.planning.cost import Shape, Workload, training_bytes
 from edge_client.records import from_map, to_map
 from edge_client.run_file import RunFile
 
 __all__ = ["DemoOptions", "run_demo", "run_file"]
 
-# name -> memory budget of its worker: the smaller ones must train in smaller microbatches
-DEVICES = {"pi-zero": "274MB", "pi-4": "277MB", "jetson-nano": "283MB", "gpu-host": "400MB"}
+# name -> what training may add to a worker, as a share of what training everything at once adds: the first has to train
+# in groups and in smaller pieces, the second in groups, the third to make activations again
+DEVICES = {"pi-zero": 0.32, "pi-4": 0.55, "jetson-nano": 0.75, "gpu-host": 1.5}
+_DATA_BYTES = 10**6  # of a device's digits
 _START_S = 30.0
 _STOP_S = 10.0
 _MAX_ABANDONED = 3
@@ -48,14 +53,14 @@ class DemoOptions:
 
 
 def run_file(*, rounds: int, seed: int, num_devices: int) -> RunFile:
-    """The demo's run: FedAvg on the 8x8 digits."""
+    """The demo's run: FeDepth on the 8x8 digits."""
     table = {
         "name": "demo",
         "seed": seed,
-        "method": "fedavg",
-        "model": {"name": "small-cnn", "input": [1, 8, 8], "width": 64},
+        "method": "fedepth",
+        "model": {"name": "preresnet20", "input": [1, 8, 8], "track-running-stats": True},
         "classes": [str(digit) for digit in range(10)],
-        "train": {"batch": 128, "epochs": 8, "lr": 0.1, "momentum": 0.9},
+        "train": {"batch": 128, "epochs": 6, "lr": 0.1, "momentum": 0.9},
         "stop": {"rounds": rounds},
         "devices": {"min": num_devices},
         "rounds": {"deadline": "10min"},
@@ -77,10 +82,14 @@ def run_demo(options: DemoOptions) -> Json:
         _wait_for(state_dir, processes)
         names = list(DEVICES)
         bundles = control.request(state_dir, "device-add", names=names)["bundles"]
+        file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(names))
+        budgets = _budgets(file)
         for index, data in enumerate(bundles):
             bundle = from_map(identity.Bundle, _rerouted(data, options.through))
-            processes.append(_start_device(bundle, folder, part=(index, len(names)), seed=options.seed))
-        file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(names))
+            part = (index, len(names))
+            processes.append(
+                _start_device(bundle, folder, part=part, seed=options.seed, budget_bytes=budgets[bundle.device])
+            )
         run = control.request(state_dir, "run-start", file=to_map(file))["run"]
 
         def check(data: Json) -> None:
@@ -168,14 +177,27 @@ def _wait_for(state_dir: Path, processes: list[_Process]) -> None:
     raise MachineError(f"the coordinator did not answer within {_START_S:g} s; see {processes[0].log_file}")
 
 
-def _start_device(bundle: identity.Bundle, folder: Path, *, part: tuple[int, int], seed: int) -> _Process:
+def _budgets(file: RunFile) -> dict[str, int]:
+    """Of each device's worker, from what the model takes on this machine: measured the first time, then known."""
+    assert file.model is not None
+    rules = plan_rules(file.method.name, file.method.parameters)
+    rows = calibrated(job_for(file, rules, file.model.input), durable.cache_dir())
+    section = file.train
+    workload = Workload(batch=section.batch, optimizer=section.optimizer, momentum=section.momentum)
+    full = training_bytes(rows, workload, Shape(microbatch=section.batch))
+    return {name: rows.base_bytes + _DATA_BYTES + int(share * full) for name, share in DEVICES.items()}
+
+
+def _start_device(
+    bundle: identity.Bundle, folder: Path, *, part: tuple[int, int], seed: int, budget_bytes: int
+) -> _Process:
     """As on a real device: a bundle, a device.toml, a state directory; nothing else is shared."""
     home = folder / bundle.device
     home.mkdir(exist_ok=True)
     identity.write_bundle(home / "device.join", bundle)
     (home / "device.toml").write_text(
         f'data = {{ source = "digits", partition = "dirichlet:0.5", part = [{part[0]}, {part[1]}], seed = {seed} }}\n'
-        f'limits = {{ memory = "{DEVICES[bundle.device]}" }}\n',
+        f"limits = {{ memory = {budget_bytes} }}\n",
         encoding="utf-8",
     )
     arguments = [

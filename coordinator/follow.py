@@ -134,7 +134,7 @@ class _Told:
         done, left = data["round"] - version, data["rounds"] - data["round"]
         if done < 1 or left < 1:
             return ""
-        return f", at most {_duration((time.monotonic() - begun) / done * left)} left"
+        return f", at most {tables.duration((time.monotonic() - begun) / done * left)} left"
 
     @staticmethod
     def _waits(data: Json) -> str:
@@ -145,12 +145,6 @@ class _Told:
             return ""
         barred = [f"{c['id']}: {c['detail'] or c['code']}" for c in progress["candidates"] if c["code"]]
         return f"{data['run']} {progress['waiting']}" + (f" ({'; '.join(barred)})" if barred else "")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _now(data: Json, devices: list[Json]) -> Table:

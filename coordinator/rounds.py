@@ -13,6 +13,8 @@ Rules
   R5  The service carries instructions out in their order; each is durable before the next begins.
   R6  A device that cannot take part (nothing fits, no data, ...) is not asked again until it has started anew.
   R7  The run ends by the first of its stop rules; the last model is judged before, unless somebody stopped the run.
+  R8  In a simulation nobody drops out and nobody is late: exactly the cohort is asked, and all of it is waited for, so
+      that no result depends on who answered first.
 
 Training and judging share one assignment: in round r a device first evaluates the model it receives (version r - 1) on
 its own test data, then trains it; devices that do not train in this round only evaluate. A round whose updates are
@@ -81,6 +83,7 @@ _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 60.0
 _EVALUATORS_SHARE = 0.5  # of the time a round took: so long it waits for devices that only evaluate
 _DRY_S = 300.0  # a plan needs a worker's start and a look at the data
+_PATIENT_S = 366 * 86400.0  # the deadline of a simulated round: how long it takes here says nothing of devices
 # reasons that stay until the device's owner changes something
 _LASTING = frozenset(
     {
@@ -385,6 +388,7 @@ class Snapshot:
     scores: Mapping[int, float] = field(default_factory=dict)
     evaluations: Sequence[EvaluationRow] = ()  # of the version that is sent in the open round
     dry: bool = False
+    simulated: bool = False
 
 
 class RunMachine:
@@ -416,6 +420,7 @@ class RunMachine:
         self._stopping = False
         self.finished = False
         self.dry = snapshot.dry
+        self._simulated = snapshot.simulated
         self.excluded: dict[str, str] = {}  # device -> why it is not asked any more
         self._unjudged: set[str] = set()  # devices that train but do not tell their results
         self._scores = Scoreboard(snapshot.file, snapshot.scores)
@@ -464,6 +469,11 @@ class RunMachine:
     def number(self) -> int:
         """The round that is under way or comes next."""
         return self.round.number if self.round else self.version + 1
+
+    @property
+    def attempt(self) -> int:
+        """How often that round was begun; 1 unless it was abandoned before."""
+        return self._attempt if self.round is None else self.round.attempt
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """The only way in."""
@@ -528,7 +538,9 @@ class RunMachine:
             return
         section = self.file.devices
         goal, quorum = selection.goal_and_quorum(len(available), fraction=section.fraction, minimum=section.min)
-        num = selection.num_to_ask(goal, quorum, drop_rate=self.drop_rate, available=len(available))
+        num = goal
+        if not self._simulated:
+            num = selection.num_to_ask(goal, quorum, drop_rate=self.drop_rate, available=len(available))
         cohort = selection.choose(available, num, seed=seed_of(self.file.seed, number, "cohort"))
         yield from self._open_round(number, goal, quorum, cohort, available, now)
 
@@ -541,7 +553,7 @@ class RunMachine:
         self, number: int, goal: int, quorum: int, cohort: Sequence[str], available: Sequence[str], now: float
     ) -> Iterator[Instruction]:
         evaluate = self._devices_judge(self.version)
-        deadline = self.file.rounds.deadline
+        deadline = _PATIENT_S if self._simulated else self.file.rounds.deadline
         round_ = RoundRow(
             run=self.run,
             number=number,
@@ -776,6 +788,8 @@ class RunMachine:
         """Whether devices that only evaluate get some more time; their counts make the fleet's result exact."""
         if not any(lease.state in OPEN_LEASE and not lease.train for lease in self.leases.values()):
             return False
+        if self._simulated:
+            return True
         if self._complete_at is None:
             self._complete_at = now
         return now - self._complete_at < _EVALUATORS_SHARE * (self._complete_at - self._opened_at)

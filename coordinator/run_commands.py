@@ -66,7 +66,7 @@ class RunCommands:
         conductor, store = self._service.conductor, self._service.store
         if parsed.init != "random":
             conductor.model_named(parsed.init.removeprefix("run:"))
-        _check_test_data(parsed)
+        _check_test_data(parsed, self._service.test_data)
         if dry:
             self._make_room(parsed.name)
         source = task_source.encode()
@@ -253,9 +253,11 @@ class RunCommands:
         ]
 
 
-def _check_test_data(file: RunFile) -> None:
+def _check_test_data(file: RunFile, simulated: str) -> None:
     """The server's own test data must be there before the devices are asked for anything."""
-    path = Path(file.evaluate.on.removeprefix("npz:"))
+    if file.evaluate.on == "simulate" and not simulated:
+        raise InputError('evaluate.on = "simulate" is for `coordinator simulate`; say devices, or npz:PATH')
+    path = Path(simulated if file.evaluate.on == "simulate" else file.evaluate.on.removeprefix("npz:"))
     if file.evaluate.on != "devices" and not path.is_file():
         raise InputError(f"evaluate.on: expected an npz file on the server, {path} is none")
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator import snapshot
-from coordinator.aggregation import Aggregation
 from coordinator.broker import DeviceAccess, EmbeddedBroker
 from coordinator.commands import Commands
 from coordinator.conductor import Conductor
 from coordinator.control import ControlServer
+from coordinator.job_child import AGGREGATOR, JobChild
 from coordinator.roster import Roster
 from coordinator.store.base import DeviceRow, Store
 from coordinator.transfers import Arrived, Downloads, Uploads
@@ -72,6 +72,8 @@ class ServiceOptions:
 
     heartbeat_s: float = 10.0
     disk_reserve_bytes: int = 1 << 30  # below this no update is asked for: the run pauses
+    simulated: bool = False  # all devices are virtual: nobody drops out, nothing has a deadline
+    test_data: str = ""  # the npz file that `evaluate.on = "simulate"` means
 
 
 class Service:
@@ -87,8 +89,12 @@ class Service:
         ca: str | None,
         connect: Callable[[Callable[[Event], None]], Transport],
         options: ServiceOptions,
+        aggregation: JobChild | None = None,
     ) -> None:
-        """`brokers` and `ca` go into the bundles; `connect` makes the coordinator's own connection."""
+        """`brokers` and `ca` go into the bundles; `connect` makes the coordinator's own connection.
+
+        `aggregation` is an aggregator that outlives this service; without it the service has its own.
+        """
         self._state_dir = state_dir
         self.store = store
         self._broker = broker
@@ -99,7 +105,7 @@ class Service:
         self.federation = store.federation(secrets.token_hex(6))
         self.topics = Topics(self.federation)
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
-        self._aggregation = Aggregation()
+        self._aggregation = aggregation or JobChild(AGGREGATOR)
         self._stopping = self._begun = self._was_connected = False
         self.paused = ""
         self._transport: Transport | None = None
@@ -134,7 +140,11 @@ class Service:
                     self._wait_for_space(control, retry_s)
         finally:
             control.close()
-            self._aggregation.close()
+            self.close()
+
+    def close(self) -> None:
+        """End the aggregator."""
+        self._aggregation.close()
 
     def _wait_for_space(self, control: ControlServer, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -147,15 +157,14 @@ class Service:
     def _serve(self, control: ControlServer) -> None:
         """From recovery to the end, or to a full disk."""
         with contextlib.ExitStack() as opened:
-            transport = self._begin(opened)
-            transport.connect()
+            transport = self.begin(opened)
             while not self._stopping:
                 self._turn(control)
             self.conductor.save_traffic()
             transport.publish(self.topics.coordinator_state, b"offline", retain=True)
 
-    def _begin(self, opened: contextlib.ExitStack) -> Transport:
-        """Recover; what was `opened` is closed even if this fails half-way."""
+    def begin(self, opened: contextlib.ExitStack) -> Transport:
+        """Recover and connect; what was `opened` is closed even if this fails half-way."""
         now = time.monotonic()
         snapshot.drop_stale(self._state_dir)
         self.epoch = self.store.next_epoch(int(time.time()))
@@ -182,10 +191,13 @@ class Service:
             announce=self._announce,
             roster=self.roster,
             epoch=self.epoch,
+            simulated=self._options.simulated,
+            test_data=self._options.test_data,
         )
         self.conductor.recover(now)
         self._tick_at = now
         self._begun, self.paused = True, ""
+        transport.connect()
         return transport
 
     def _let_go(self) -> None:
@@ -202,17 +214,27 @@ class Service:
 
     def _turn(self, control: ControlServer) -> None:
         assert self._transport is not None
-        fds = control.fds()
-        if self._aggregation.fd is not None:
-            fds.append(self._aggregation.fd)
-        wait = _BUSY_S if self.downloads.busy else max(0.0, self._tick_at - time.monotonic())
-        ready = self._transport.poll(0.0 if self._arrivals else wait, fds)
+        ready = self._transport.poll(self.wait_s(), [*control.fds(), *self.fds()])
+        control.serve(ready)
+        self.attend(ready)
+
+    def fds(self) -> list[int]:
+        """What to watch beside the connection and the people who ask."""
+        return [self._aggregation.fd] if self._aggregation.fd is not None else []
+
+    def wait_s(self) -> float:
+        """How long there is nothing to do, unless something comes."""
+        if self._arrivals:
+            return 0.0
+        return _BUSY_S if self.downloads.busy else max(0.0, self._tick_at - time.monotonic())
+
+    def attend(self, ready: Sequence[int]) -> None:
+        """Do what is due; `ready` are the readable ones of `fds`."""
         now = time.monotonic()
         if self._aggregation.fd in ready:
             self._aggregation.read(now)
             if self.conductor.selecting:  # a round has ended: begin the next one now, not at the next tick
                 self._tick_at = now
-        control.serve(ready)
         while self._arrivals:
             arrived = self._arrivals.popleft()
             if self.uploads.settle(arrived):
@@ -382,6 +404,11 @@ class Service:
     def _announce(self, what: dict[str, object]) -> None:
         if self._transport is not None:
             self._transport.publish(self.topics.announcement, json.dumps(what).encode(), retain=True)
+
+    @property
+    def test_data(self) -> str:
+        """The npz file that `evaluate.on = "simulate"` means; empty outside of simulations."""
+        return self._options.test_data
 
     @property
     def broker_is_external(self) -> bool:

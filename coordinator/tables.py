@@ -7,7 +7,19 @@ from typing import Any
 
 from edge_client.files import format_bytes
 
-__all__ = ["align", "demo", "device", "devices", "dry_run", "dry_run_rows", "failure", "labels", "run", "runs"]
+__all__ = [
+    "align",
+    "demo",
+    "device",
+    "devices",
+    "dry_run",
+    "dry_run_rows",
+    "duration",
+    "failure",
+    "labels",
+    "run",
+    "runs",
+]
 
 Json = dict[str, Any]
 
@@ -27,6 +39,13 @@ def align(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Se
 def _plain(cell: object) -> str:
     """One line without control characters: what devices say may not move a terminal's cursor."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(cell).split()))
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `1.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def devices(rows: Sequence[Json]) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_client import durable, faults, notes
 from edge_client.allowance import Allowance
@@ -55,14 +55,14 @@ from edge_client.training.warmup import warm_up
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, payload_kind
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
-__all__ = ["CalibrationNeededError", "DeclinedError", "carry_out", "memory_key", "read_state", "write_state"]
+__all__ = ["CalibrationNeededError", "DeclinedError", "Kept", "carry_out", "memory_key", "read_state", "write_state"]
 
 _log = logging.getLogger(__name__)
 
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
-_BASE_SLACK_BYTES = 6 * 10**6  # between two processes that do the same
-_BASE_STEP_BYTES = 16 * 10**6
+_KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
+_BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
 _AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
@@ -76,9 +76,28 @@ class DeclinedError(FedfitError):
         self.code = code
 
 
-def carry_out(order: WorkOrder, workdir: Path) -> None:
+class Kept:
+    """What a process that does many assignments opens once: the data of built-in sources, by what names it.
+
+    Nothing that an assignment changes is kept, so that each begins as in a process of its own.
+    """
+
+    def __init__(self) -> None:
+        self._data: dict[str, tuple[Samples, Samples]] = {}
+
+    def data(
+        self, section: DataSection, classes: Sequence[str], shape: Sequence[int], rename: Mapping[str, str]
+    ) -> tuple[Samples, Samples]:
+        """As `open_data`."""
+        key = json.dumps([to_map(section), list(classes), list(shape), dict(rename)], sort_keys=True)
+        if key not in self._data:
+            self._data[key] = open_data(section, classes, shape, rename)
+        return self._data[key]
+
+
+def carry_out(order: WorkOrder, workdir: Path, kept: Kept | None = None) -> None:
     """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
-    work = _Work(order, workdir)
+    work = _Work(order, workdir, kept or Kept())
     work.progress("load", 0, 1, 0.0)
     training_plan = work.load()
     if not (order.train or order.evaluate):
@@ -110,13 +129,15 @@ def _declining(code: str, unknown: str) -> Iterator[None]:
 class _Work:
     """The state of one assignment, from step to step."""
 
-    def __init__(self, order: WorkOrder, workdir: Path) -> None:
+    def __init__(self, order: WorkOrder, workdir: Path, kept: Kept) -> None:
         self.order = order
         self.workdir = workdir
+        self.kept = kept
         self.progress = _Progress()
         self.started = time.monotonic()
         torch.set_num_threads(order.threads)
-        torch.set_num_interop_threads(1)
+        if torch.get_num_interop_threads() != 1:  # it can be set once in a process
+            torch.set_num_interop_threads(1)
         settings = _read_json(self._part("run"))
         self.run: RunFile = from_map(RunFile, settings, where="run")
         self.sent_rows = sent_rows(settings)
@@ -195,16 +216,14 @@ class _Work:
             to_channels_last(self.model)
 
     def _base(self, rows: ModelRows | None) -> int:
-        """What the process takes before it trains: as the rows say, so that every repeat makes the same plan.
+        """What the process takes before it trains.
 
-        Data in memory comes on top. Where the truth is clearly above that, it counts, roughly, for the same reason.
+        In steps above what the rows say, so that every repeat makes the same plan, whatever a page more or less.
         """
-        measured = meter.rss_bytes()
         known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
         known += self.train_data.held_bytes + self.test_data.held_bytes
-        if measured <= known + _BASE_SLACK_BYTES:
-            return known
-        return -(-measured // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
+        above = max(0, meter.rss_bytes() - known)
+        return known + -(-above // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
 
     def _begin_allowance(self) -> None:
         """The process is warm: what it uses from now on is training."""
@@ -217,7 +236,7 @@ class _Work:
         self._note_trial()
         self.model.recompute = training_plan.recompute
         self.allowance.begin()
-        self._limit(_LIMIT_SLACK_BYTES)
+        self._limit(self._slack_bytes())
         load_weights(self.model, self._part("model"))
         self.extra = read_extra(self._part("model"))
         client = self.method.client()
@@ -259,7 +278,11 @@ class _Work:
     def _build_another(self, purpose: str) -> Model:
         """A model of this kind with random weights of its own; `begin` seeds the global generators afterwards."""
         self._seed("model", purpose)
-        return self.recipe.build(self.train_data.shape)
+        model = self.recipe.build(self.train_data.shape)
+        if self.fitting.rows.channels_last:
+            to_channels_last(model)
+        model.recompute = self.model.recompute
+        return model
 
     @contextmanager
     def _fitting(self, what: str) -> Iterator[None]:
@@ -310,6 +333,11 @@ class _Work:
             detail = f"a worker uses {used} before it trains, the budget is {budget}; see limits.memory"
             raise DeclinedError("nothing_fits", detail)
 
+    def _slack_bytes(self) -> int:
+        """What may be reserved and is hardly used, such as code made for each convolution and size of batch."""
+        num_convs = sum(isinstance(part, nn.modules.conv._ConvNd) for part in self.model.modules())
+        return _LIMIT_SLACK_BYTES + num_convs * _KERNEL_BYTES
+
     def _limit(self, slack_bytes: int) -> None:
         self.allowance.limit(slack_bytes)
 
@@ -336,13 +364,18 @@ class _Work:
         if plan == self.plan:
             return
         self.plan = plan
-        self.allowance.shrink(plan.budget_bytes, _LIMIT_SLACK_BYTES)
+        self.model.recompute = plan.recompute
+        self.allowance.shrink(plan.budget_bytes, self._slack_bytes())
         self._note_trial()
 
     def _replan(self, budget_bytes: int) -> TrainingPlan | None:
-        """A plan for less memory; None if nothing fits, and then the worker goes on as it is."""
+        """A plan for less memory: smaller pieces, at once; or another way to train, from the method's next phase on.
+
+        None if nothing fits: then the worker goes on as it is.
+        """
+        room = max(0, budget_bytes - self.base_bytes)
         try:
-            return self._fresh(budget_bytes)
+            return self.fitting.shrink(self.plan, self.base_bytes, room, self._ceiling()) or self._fresh(budget_bytes)
         except NothingFitsError as error:
             _log.warning("only %s are left, and no smaller plan fits: %s", format_bytes(budget_bytes), error)
             return None
@@ -442,7 +475,9 @@ class _Work:
             if section is None or not section.source:
                 raise DeclinedError("no_data", "this device has no data; name it in the data section of device.toml")
             assert run.model is not None
-            self.train_data, self.test_data = open_data(section, run.classes, run.model.input, self.device.rename)
+            self.train_data, self.test_data = self.kept.data(
+                section, run.classes, run.model.input, self.device.rename
+            )
             source = f"data source {section.source!r}"
         only_evaluates = self.order.evaluate and not self.order.train
         if not only_evaluates and len(self.train_data) == 0:
@@ -522,7 +557,7 @@ class _Work:
         faults.point("worker.update.write")
         if report.payload == "delta":
             with ContainerReader(self._part("model")) as received:
-                sent = received.names()
+                sent = set(received.names())
                 tensors = (t - received.tensor(name) if name in sent else t for name, t in entries)
                 written = write_container(temporary, to_map(report), table, tensors)
         else:
@@ -565,10 +600,10 @@ class _StoredState(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "current"
-        self._names: list[str] = []
+        self._names: dict[str, None] = {}  # as a set that keeps its order
         if self._path.exists():
             with ContainerReader(self._path) as reader:
-                self._names = reader.names()
+                self._names = dict.fromkeys(reader.names())
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:

@@ -2,8 +2,8 @@
 
 A process of its own, because torch's profiler leaves tens of megabytes behind. It trains real steps on random samples
 at two small batches through the same loop and the same method as a worker, and reads every allocation from the
-profiler: the whole model at once, each block as a group of its own where the method trains by groups, and a pass without
-gradients; once for each kind of recomputation. What libraries take beside torch is measured on a whole step.
+profiler: the whole model at once, each block as a group of its own where the method trains by groups, and a pass
+without gradients; once for each kind of recomputation. What libraries take beside torch is measured on a whole step.
 
 Covers: the measurement, its process, the key under which rows are kept. Does not cover: what follows from rows
 (`planning.cost`). The numbers are those of this machine's kind and torch; another machine's rows are a good guess.
@@ -17,16 +17,19 @@ import json
 import logging
 import os
 import platform
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_client import apart, durable
+from edge_client import durable
 from edge_client.device import guard, meter
 from edge_client.device.probe import find_torch
-from edge_client.errors import FedfitError
+from edge_client.errors import FedfitError, MachineError
 from edge_client.planning.cost import measured_bytes
 from edge_client.planning.rows import (
     Line,
@@ -41,15 +44,15 @@ from edge_client.planning.rows import (
     save_rows,
 )
 from edge_client.records import Count, Hash, PlanRules, TrainingPlan, from_map, to_map
-from edge_client.run_file import MethodSection, RunFile
+from edge_client.run_file import RunFile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from edge_client.models.contract import Model
-    from edge_client.rehearsal import RandomSamples, Rehearsal
+    from edge_client.methods.base import Client, Method
+    from edge_client.models.contract import Model, Unit
 
-__all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure"]
+__all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure", "measure_beside"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,15 +60,16 @@ _BATCHES = ((8, 16), (4, 8), (2, 4))  # the first whose activations are small
 _ACTIVATION_BYTES = 256 * 2**20
 _PREFIX = "fedfit/"
 _COPIES = 3  # of all activations, roughly, during a step
+_WORKER_BYTES = 4 * 10**6  # that a worker takes beside what is done here: its order, progress, results
+_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationJob:
     """What to measure; everything that changes the numbers is in the key."""
 
-    run: RunFile  # its model or task, classes and threads count; its method only says how groups are trained
+    run: RunFile  # its model or task, classes and method count
     input_shape: tuple[int, ...]
-    slice: str = "full"
     task: str | None = None  # path of the task's file
     dtype: str = "fp32"
     limit_bytes: Count = 0  # of this process; 0: none
@@ -78,17 +82,15 @@ def job_for(
     input_shape: Sequence[int],
     *,
     task: str | None = None,
-    cut: str = "full",
     dtype: str = "fp32",
 ) -> CalibrationJob:
-    """A job and its key: equal keys have equal rows. What a method adds to any model is not in them (`Workload`)."""
+    """A job and its key: equal keys have equal rows."""
     torch = find_torch()
     what = {
         "format": 1,
         "model": to_map(replace(run.model, init="random")) if run.model is not None else None,
         "task": run.task.sha256 if run.task is not None else None,
         "input": list(input_shape),
-        "slice": cut,
         "classes": len(run.classes),
         "groups": rules.groups,
         "auxiliary": rules.auxiliary,
@@ -98,9 +100,7 @@ def job_for(
         "machine": platform.machine(),
     }
     key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-    method = "m-fedepth" if rules.auxiliary else "fedepth" if rules.groups else "fedavg"
-    run = replace(run, method=MethodSection(name=method))
-    return CalibrationJob(run=run, input_shape=tuple(input_shape), slice=cut, task=task, dtype=dtype, key=key)
+    return CalibrationJob(run=run, input_shape=tuple(input_shape), task=task, dtype=dtype, key=key)
 
 
 def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
@@ -109,8 +109,13 @@ def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
     known = load_rows(path, key=job.key) if path is not None else None
     if known is not None:
         return known
-    found = apart.ask("edge_client.calibration", job, threads=job.run.train.threads, what="the calibration")
-    rows = from_map(ModelRows, found, where="result of the calibration")
+    with tempfile.TemporaryDirectory(prefix="fedfit-calibration-") as folder:
+        given, out = Path(folder) / "job.json", Path(folder) / "rows.json"
+        given.write_text(json.dumps(to_map(job)), encoding="utf-8")
+        _run_process(given, out)
+        rows = load_rows(out, key=job.key)
+    if rows is None:
+        raise MachineError("the calibration left no rows")
     if path is not None:
         try:
             save_rows(path, rows)
@@ -119,11 +124,34 @@ def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
     return rows
 
 
+def _run_process(given: Path, out: Path) -> None:
+    command = [sys.executable, "-m", "edge_client.calibration", str(given), str(out)]
+    env = {**os.environ, "FEDFIT_PARENT_PID": str(os.getpid())}
+    try:
+        done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise MachineError(f"the calibration did not end within {_TIMEOUT_S:g} s") from error
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("USDT:")]
+        why = lines[-1] if lines else "it said nothing"
+        raise MachineError(f"the calibration ended with exit code {done.returncode}: {why[:300]}")
+
+
 def become(job: CalibrationJob, workdir: Path) -> None:
     """Replace this worker by a calibration that becomes the worker again: two of them would not fit side by side."""
     guard.lift_limit()
     (workdir / "calibration.json").write_text(json.dumps(to_map(job)), encoding="utf-8")
     os.execv(sys.executable, [sys.executable, "-m", "edge_client.calibration", "--for", str(workdir)])
+
+
+def measure_beside(job: CalibrationJob, workdir: Path) -> None:
+    """For a process that has memory for both: measure in another one; a failure is told, and not tried again."""
+    guard.lift_limit()
+    (workdir / "calibration.json").write_text(json.dumps(to_map(job)), encoding="utf-8")
+    try:
+        calibrated(replace(job, limit_bytes=0), durable.cache_dir())
+    except MachineError as error:
+        _log.warning("%s", error)
 
 
 def _for_worker(workdir: Path) -> None:
@@ -141,33 +169,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[0] == "--for":
-        apart.stand_guard()
+        _stand_guard()
         _for_worker(Path(arguments[1]))
-    return apart.answer(CalibrationJob, measure, arguments)
+    given, out = Path(arguments[0]), Path(arguments[1])
+    _stand_guard()
+    job = from_map(CalibrationJob, json.loads(given.read_bytes()), where="calibration job")
+    os.environ["OMP_NUM_THREADS"] = str(job.run.train.threads)
+    try:
+        save_rows(out, measure(job))
+    except FedfitError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def _stand_guard() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    parent = os.environ.get("FEDFIT_PARENT_PID", "")
+    guard.die_with_parent(int(parent) if parent.isdigit() else None)
+    guard.pin_malloc()
+    guard.raise_oom_score()
 
 
 def measure(job: CalibrationJob) -> ModelRows:
     """The rows, measured in this process; malloc must be pinned before torch is loaded."""
     import torch
 
-    from edge_client.rehearsal import prepare
+    import edge_client.assignment  # all that a worker loads: its base is measured here  # noqa: F401
+    from edge_client.methods import registry
+    from edge_client.models.layout import allows_channels_last, to_channels_last
+    from edge_client.run_model import recipe
+    from edge_client.task import read_source
+    from edge_client.task_files import split_place
+    from edge_client.training.loop import Settings
+    from edge_client.training.warmup import warm_up
 
-    made = prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
-    model = made.model
+    torch.set_num_threads(job.run.train.threads)
+    _open_some_data()
+    source = read_source(*split_place(job.task)) if job.task is not None else None
+    model = recipe(job.run, source).build(job.input_shape)
+    channels_last = allows_channels_last(model)
+    if channels_last:
+        to_channels_last(model)
+    warm_up(model, Settings(batch=1, microbatch=1, learning_rate=0.0, seed=0, channels_last=channels_last))
     base_bytes = meter.rss_bytes()
     if job.limit_bytes:
         guard.limit_growth(job.limit_bytes)
-    bench = _Bench(made=made, batches=_batches(model))
+    bench = _Bench(
+        model=model,
+        method=registry.get(job.run.method.name, job.run.method.parameters),
+        num_classes=len(job.run.classes),
+        channels_last=channels_last,
+        dtype=job.dtype,
+        batches=_batches(model),
+    )
     grown = bench.grown()  # first: a process that has used the profiler has memory to spare
     modes = {"plain" if kind is None else kind: bench.rows(kind) for kind in (None, *model.recompute_kinds)}
     rows = ModelRows(
         key=job.key,
         torch=str(torch.__version__),
         machine=platform.machine(),
-        channels_last=made.channels_last,
+        channels_last=channels_last,
         dtype=job.dtype,
         batches=bench.batches,
-        base_bytes=base_bytes,
+        base_bytes=base_bytes + _WORKER_BYTES,
         model_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
         hidden_bytes=0,
         has_batchnorm=bench.has_batchnorm(),
@@ -177,6 +242,15 @@ def measure(job: CalibrationJob) -> ModelRows:
     )
     hidden = (grown[kind] - measured_bytes(rows, kind, bench.batches[1]) for kind in grown)
     return replace(rows, hidden_bytes=max(0, *hidden))
+
+
+def _open_some_data() -> None:
+    """As a worker does: what it loads for that stays."""
+    from edge_client.data.sources import open_data
+    from edge_client.files import DataSection
+
+    section = DataSection(source="digits", partition="dirichlet:1", part=(0, 2))
+    open_data(section, tuple(str(digit) for digit in range(10)), (1, 8, 8), {})
 
 
 def _batches(model: Model) -> tuple[int, int]:
@@ -229,13 +303,13 @@ class _Trace:
 class _Bench:
     """One model on the bench."""
 
-    made: Rehearsal
+    model: Model
+    method: Method
+    num_classes: int
+    channels_last: bool
+    dtype: str
     batches: tuple[int, int]
     out_bytes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def model(self) -> Model:
-        return self.made.model
 
     def rows(self, kind: str | None) -> tuple[UnitRow, ...]:
         """One row per unit, with this kind of recomputation."""
@@ -243,7 +317,7 @@ class _Bench:
         whole = _Pair(self.batches, *(self._steps(batch, ())[0] for batch in self.batches))
         blocks = [unit.name for unit in self.model.units if unit.kind == "block"]
         alone: dict[str, _Pair] = {}
-        if self.made.method.plans.groups and blocks:
+        if self.method.plans.groups and blocks:
             one, other = (self._steps(batch, tuple((name,) for name in blocks)) for batch in self.batches)
             alone = {name: _Pair(self.batches, *pair) for name, *pair in zip(blocks, one, other, strict=True)}
         evaluated = _Pair(self.batches, *(self._forward(batch) for batch in self.batches))
@@ -281,11 +355,18 @@ class _Bench:
         return trace.parts()
 
     def _train(self, batch: int, groups: tuple[tuple[str, ...], ...]) -> None:
-        from edge_client.training.loop import train
+        from edge_client.training.loop import Settings, train
 
         plan = TrainingPlan(groups=groups, microbatch=batch, budget_bytes=0, predicted_bytes=0)
-        settings = replace(self.made.settings(batch, plan), optimizer="sgd", momentum=0.0, weight_decay=0.0)
-        client = self.made.client(plan)
+        settings = Settings(
+            batch=batch,
+            microbatch=batch,
+            learning_rate=0.0,
+            seed=0,
+            channels_last=self.channels_last,
+            dtype=self.dtype,
+        )
+        client = self._client(plan)
         adjust = client.adjust
 
         def stepping(name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
@@ -293,16 +374,35 @@ class _Bench:
             adjust(name, param, grad, kept)
 
         client.adjust = stepping  # type: ignore[method-assign]
-        train(self.model, client, _Marked(self.made.samples(batch)), settings)
+        train(self.model, client, _RandomData(self.model.input_shape, batch, self.num_classes), settings)
+
+    def _client(self, plan: TrainingPlan) -> Client:
+        from edge_client.methods.base import Job
+        from edge_client.training.loop import generator
+
+        client = self.method.client()
+        job = Job(
+            model=self.model,
+            round=1,
+            num_rounds=1,
+            epochs=1,
+            learning_rate=0.0,
+            class_counts=(1,) * self.num_classes,
+            plan=plan,
+            rng=lambda purpose: generator(0, purpose),
+            extra=self.method.extra_tensors(self.model),
+        )
+        client.begin(job)
+        return client
 
     def _forward(self, batch: int) -> _Trace:
         import torch
 
-        data = _Marked(self.made.samples(batch))
+        data = _RandomData(self.model.input_shape, batch, self.num_classes)
         self.model.eval()
         with _profiled() as trace, self._marked(), torch.no_grad():
             x, _ = data.batch(torch.arange(batch))
-            if self.made.channels_last and x.ndim == 4:
+            if self.channels_last and x.ndim == 4:
                 x = x.contiguous(memory_format=torch.channels_last)
             self.model(x)
             _mark("end")
@@ -333,19 +433,23 @@ class _Bench:
             del self.model.run_units
 
 
-class _Marked:
-    """Samples with a mark where each batch begins."""
+class _RandomData:
+    """Samples that cost nothing but themselves."""
 
-    def __init__(self, samples: RandomSamples) -> None:
-        self._samples = samples
-        self.labels = samples.labels
+    def __init__(self, shape: tuple[int, ...], num_samples: int, num_classes: int) -> None:
+        import torch
+
+        self._shape = shape
+        self.labels = torch.arange(num_samples) % num_classes
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self.labels)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
         _mark("batch")
-        return self._samples.batch(indices)
+        return torch.rand(len(indices), *self._shape), self.labels[indices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +491,7 @@ class _UnitMeter:
     evaluated: _Pair
 
     def row(self) -> UnitRow:
+        """All of it."""
         units = self.bench.model.units
         number = self.bench.model.order.index(self.name)
         sizes = self._sizes(number)
@@ -408,8 +513,14 @@ class _UnitMeter:
             evaluate=envelope(self.evaluated.moments(f"frozen/pre/{self.name}", f"frozen/post/{self.name}")),
             forward_s=self.whole.seconds(f"pre/{self.name}", f"post/{self.name}"),
             backward_s=self.whole.seconds(begins, ends) if self.whole.has(begins) else (0.0, 0.0),
+            paper=self._paper(units[number]),
             **self._as_group(units[-1].name, self._sizes(len(units) - 1)),
         )
+
+    def _paper(self, unit: Unit) -> Line:
+        from edge_client.planning.paper_cost import unit_cost  # torch
+
+        return line_through((1, 2), *(float(unit_cost(self.bench.model, unit, batch=batch)) for batch in (1, 2)))
 
     def _backward(self, begins: str, ends: str) -> list[Line]:
         """A unit in front of all that is trained has none."""
@@ -448,11 +559,14 @@ def _above(lines: Sequence[Line], floor: Line) -> Lines:
     return envelope(minus(line, floor) for line in lines)
 
 
+_clock: list[float] = []  # processor time at each mark: a busy machine does not make a unit slower
+
+
 def _mark(name: str) -> None:
     from torch.autograd.profiler import record_function
 
     with record_function(_PREFIX + name):
-        pass
+        _clock.append(time.thread_time())
 
 
 def _marker(name: str) -> Callable[[Tensor], None]:
@@ -465,6 +579,7 @@ def _profiled() -> Iterator[_Trace]:
     from torch.autograd import profiler
 
     trace = _Trace()
+    _clock.clear()
     with profiler.profile(profile_memory=True) as profile:
         yield trace
     found = []
@@ -476,12 +591,12 @@ def _profiled() -> Iterator[_Trace]:
             found.append((at, event.name().removeprefix(_PREFIX), 0))
     found.sort(key=lambda row: row[0])
     live, moments = 0.0, []
-    for at, mark, num_bytes in found:
+    for _, mark, num_bytes in found:
         live += num_bytes
         if num_bytes > 0:
             moments.append(live)
         if mark:
-            trace.add(mark, live, moments, at / 1e9)
+            trace.add(mark, live, moments, _clock[len(trace.marks)])
             moments = []
 
 

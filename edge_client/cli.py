@@ -64,10 +64,24 @@ def _add_owners_commands(commands: Any) -> None:
     profile.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
     _state_dir(profile)
     profile.set_defaults(do=_profile)
+    _add_plan(commands)
     leave = commands.add_parser("leave", help="end this device's membership; device.toml stays")
     leave.add_argument("--yes", action="store_true", help="do not ask")
     _state_dir(leave)
     leave.set_defaults(do=_leave)
+
+
+def _add_plan(commands: Any) -> None:
+    from edge_client import plan_options
+
+    plan = commands.add_parser("plan", help="how a model would be trained inside a memory budget")
+    plan_options.add_subject(plan)
+    budget = plan.add_mutually_exclusive_group()
+    budget.add_argument("--budget", metavar="SIZE", help="of the whole worker process; default: what this device has")
+    budget.add_argument("--training-budget", metavar="SIZE", help="of what training adds to a warmed-up worker")
+    budget.add_argument("--profile", metavar="NAME", help="a device that is not at hand: edge-client profile --profile")
+    plan.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    plan.set_defaults(do=_plan)
 
 
 def _state_dir(parser: argparse.ArgumentParser) -> None:
@@ -163,6 +177,16 @@ def _profile(options: argparse.Namespace) -> None:
     else:
         found = report.report_found(Path("/") if options.root is None else options.root, limit)
     print(json.dumps(report.to_json(found), indent=1) if options.format == "json" else report.describe(found))
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from edge_client import plan_command  # loads torch
+
+    what, choice = plan_command.plan(options)
+    if options.format == "json":
+        print(json.dumps(plan_command.to_json(choice), indent=1))
+    else:
+        print(plan_command.describe(what, choice))
 
 
 def _own_limit(options: argparse.Namespace) -> int | None:

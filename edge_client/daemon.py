@@ -58,21 +58,8 @@ from edge_client.task_files import AllowedTasks
 from edge_client.transport.base import Connected, Disconnected, Received, Transport
 from edge_client.transport.base import Event as TransportEvent
 from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk, peek_chunk, transfer_id
-from edge_client.wire.messages import (
-    Assign,
-    Hello,
-    Message,
-    Pull,
-    Receipt,
-    Refuse,
-    ReplayWindow,
-    Share,
-    Welcome,
-    context_down,
-    context_up,
-    open_message,
-    seal_message,
-)
+from edge_client.wire.conversation import Conversation
+from edge_client.wire.messages import Assign, Hello, Message, Pull, Receipt, Refuse, Share, Welcome
 from edge_client.wire.reassembly import expand
 from edge_client.wire.topics import Topics
 
@@ -116,7 +103,9 @@ class Daemon:
         self._state_dir = state_dir
         self._topics = Topics(bundle.federation)
         self._down_topic, self._shared_topic = self._topics.device(bundle.device, "down"), self._topics.shared_down
-        self._key = bundle.key_bytes()
+        self._conversation = Conversation(
+            federation=bundle.federation, device=bundle.device, key=bundle.key_bytes()
+        )
         self._boot = secrets.token_hex(8)
         self._blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._spool = Spool(state_dir / "state.json")
@@ -139,9 +128,6 @@ class Daemon:
             replans=saved.replans,
             highest=saved.highest,
         )
-        self._sid = ""
-        self._seq = 0
-        self._window = ReplayWindow()
         self._incoming: dict[bytes, Incoming] = {}
         self._listens_for = ""  # the blob for which we listen on the shared topic
         self._may_listen = True
@@ -375,14 +361,7 @@ class Daemon:
                 self._carry_out(self._session.say_hello(time.monotonic()))
 
     def _message(self, payload: bytes) -> None:
-        context = context_down(self._bundle.federation, self._bundle.device)
-        sealed = open_message(payload, key=self._key, context=context)
-        message = sealed.message
-        if not isinstance(message, (Welcome, Refuse)):
-            if sealed.session != self._sid:
-                raise PayloadError("session", "a message of another session")
-            if not self._window.take(sealed.seq):
-                raise PayloadError("replayed", f"message {sealed.seq} came twice")
+        message = self._conversation.open(payload)
         if isinstance(message, Refuse) and message.boot == self._boot:  # a copy of this device hears it too
             log.warning("the coordinator refuses this device: %s: %s", message.code, message.detail)
             self._error = _moment(f"refused: {message.code}: {message.detail}")
@@ -453,7 +432,7 @@ class Daemon:
                 case Send(message):
                     self._send(message)
                 case BeginSession(session):
-                    self._sid, self._seq, self._window = session, 0, ReplayWindow()
+                    self._conversation.begin(session)
                     self._lost_connection()  # what was asked for or granted in the session before will not come
                     log.info("the coordinator let us in")
                     self._told = ""
@@ -474,13 +453,9 @@ class Daemon:
                     self._forget(lease, accepted)
 
     def _send(self, message: Message) -> None:
-        hello = isinstance(message, Hello)  # belongs to no session yet
         if isinstance(message, Hello):
             message = replace(message, tasks=self._tasks.hashes())
-        context = context_up(self._bundle.federation, self._bundle.device)
-        data = seal_message(message, session="" if hello else self._sid, seq=self._seq, key=self._key, context=context)
-        self._seq += 1
-        self._transport.publish(self._topics.device(self._bundle.device, "up"), data)
+        self._transport.publish(self._topics.device(self._bundle.device, "up"), self._conversation.seal(message))
         faults.point(f"daemon.sent.{type(message).__name__.lower()}")
 
     def _save(self, save: Save) -> None:

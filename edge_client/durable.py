@@ -26,17 +26,39 @@ __all__ = [
     "is_claimed",
     "make_dir",
     "publish",
+    "relaxed",
     "sha256_file",
     "sync_dir",
     "write_bytes",
 ]
 
 _HASH_PIECE = 1 << 20  # every piece hands the interpreter's lock to another thread and takes it back
+_syncs = True
+
+
+@contextlib.contextmanager
+def relaxed() -> Iterator[None]:
+    """Sync nothing meanwhile, in this process: what is written outlives the process, but not a power cut.
+
+    For simulations, where a lost round is trained again and nobody was promised anything.
+    """
+    global _syncs
+    before, _syncs = _syncs, False
+    try:
+        yield
+    finally:
+        _syncs = before
 
 
 def sync_dir(path: Path) -> None:
     """Make renames inside `path` survive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    if not _syncs:
+        return
+    fd = os.open(path, flags)
     try:
         os.fsync(fd)
     finally:
@@ -59,11 +81,7 @@ def publish(temporary: Path, final: Path, *, point: str, sync: bool = True) -> N
     """
     if sync:
         faults.point(f"{point}.sync")
-        fd = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync(temporary, os.O_RDONLY)
     faults.point(f"{point}.rename")
     os.replace(temporary, final)
     if sync:
@@ -125,10 +143,12 @@ def cache_dir() -> Path:
     return (Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache") / "fedfit"
 
 
-def claim_state_dir(path: Path, *, kind: str, version: int, may_hold: Collection[str] = ()) -> int:
+def claim_state_dir(
+    path: Path, *, kind: str, version: int, may_hold: Collection[str] = (), option: str = "--state-dir"
+) -> int:
     """Make or take over a state directory and lock it until this process ends; returns the lock's descriptor.
 
-    `may_hold` names files that a person may have put there before.
+    `may_hold` names files that a person may have put there before; `option` is how a person names another directory.
     Raises `MachineError` for a directory that is not ours or not writable, `ConflictError` if another process holds it.
     """
     marker = path / "version"
@@ -138,7 +158,7 @@ def claim_state_dir(path: Path, *, kind: str, version: int, may_hold: Collection
         foreign = any(entry.name not in may_hold for entry in path.iterdir())
         if foreign and not marker.exists() and not (path / "lock").exists():
             raise MachineError(
-                f"{path} is not empty and was not made by fedfit; name an empty or new directory with --state-dir"
+                f"{path} is not empty and was not made by fedfit; name an empty or new directory with {option}"
             )
         fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         os.set_inheritable(fd, False)
@@ -147,12 +167,12 @@ def claim_state_dir(path: Path, *, kind: str, version: int, may_hold: Collection
         except BlockingIOError:
             os.close(fd)
             raise ConflictError(
-                f"another {kind} already runs on {path}; stop it, or name another --state-dir"
+                f"another {kind} already runs on {path}; stop it, or name another {option}"
             ) from None
         try:
             if not marker.exists():
                 write_bytes(marker, expected.encode(), point="state.version")
-            _check_version(marker, kind, version)
+            _check_version(marker, kind, version, option)
         except (OSError, MachineError):
             os.close(fd)  # a refused directory is not held either
             raise
@@ -193,11 +213,11 @@ def is_claimed(path: Path) -> bool:
     return False
 
 
-def _check_version(marker: Path, kind: str, version: int) -> None:
+def _check_version(marker: Path, kind: str, version: int, option: str) -> None:
     found = marker.read_text(encoding="utf-8", errors="replace").split()
     if len(found) != 2 or found[0] != f"fedfit-{kind}" or not found[1].isdecimal():
         raise MachineError(
-            f"{marker.parent} belongs to {' '.join(found)[:60]!r}, not to a fedfit {kind}; name another --state-dir"
+            f"{marker.parent} belongs to {' '.join(found)[:60]!r}, not to a fedfit {kind}; name another {option}"
         )
     if int(found[1]) > version:
         raise MachineError(

@@ -33,6 +33,7 @@ __all__ = [
     "parse_duration",
     "parse_table",
     "read_toml",
+    "to_table",
 ]
 
 T = TypeVar("T")
@@ -97,7 +98,6 @@ Options = Annotated[Mapping[str, Any], _Rest()]
 
 # keys of the files that this version does not serve: refused by name, so that nobody believes they have an effect
 _NOT_YET: Mapping[str, Sequence[str]] = {
-    "": ("simulate",),
     "train": ("augment",),
     "limits": ("accelerator",),
     "share": ("class_statistics", "min_count", "features"),
@@ -227,6 +227,21 @@ def parse_table(cls: type[T], table: Mapping[str, Any], *, source: str, section:
         if f.name not in values and f.default is f.default_factory is dataclasses.MISSING:
             raise InputError(f"{source}: {section + '.' if section else ''}{f.name} is missing ({f.metadata['help']})")
     return cls(**values)
+
+
+def to_table(record: Any) -> dict[str, Any]:
+    """The table that `parse_table` would make this record of, with every default; what has no value is left out."""
+    hints = typing.get_type_hints(type(record), include_extras=True)
+    table: dict[str, Any] = {}
+    for f in dataclasses.fields(record):
+        value = getattr(record, f.name)
+        if _is_rest(hints[f.name]):
+            table |= value
+        elif dataclasses.is_dataclass(value):
+            table[f.name.replace("_", "-")] = to_table(value)
+        elif value is not None:
+            table[f.name.replace("_", "-")] = list(value) if isinstance(value, tuple) else value
+    return table
 
 
 def _is_rest(hint: Any) -> bool:

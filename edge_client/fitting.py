@@ -97,7 +97,16 @@ class Fitting:
 
     def choose(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> planner.Choice:
         """The plan for a worker that has `base_bytes` and may grow by `training_bytes`; raises `NothingFitsError`."""
-        request = planner.Request(
+        return planner.choose(self._request(base_bytes, training_bytes, ceiling_bytes))
+
+    def shrink(
+        self, plan: TrainingPlan, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None
+    ) -> TrainingPlan | None:
+        """The same plan in smaller pieces, if that is enough."""
+        return planner.shrink(self._request(base_bytes, training_bytes, ceiling_bytes), plan)
+
+    def _request(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None) -> planner.Request:
+        return planner.Request(
             variants={"full": self.rows},
             workload=self.workload(),
             rules=self.rules,
@@ -107,7 +116,6 @@ class Fitting:
             num_samples=self.num_samples,
             disk_bytes=self.disk_bytes,
         )
-        return planner.choose(request)
 
     def workload(self) -> Workload:
         """What decides the memory beside the model."""

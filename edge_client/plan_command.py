@@ -6,6 +6,7 @@ Covers: reading the options, measuring the model (once, then cached), asking the
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from edge_client.run_file import RunFile
 from edge_client.task import read_source
 from edge_client.task_files import split_place
 
-__all__ = ["Subject", "add_subject_options", "describe", "plan", "size", "subject", "to_json"]
+__all__ = ["Subject", "describe", "plan", "size", "subject", "to_json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +44,6 @@ class Subject:
         return Fitting(run=self.run, rules=self.rules, rows=calibrated(job, durable.cache_dir()))
 
 
-def add_subject_options(parser: argparse.ArgumentParser) -> None:
-    """What is trained."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="a built-in model: coordinator models list")
-    what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own: defects.py:task")
-    parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, such as 3x96x96")
-    parser.add_argument("--classes", metavar="N", type=int, default=10, help="default: %(default)s")
-    parser.add_argument("--batch", metavar="B", type=int, default=32, help="samples per step; default: %(default)s")
-    parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="default: %(default)s")
-    parser.add_argument("--momentum", metavar="M", type=float, default=0.9, help="of sgd; default: %(default)s")
-    parser.add_argument("--method", metavar="NAME", default="fedavg", help="default: %(default)s")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="an option of the model or of the method"
-    )
-
-
 def subject(options: argparse.Namespace) -> Subject:
     """What the options name; raises `InputError` or `NoSuchNameError`."""
     if not 1 <= options.batch <= 65_536:
@@ -72,7 +57,7 @@ def subject(options: argparse.Namespace) -> Subject:
     }
     settings = dict(_setting(text) for text in options.set)
     if options.model is not None:
-        known = {f.replace("_", "-") for f in models.options_type(options.model).__dataclass_fields__}
+        known = {f.name.replace("_", "-") for f in dataclasses.fields(models.options_type(options.model))}
         own = {key: value for key, value in settings.items() if key.replace("_", "-") in known}
         shape = _shape(options.input) or models.default_input(options.model)
         table |= {"model": {"name": options.model, "input": list(shape), **own}}
@@ -200,8 +185,8 @@ def _facts(choice: Choice) -> Iterator[tuple[str, str]]:
         yield f"group {number}", _names(group)
     if made.skipped:
         yield "untrained", _names(made.skipped)
-    training, total = format_bytes(made.training_bytes), format_bytes(made.predicted_bytes)
-    yield "memory", f"training adds {training} at most, {total} with the process; budget {format_bytes(made.budget_bytes)}"
+    training, total, budget = map(format_bytes, (made.training_bytes, made.predicted_bytes, made.budget_bytes))
+    yield "memory", f"training adds {training} at most, {total} with the process; budget {budget}"
     yield "time", f"{choice.chosen.relative_time:.2f} of training everything at once"
     yield "because", choice.reason
 

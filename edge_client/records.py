@@ -126,6 +126,7 @@ class PlanRules:
     slices: tuple[str, ...] = ()  # smaller models that a device may train instead, the largest first
     weight_copies: int = 0  # of all weights, that a device keeps while it trains
     step_copies: int = 0  # of one parameter, that a device makes after a pass
+    cost: str = "measured"  # or table-1: groups by the rule of FeDepth's authors, to compare results with theirs
     masked: bool = True  # an update lacks what its plan leaves untrained; otherwise that is sent as it came
 
 

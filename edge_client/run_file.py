@@ -13,16 +13,19 @@ from edge_client.errors import InputError
 from edge_client.files import Options, Seconds, described, parse_table, read_toml
 from edge_client.records import Between, Count, Id, Matches, Positive, Text
 
-__all__ = ["RunFile", "TaskSection", "check_run_file", "load_run_file"]
+__all__ = ["RunFile", "SimulateSection", "TaskSection", "check_run_file", "load_run_file"]
 
 Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?")]
+Budget = Annotated[str, Matches(r"[0-9.]{1,20} ?[A-Za-z]{0,3}(\*[1-9][0-9]{0,5})?")]
 _MAX_RUN_NAME = 48  # an id has 64 characters at most, with "-dry-" and a number
 _INIT_HELP = "starting weights: random, or run:ID for the last model of a run, run:ID@best, run:ID@VERSION"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodSection:
-    name: Annotated[str, Matches(r"[a-z0-9+_-]{1,64}")] = described("a published method: fedavg, fedprox", "fedavg")
+    name: Annotated[str, Matches(r"[a-z0-9+_-]{1,64}")] = described(
+        "a published method: fedavg, fedprox, fedepth, m-fedepth, or one over another: fedepth+fedprox", "fedavg"
+    )
     parameters: Options = described("the method's own parameters, such as mu for fedprox", dict)
 
 
@@ -111,10 +114,22 @@ class RoundsSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateSection:
-    on: Annotated[str, Matches(r"(?s)devices|npz:/.{1,1024}")] = described(
-        "where the test data is: devices, or npz:PATH of a file on the server", "devices"
+    on: Annotated[str, Matches(r"(?s)devices|simulate|npz:/.{1,1024}")] = described(
+        "where the test data is: devices, or npz:PATH of a file on the server; simulate: the whole test set of "
+        "simulate.data, what `coordinator simulate` takes unless the file says otherwise",
+        "devices",
     )
     every: Count = described("rounds between two evaluations; 0: never", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateSection:
+    data: Text = described("what the virtual devices share: digits, or SOURCE:PATH such as npz:/data/a.npz", "")
+    partition: Text = described("how they share it: iid, dirichlet:ALPHA, pathological:CLASSES and more", "iid")
+    devices: Annotated[int, Between(1, 100_000)] = described("how many there are", 10)
+    training_budgets: tuple[Budget, ...] = described(
+        'memory that training may take on each: ["40MB", "80MB"] in turns, or ["40MB*6", "80MB*4"]; none: no limit', ()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +147,7 @@ class RunFile:
     devices: DevicesSection = described("who takes part", DevicesSection)
     rounds: RoundsSection = described("how a round goes", RoundsSection)
     evaluate: EvaluateSection = described("how the model is judged", EvaluateSection)
+    simulate: SimulateSection | None = described("virtual devices; read by `coordinator simulate` only", None)
 
     @property
     def init(self) -> str:

@@ -21,13 +21,17 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_client import durable, faults
 from edge_client.device import guard, meter
 from edge_client.errors import DiskFullError, MachineError, PayloadError
 from edge_client.records import WorkOrder, from_map
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from edge_client.assignment import Kept
+
+__all__ = ["attempt", "main", "stand_guard"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,13 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m edge_client.worker WORKDIR\n")
         return 2
-    _stand_guard()
+    stand_guard()
     workdir = Path(arguments[0])
     if not _lock(workdir / "lock"):
         _log.error("another worker holds %s since %g s; this one ends", workdir / "lock", _LOCK_WAIT_S)
         return _BUG
+    return attempt(workdir)
+
+
+def attempt(workdir: Path, kept: Kept | None = None) -> int:
+    """Do the assignment in `workdir`; returns the exit code. `kept` is what a process with more to come may reuse."""
     try:
-        return _run(workdir)
+        return _run(workdir, kept)
     except (MemoryError, RuntimeError) as error:
         if not meter.is_out_of_memory(error):
             raise  # a bug: the traceback goes to stderr, the exit code is 1
@@ -57,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _refuse(workdir, _OVER_BUDGET, "over_budget", detail)
 
 
-def _stand_guard() -> None:
+def stand_guard() -> None:
     """Before torch: nothing of what follows may outlive the daemon, keep freed memory, or starve the device."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     parent = os.environ.get("FEDFIT_PARENT_PID", "")
@@ -84,7 +93,7 @@ def _lock(path: Path) -> bool:
             return True
 
 
-def _run(workdir: Path) -> int:
+def _run(workdir: Path, kept: Kept | None) -> int:
     """Do the assignment and turn its errors into exit codes and `error.json`."""
     try:
         order = _read_order(workdir)
@@ -95,11 +104,14 @@ def _run(workdir: Path) -> int:
 
         faults.point("worker.loaded")
         try:
-            assignment.carry_out(order, workdir)
+            assignment.carry_out(order, workdir, kept)
         except assignment.DeclinedError as error:
             return _refuse(workdir, _DECLINED, error.code, str(error))
         except assignment.CalibrationNeededError as needed:
-            calibration.become(needed.job, workdir)
+            if kept is None:
+                calibration.become(needed.job, workdir)
+            calibration.measure_beside(needed.job, workdir)  # more is to come in this process
+            return _run(workdir, kept)
     except DiskFullError as error:
         return _refuse(workdir, _DISK, "disk_full", str(error))
     except MachineError as error:
@@ -130,4 +142,4 @@ def _refuse(workdir: Path, code: int, name: str, detail: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    guard.end(main())

@@ -25,7 +25,17 @@ from edge_client.errors import PayloadError
 from edge_client.records import Count, Hash, Matches, WorkOrder, check_value, from_map, to_map
 from edge_client.session import Event, Finished, Start, WorkerDone, WorkerFailed, WorkerProgress
 
-__all__ = ["COMMAND", "Worker", "done", "finished_update", "left_failure", "settle_method_state", "start"]
+__all__ = [
+    "COMMAND",
+    "Worker",
+    "done",
+    "ended",
+    "finished_update",
+    "left_failure",
+    "settle_method_state",
+    "start",
+    "write_order",
+]
 
 COMMAND = (sys.executable, "-m", "edge_client.worker")  # the folder follows
 _GRACE_S = 5.0
@@ -49,9 +59,37 @@ def start(
     root: Path = Path("/"),
 ) -> Worker:
     """Start the worker of an assignment in its folder."""
+    durable.make_dir(method_state)
+    write_order(
+        wanted,
+        folder=folder,
+        parts=parts,
+        device=device,
+        device_file=device_file,
+        budget_bytes=budget_bytes,
+        ceilings=ceilings,
+        method_state=method_state,
+    )
+    return Worker(wanted.assign.lease, folder, command, root=root)
+
+
+def write_order(
+    wanted: Start,
+    *,
+    folder: Path,
+    parts: Mapping[str, str],
+    device: str,
+    device_file: Mapping[str, Any],
+    budget_bytes: int,
+    training_budget_bytes: int | None = None,
+    ceilings: Mapping[str, int],
+    method_state: Path,
+) -> None:
+    """Make the folder of an assignment with all that a worker is told."""
     assign = wanted.assign
     durable.make_dir(folder)
-    durable.make_dir(method_state)
+    (folder / "error.json").unlink(missing_ok=True)
+    notes.clear(folder)
     order = WorkOrder(
         lease=assign.lease,
         run=assign.run,
@@ -64,6 +102,7 @@ def start(
         threads=assign.threads,
         plan=assign.plan,
         budget_bytes=budget_bytes,
+        training_budget_bytes=training_budget_bytes,
         ceiling_bytes=wanted.ceiling_bytes,
         ceilings=ceilings,
         replans=wanted.replans,
@@ -73,7 +112,6 @@ def start(
         method_state=str(method_state),
     )
     (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
-    return Worker(assign.lease, folder, command, root=root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,25 +182,7 @@ class Worker:
     def _ended(self) -> Event:
         os.close(self.progress_fd)
         code = self._process.wait()
-        finished = finished_update(self._folder) if code == 0 else None
-        return done(self.lease, finished) if finished else self._failure(code)
-
-    def _failure(self, code: int) -> WorkerFailed:
-        told = _read_json(self._folder / "error.json") or {}
-        trial = notes.read_trial(self._folder)
-        exceeded = trial.exceeded() if trial is not None else None
-        if exceeded is not None and self._killed_for_memory(code):
-            code, told = _EXIT_OVER_BUDGET, {"detail": "the system was out of memory and killed the worker"}
-        kind = {_EXIT_OVER_BUDGET: "over_budget", _EXIT_DISK_FULL: "disk_full"}.get(code, "crashed")
-        over = code == _EXIT_OVER_BUDGET
-        return WorkerFailed(
-            lease=self.lease,
-            code=_declined_code(told) if code == _EXIT_DECLINED else kind,
-            detail=_sendable(str(told.get("detail", f"the worker ended with exit code {code}")), 2000),
-            log=_last_lines(self._folder / "log.txt"),
-            final=code == _EXIT_DECLINED or (over and exceeded is None),
-            exceeded=exceeded if over else None,
-        )
+        return ended(self.lease, self._folder, code, for_memory=self._killed_for_memory(code))
 
     def _killed_for_memory(self, code: int) -> bool:
         """Whether somebody else's SIGKILL was the kernel's: it counts them; where it does not, nobody else does it."""
@@ -206,6 +226,28 @@ class Worker:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
         os.close(self.progress_fd)
+
+
+def ended(lease: str, folder: Path, code: int, *, for_memory: bool = False) -> Event:
+    """What became of a worker that ended with this exit code; `for_memory`: the system killed it to have memory."""
+    finished = finished_update(folder) if code == 0 else None
+    if finished is not None:
+        return done(lease, finished)
+    told = _read_json(folder / "error.json") or {}
+    trial = notes.read_trial(folder)
+    exceeded = trial.exceeded() if trial is not None else None
+    if exceeded is not None and for_memory:
+        code, told = _EXIT_OVER_BUDGET, {"detail": "the system was out of memory and killed the worker"}
+    kind = {_EXIT_OVER_BUDGET: "over_budget", _EXIT_DISK_FULL: "disk_full"}.get(code, "crashed")
+    over = code == _EXIT_OVER_BUDGET
+    return WorkerFailed(
+        lease=lease,
+        code=_declined_code(told) if code == _EXIT_DECLINED else kind,
+        detail=_sendable(str(told.get("detail", f"the worker ended with exit code {code}")), 2000),
+        log=_last_lines(folder / "log.txt"),
+        final=code == _EXIT_DECLINED or (over and exceeded is None),
+        exceeded=exceeded if over else None,
+    )
 
 
 def done(lease: str, update: Finished) -> WorkerDone:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleet import Undisturbed
 from sites import BrokerSite, ExternalSite, HubSite, Site, access_of, close_all, find_mosquitto, mosquitto_config
 
 from coordinator.broker import EmbeddedBroker
@@ -30,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def _clients_end() -> Iterator[None]:
     yield
     close_all()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """What runs make that nobody disturbs, for those that somebody did."""
+    own = tmp_path_factory.getbasetemp()
+    return Undisturbed(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ starts again what died, as systemd would; a process that ends by itself with an 
 from __future__ import annotations
 
 import contextlib
-import functools
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -290,15 +291,31 @@ def hashes(shown: Json) -> list[str]:
     return [model["sha256"] for model in shown["models"]]
 
 
-@functools.cache
-def undisturbed_hashes(rounds: int, hidden: int, codec: str = "fp32") -> list[str]:
-    """The hashes of a run of the devices a and b that nobody disturbs; made once for all tests of a session."""
-    with tempfile.TemporaryDirectory(prefix="fedfit-undisturbed-") as folder, Fleet(Path(folder)) as fleet:
-        fleet.start_coordinator()
-        fleet.add_devices("a", "b")
-        fleet.start_device("a")
-        fleet.start_device("b")
-        file = mlp_run(rounds=rounds, codec=codec, model={"hidden": [hidden]})
-        shown = fleet.wait_finished(fleet.start_run(file), 30 * rounds)
-        assert shown["state"] == "finished", shown["reason"]
-        return hashes(shown)
+class Undisturbed:
+    """Runs of the devices a and b that nobody disturbs; each is made once for all processes of a test session."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def hashes(self, *, rounds: int, hidden: int = 16, codec: str = "fp32") -> list[str]:
+        """The model's hash after every round, the first one before round 1."""
+        folder = self._folder / f"undisturbed-{rounds}-{hidden}-{codec}"
+        folder.mkdir(exist_ok=True)
+        made = folder / "hashes.json"
+        with open(folder / "lock", "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making it
+            if not made.exists():
+                file = mlp_run(rounds=rounds, codec=codec, model={"hidden": [hidden]})
+                made.write_text(json.dumps(self._make(Path(tempfile.mkdtemp(dir=folder)), file)))
+            found: list[str] = json.loads(made.read_text())
+        return found
+
+    def _make(self, folder: Path, file: RunFile) -> list[str]:
+        with Fleet(folder) as fleet:
+            fleet.start_coordinator()
+            fleet.add_devices("a", "b")
+            fleet.start_device("a")
+            fleet.start_device("b")
+            shown = fleet.wait_finished(fleet.start_run(file), 30 * file.stop.rounds)
+            assert shown["state"] == "finished", shown["reason"]
+            return hashes(shown)

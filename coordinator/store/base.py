@@ -208,8 +208,14 @@ class Store(Protocol):
         self, run_id: str, number: int, attempt: int, *, remaining_s: float, extended: bool, elapsed_s: float
     ) -> None: ...
 
-    def save_update(self, update: UpdateRow | None, evaluation: EvaluationRow | None, lease_id: str) -> None:
-        """The update's row, its evaluation and its lease's end, together."""
+    def save_update(
+        self,
+        update: UpdateRow | None,
+        evaluation: EvaluationRow | None,
+        lease_id: str,
+        traffic: Mapping[str, tuple[int, int]] = {},
+    ) -> None:
+        """The update's row, its evaluation, its lease's end and what travelled for it (`add_traffic`), together."""
 
     def drop_update(self, update: UpdateRow) -> None:
         """An update's blob is lost: forget its row and offer its lease again, in a round that is running again."""

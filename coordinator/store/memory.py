@@ -348,8 +348,14 @@ class MemoryStore:
 
     # updates
 
-    def save_update(self, update: UpdateRow | None, evaluation: EvaluationRow | None, lease_id: str) -> None:
-        """The update's row, its evaluation and its lease's end, together."""
+    def save_update(
+        self,
+        update: UpdateRow | None,
+        evaluation: EvaluationRow | None,
+        lease_id: str,
+        traffic: Mapping[str, tuple[int, int]] = {},
+    ) -> None:
+        """The update's row, its evaluation, its lease's end and what travelled for it, together."""
         with self._transaction("update"):
             if update is not None:
                 self._counted.insert((update.run, update.round, update.attempt, update.device), update.lease)
@@ -357,6 +363,9 @@ class MemoryStore:
             if evaluation is not None:
                 self._put_evaluation(evaluation)
             self._change_lease(lease_id, state="stored", code="", detail="")
+            lease = self.lease(lease_id)
+            if lease is not None:
+                self._count(lease.run, traffic)
 
     def _put_evaluation(self, evaluation: EvaluationRow) -> None:
         self._evaluations.put((evaluation.run, evaluation.version, evaluation.device), evaluation)
@@ -449,7 +458,8 @@ class MemoryStore:
         since = max(0, (last.version if last else 0) - 50)
         rows = [row for row in self._updates.rows.values() if row.run == run_id and row.round >= since]
         rows.sort(key=lambda row: (row.round, row.attempt))
-        return {row.device: row.report.plan for row in rows if row.report.plan is not None}
+        newest = {row.device: row.report.plan for row in rows}
+        return {device: plan for device, plan in newest.items() if plan is not None}
 
     def recent_norms(self, run_id: str, rounds: int) -> list[float]:
         """Norms of the updates of the newest committed rounds: the usual size of a change."""
@@ -468,9 +478,12 @@ class MemoryStore:
     def add_traffic(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
         """Count what travelled, as published: device -> (bytes up, bytes down)."""
         with self._transaction("traffic"):
-            for device, (up, down) in moved.items():
-                before = self._traffic.rows.get((run_id, device), (0, 0))
-                self._traffic.put((run_id, device), (before[0] + up, before[1] + down))
+            self._count(run_id, moved)
+
+    def _count(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
+        for device, (up, down) in moved.items():
+            before = self._traffic.rows.get((run_id, device), (0, 0))
+            self._traffic.put((run_id, device), (before[0] + up, before[1] + down))
 
     def traffic(self, run_id: str) -> dict[str, tuple[int, int]]:
         """Device -> (bytes up, bytes down)."""

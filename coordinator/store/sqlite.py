@@ -1,4 +1,4 @@
-"""The store on SQLite: WAL, synchronous=FULL, one writer."""
+"""The store on SQLite: WAL, synchronous=FULL (simulations: OFF), one writer."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def _disk_errors(what: str) -> Iterator[None]:
         raise MachineError(f"{what}: {error}; restore a backup of the state directory") from error
 
 
-def _open_database(path: Path) -> sqlite3.Connection:
-    """Open a SQLite file with the settings that survive a power cut, used by one thread."""
+def _open_database(path: Path, *, sync: bool = True) -> sqlite3.Connection:
+    """Open a SQLite file, used by one thread; with `sync` what is committed survives a power cut."""
     connection = sqlite3.connect(path, isolation_level="IMMEDIATE")
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'OFF'}")
     connection.execute("PRAGMA foreign_keys=ON")
     os.chmod(path, 0o600)
     return connection
@@ -139,9 +139,10 @@ def _commit(connection: sqlite3.Connection, *, point: str) -> None:
 class SqliteStore:
     """Implements `coordinator.store.base.Store`; used by one thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, sync: bool = True) -> None:
+        """Without `sync` (simulations) a commit survives the end of this process, but not a power cut."""
         with _disk_errors(f"cannot open {path}"):
-            self._db = _open_database(path)
+            self._db = _open_database(path, sync=sync)
             self._db.row_factory = sqlite3.Row
             self._prepare()
 
@@ -410,14 +411,22 @@ class SqliteStore:
 
     # updates
 
-    def save_update(self, update: UpdateRow | None, evaluation: EvaluationRow | None, lease_id: str) -> None:
-        """The update's row, its evaluation and its lease's end, together."""
+    def save_update(
+        self,
+        update: UpdateRow | None,
+        evaluation: EvaluationRow | None,
+        lease_id: str,
+        traffic: Mapping[str, tuple[int, int]] = {},
+    ) -> None:
+        """The update's row, its evaluation, its lease's end and what travelled for it, together."""
         with self._transaction("update") as db:
             if update is not None:
                 self._insert("update_", update)
             if evaluation is not None:
                 self._put_evaluation(db, evaluation)
             db.execute("UPDATE lease SET state = 'stored', code = '', detail = '' WHERE id = ?", (lease_id,))
+            for (run_id,) in db.execute("SELECT run FROM lease WHERE id = ?", (lease_id,)).fetchall():
+                _add_traffic(db, run_id, traffic)
 
     def _put_evaluation(self, db: sqlite3.Connection, evaluation: EvaluationRow) -> None:
         key = (evaluation.run, evaluation.version, evaluation.device)
@@ -539,11 +548,7 @@ class SqliteStore:
     def add_traffic(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
         """Count what travelled, as published: device -> (bytes up, bytes down)."""
         with self._transaction("traffic") as db:
-            db.executemany(
-                """INSERT INTO traffic VALUES (?1, ?2, ?3, ?4)
-                   ON CONFLICT (run, device) DO UPDATE SET up = up + ?3, down = down + ?4""",
-                [(run_id, device, up, down) for device, (up, down) in moved.items()],
-            )
+            _add_traffic(db, run_id, moved)
 
     def traffic(self, run_id: str) -> dict[str, tuple[int, int]]:
         """Device -> (bytes up, bytes down)."""
@@ -582,6 +587,14 @@ class SqliteStore:
     def close(self) -> None:
         """Close the database."""
         self._db.close()
+
+
+def _add_traffic(db: sqlite3.Connection, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
+    db.executemany(
+        """INSERT INTO traffic VALUES (?1, ?2, ?3, ?4)
+           ON CONFLICT (run, device) DO UPDATE SET up = up + ?3, down = down + ?4""",
+        [(run_id, device, up, down) for device, (up, down) in moved.items()],
+    )
 
 
 def _to_column(value: Any) -> Any:

@@ -1,22 +1,24 @@
 """What a worker does to itself so that the device stays well: dies with its parent, gives memory back, fails cleanly.
 
-Covers: parent-death signal, glibc's malloc thresholds, RLIMIT_DATA, the OOM score. Each does nothing where the system
-lacks it (macOS); a refusal by the kernel is logged, because a worker with one guard less still trains.
+Covers: parent-death signal, glibc's malloc thresholds, RLIMIT_DATA, the OOM score; each does nothing where the system
+lacks it (macOS), and a refusal by the kernel is logged, because a worker with one guard less still trains. And its end.
 Does not cover: control groups (`worker_group`), and deciding what fits (`planning`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import resource
 import signal
 import sys
+from typing import NoReturn
 
 from edge_client.device import meter
 
-__all__ = ["die_with_parent", "lift_limit", "limit_growth", "pin_malloc", "raise_oom_score"]
+__all__ = ["die_with_parent", "end", "lift_limit", "limit_growth", "pin_malloc", "raise_oom_score"]
 
 _log = logging.getLogger(__name__)
 
@@ -91,3 +93,11 @@ def raise_oom_score(score: int = 800) -> None:
             file.write(str(score))
     except OSError as error:
         _log.warning("cannot set the OOM score: %s", error.strerror)
+
+
+def end(code: int) -> NoReturn:
+    """End this process now. Python would first take torch's modules apart: a third of the time of a short worker."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a reader that is gone, a closed stream
+            stream.flush()
+    os._exit(code)

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 __all__ = ["InRam", "data_bytes", "is_out_of_memory", "of", "peak_rss_bytes", "reset_peak", "rss_bytes"]
 
 # how torch's CPU allocator and oneDNN say that memory is out; there is no exception type of their own for it
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "could not create a memory", "out of memory")
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "could not create a memory",
+    "could not create a primitive",
+    "out of memory",
+)
 
 
 @dataclass(frozen=True, slots=True)

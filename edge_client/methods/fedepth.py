@@ -139,8 +139,7 @@ class FeDepthClient(PlainClient):
         """Those that the groups need: the run's as they were received, a peer's from its state or at random."""
         units = {unit.name: unit for unit in learner.model.units}
         for group in self._groups.values():
-            end = group.blocks[-1] if group.blocks else ""
-            if group.is_last or end in learner.heads:
+            if group.is_last or (end := group.blocks[-1]) in learner.heads:
                 continue
             with _seeded(self.job.rng(learner.head_key(end))):
                 head = learner.heads[end] = heads.auxiliary(learner.model, units[end])
@@ -248,18 +247,16 @@ class FeDepthClient(PlainClient):
 
 def _groups(model: Model, plan: TrainingPlan | None, trained: Collection[str]) -> list[_Group]:
     """The plan's groups without the blocks that are trained already; no plan: everything at once."""
-    if plan is None or not plan.groups:
-        return [_Group(blocks=model.order[1:-1], units=model.order, is_last=True)]
     blocks = model.order[1:-1]
-    named = (*plan.skipped, *(block for group in plan.groups for block in group))
+    if not blocks:
+        return [_Group(blocks=(), units=model.order, is_last=True)]
+    planned = plan.groups if plan is not None and plan.groups else (blocks,)
+    skipped = plan.skipped if plan is not None else ()
+    named = (*skipped, *(block for group in planned for block in group))
     if named != blocks:
         raise PayloadError("plan", f"the plan has the blocks {_shown(named)}, the model has {_shown(blocks)}")
-    found = []
-    for group in plan.groups:
-        left = tuple(block for block in group if block not in trained)
-        if left:
-            found.append(_group(model, left, is_last=left[-1] == blocks[-1]))
-    return found
+    left = [tuple(block for block in group if block not in trained) for group in planned]
+    return [_group(model, group, is_last=group[-1] == blocks[-1]) for group in left if group]
 
 
 def _group(model: Model, blocks: tuple[str, ...], *, is_last: bool) -> _Group:

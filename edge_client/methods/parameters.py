@@ -64,3 +64,10 @@ class FeDepthParameters:
         default=1,
         metadata={"symbol": "M", "help": "models at most that a device with surplus memory trains side by side"},
     )
+    cost: Annotated[str, Matches("measured|table-1")] = field(
+        default="measured",
+        metadata={
+            "symbol": "Table 1",
+            "help": "what a group takes: measured, or by the authors' own rule, to compare results with theirs",
+        },
+    )

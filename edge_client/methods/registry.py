@@ -51,6 +51,7 @@ def _fedepth_plans(parameters: FeDepthParameters) -> PlanRules:
         partial=parameters.partial,
         max_models=parameters.mutual,
         masked=parameters.averaging == "masked",
+        cost=parameters.cost,
     )
 
 

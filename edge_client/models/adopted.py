@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from edge_client.errors import InputError
 from edge_client.models.contract import Model, children_of, describe
+from edge_client.wire.container import EXTRA_PREFIX
 
 __all__ = ["adopt", "check_shapes", "parts"]
 
@@ -101,6 +102,8 @@ def _check_tensors(module: nn.Module) -> None:
     for name, tensor in state.items():
         if not name.isascii() or len(name) > _MAX_NAME_CHARS:
             raise InputError(f"model: {name[:80]!r}: expected a name of at most {_MAX_NAME_CHARS} ASCII characters")
+        if name.startswith(EXTRA_PREFIX):
+            raise InputError(f"model: {name[:80]!r}: names that begin with {EXTRA_PREFIX!r} are those of methods")
         wanted = torch.float32 if isinstance(tensor, Tensor) and tensor.is_floating_point() else torch.int64
         if not isinstance(tensor, Tensor) or (tensor.dtype != wanted and not is_lazy(tensor)):
             came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__

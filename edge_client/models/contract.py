@@ -59,6 +59,7 @@ class Model(nn.Module):
             self.add_module(name, layer)
         self._order = tuple(layers if order is None else order)
         self._recompute: str | None = None
+        self._overwriting: frozenset[str] = frozenset()  # units that change their input in place, as `describe` saw
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -110,7 +111,7 @@ class Model(nn.Module):
             unit = self.get_submodule(name)
             # backward begins at the last unit: what that keeps is needed at once
             again = self._recompute == "units" and name != self._order[-1]
-            x = run_unit(name, unit, x) if again else unit(x)
+            x = run_unit(name, unit, x, overwrites=name in self._overwriting) if again else unit(x)
         return x
 
     def _position(self, unit: str) -> int:
@@ -182,9 +183,12 @@ def _describe(model: Model, stages: list[int]) -> tuple[Unit, ...]:
     model.eval()  # one sample has no batch statistics
     with torch.no_grad():
         x = torch.zeros(1, *model.input_shape)
-        for position in range(len(stages)):
-            unit, x = _describe_unit(model, position, stages, x)
+        for position, name in enumerate(model.order):
+            version = x._version
+            unit, out = _describe_unit(model, position, stages, x)
+            model._overwriting |= {name} if x._version != version else set()
             units.append(unit)
+            x = out
     model.train(was_training)
     return tuple(units)
 

@@ -1,22 +1,77 @@
-"""Which memory layout a model's images have; channels last spares copies that kernels would make."""
+"""How images lie in memory, and in which type activations are computed; both are part of a result's bits.
+
+channels_last: the channels of a pixel lie together. torch's convolutions work in that layout; in the other one they
+copy what they get, which costs time and, in backward, an activation's worth of memory.
+bf16: convolutions and matrix products take and give bfloat16, half the bytes; weights, their gradients and statistics
+stay float32. Only worth it on a processor that has it (`device.probe.native_bf16`): others are 7 to 16 times slower.
+Does not cover: which of them is used (`planning`).
+"""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from edge_client.models.contract import Model
 
-__all__ = ["allows_channels_last", "to_channels_last"]
+__all__ = ["allows_channels_last", "arranged", "precision", "to_channels_last"]
+
+# torch 2.13 on processors with AVX2 and no more writes beyond its memory in backward of a 1x1 convolution with a stride
+# in this layout, unless all its channels are multiples of 8 ("free(): invalid pointer", or worse: nothing).
+_MULTIPLE = 8
 
 
 def allows_channels_last(model: Model) -> bool:
-    """Whether all channels behind the first convolution are multiples of 8: others corrupt memory in torch 2.13."""
-    convs = [part for part in model.modules() if isinstance(part, nn.Conv2d)]
-    channels = [conv.out_channels for conv in convs] + [conv.in_channels for conv in convs[1:]]
-    return bool(convs) and all(count % 8 == 0 for count in channels)
+    """Whether the model can be trained in this layout without harm, and takes images at all."""
+    return _is_harmless(model) and _runs(model)
+
+
+def _is_harmless(model: Model) -> bool:
+    """2-D convolutions of multiples of 8 channels; the first one may take as many as the image has."""
+    convs = [part for part in model.modules() if isinstance(part, _ConvNd)]
+    if len(model.input_shape) != 3 or not convs:
+        return False
+    first, *others = convs
+    own = first.in_channels == model.input_shape[0] and (max(first.kernel_size) > 1 or max(first.stride) == 1)
+    channels = [first.out_channels // first.groups, *([] if own else [first.in_channels // first.groups])]
+    channels += [count // conv.groups for conv in others for count in (conv.in_channels, conv.out_channels)]
+    return all(isinstance(conv, nn.Conv2d) for conv in convs) and all(count % _MULTIPLE == 0 for count in channels)
+
+
+@torch.no_grad()
+def _runs(model: Model) -> bool:
+    """Whether it gets through: `x.view(len(x), -1)` in a user's code refuses images that lie in another order."""
+    modes, random = [(part, part.training) for part in model.modules()], torch.get_rng_state()
+    model.eval()
+    try:
+        model(arranged(torch.zeros(1, *model.input_shape)))
+    except RuntimeError:
+        return False
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        torch.set_rng_state(random)
+    return True
 
 
 def to_channels_last(model: Model) -> None:
-    """Lay out the weights so; activations follow."""
+    """Lay the weights of convolutions out anew; raises `ValueError` for a model that this would harm."""
+    if not _is_harmless(model):
+        raise ValueError("expected a model whose 2-D convolutions have multiples of 8 channels for channels_last")
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def arranged(x: Tensor) -> Tensor:
+    """A batch of images in channels_last; any other batch as it is."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+
+def precision(dtype: str) -> AbstractContextManager[object]:
+    """Around forward passes, not around backward: fp32 as it is, or bf16."""
+    if dtype not in ("fp32", "bf16"):
+        raise ValueError(f"expected a type of fp32, bf16, got {dtype!r}")
+    # the cache would hold a copy of every weight, and one that was made without gradient would be used with it
+    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if dtype == "bf16" else nullcontext()

@@ -135,13 +135,17 @@ def _convolution_backward(
     return None if inward is None else inward.to(x.dtype), *own
 
 
-def run_unit(name: str, unit: nn.Module, x: Tensor) -> Tensor:
-    """Output of a unit that runs again in backward, unless it would keep hardly less for it."""
+def run_unit(name: str, unit: nn.Module, x: Tensor, *, overwrites: bool = False) -> Tensor:
+    """Output of a unit that runs again in backward, unless it would keep hardly less for it.
+
+    One that `overwrites` its input, or has parts that may, gets a copy: the second pass needs it as it was.
+    """
     params = list(unit.parameters())
     if not params or _keeps_its_input_only(unit) or not _is_trained(x, params):
         plain: Tensor = unit(x)
         return plain
-    output: Tensor = _Unit.apply(name, unit, x, *params)  # type: ignore[no-untyped-call]
+    overwrites = overwrites or any(getattr(part, "inplace", False) for part in unit.modules())
+    output: Tensor = _Unit.apply(name, unit, overwrites, x, *params)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -155,15 +159,15 @@ class _Unit(torch.autograd.Function):
     """Its parameters are inputs, so that autograd asks for their gradients as for those of any other function."""
 
     @staticmethod
-    def forward(ctx: Any, name: str, unit: nn.Module, x: Tensor, *params: Tensor) -> Tensor:
-        ctx.unit, ctx.before = unit, _Before(unit)
+    def forward(ctx: Any, name: str, unit: nn.Module, overwrites: bool, x: Tensor, *params: Tensor) -> Tensor:
+        ctx.unit, ctx.overwrites, ctx.before = unit, overwrites, _Before(unit)
         ctx.save_for_backward(x, *params)  # the parameters, so that a change of them in between is noticed
         version = x._version
-        output: Tensor = unit(_own(unit, x))
+        output: Tensor = unit(x.clone() if overwrites else x)
         if x._version != version:
             raise InputError(
-                f"model: unit {name!r} changes its input in place and cannot run on it again in backward; "
-                "use a function that makes a new tensor"
+                f"model: unit {name!r} changes its input in place in training only, and cannot run on it again in "
+                "backward; use a function that makes a new tensor"
             )
         return output.detach()  # torch lets nobody change a view, or the input itself, that comes from a function
 
@@ -171,15 +175,17 @@ class _Unit(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *params = ctx.saved_tensors
-        _, _, *asked = ctx.needs_input_grad
+        _, _, _, *asked = ctx.needs_input_grad
         x = x.detach().requires_grad_(asked[0])
         with torch.enable_grad():  # the output has no name here: it is freed as soon as its place in the graph is known
-            begin = _Begin.apply(ctx.before.run_again(ctx.unit, x, grad), grad)  # type: ignore[no-untyped-call]
+            own = x.clone() if ctx.overwrites else x
+            begin = _Begin.apply(ctx.before.run_again(ctx.unit, own, grad), grad)  # type: ignore[no-untyped-call]
+            del own
         if not begin.requires_grad:  # a unit that shuts gradients out by itself
-            return None, None, *[None] * len(asked)
+            return None, None, None, *[None] * len(asked)
         sources = [tensor for tensor, needed in zip((x, *params), asked, strict=True) if needed]
         found = iter(torch.autograd.grad(begin, sources, allow_unused=True))
-        return None, None, *(next(found) if needed else None for needed in asked)
+        return None, None, None, *(next(found) if needed else None for needed in asked)
 
 
 class _Begin(torch.autograd.Function):
@@ -195,11 +201,6 @@ class _Begin(torch.autograd.Function):
     def backward(ctx: Any, one: Tensor) -> tuple[Tensor, None]:
         (grad,) = ctx.saved_tensors
         return grad, None
-
-
-def _own(unit: nn.Module, x: Tensor) -> Tensor:
-    """The input, or a copy for a unit with parts that may overwrite it: the second pass needs it as it was."""
-    return x.clone() if any(getattr(part, "inplace", False) for part in unit.modules()) else x
 
 
 class _Before:
@@ -222,7 +223,7 @@ class _Before:
             unit._like = grad
         try:
             with torch.enable_grad(), self._autocast:
-                output: Tensor = unit(_own(unit, x))
+                output: Tensor = unit(x)
         finally:
             _set(modes, buffers, random)
             if isinstance(unit, Fusible):

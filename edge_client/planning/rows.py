@@ -61,6 +61,7 @@ class UnitRow:
     evaluate: Lines  # a forward pass without gradient, its input included
     forward_s: Line  # seconds
     backward_s: Line
+    paper: Line = (0.0, 0.0)  # what FeDepth's Table 1 charges for it
     # a block as the first of a group, whose input needs no gradient (the first block: with the stem)
     alone_held: Line = (0.0, 0.0)
     alone_forward: Lines = ()  # above nothing

@@ -99,7 +99,7 @@ class Client(Protocol):
         """What is trained beside the model, by key; asked before every phase."""
 
     def phases(self) -> Sequence[Phase]:
-        """What is left to train, in order; asked again after `replan`."""
+        """What is left to train, in order; asked again after `replan`. A phase whose name was trained is left out."""
 
     def replan(self, plan: TrainingPlan) -> None:
         """Between two phases: there is less memory now, and this plan fits what is left of it."""

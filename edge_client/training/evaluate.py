@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from edge_client.models.layout import precision
 from edge_client.records import MATRIX_CLASSES
+from edge_client.training.inputs import in_layout
 from edge_client.training.loop import Data, Progress, pieces_of
 from edge_client.training.objectives import cross_entropy
 
@@ -46,6 +48,7 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Result:
     """Judge `predict`, which uses `model`, in evaluation mode."""
+    data = in_layout(data, channels_last=channels_last)
     counts = _Counts(num_classes)
     loss_sum = 0.0
     pieces = pieces_of(torch.arange(len(data)), microbatch)
@@ -53,7 +56,8 @@ def evaluate(
     model.eval()
     for number, piece in enumerate(pieces, start=1):
         x, y = data.batch(piece)
-        logits = predict(x)
+        with precision(dtype):
+            logits = predict(x).float()
         loss_sum += float(cross_entropy(logits, y).sum(dtype=torch.float64))
         counts.add(y, logits.argmax(dim=1))
         if progress is not None:

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from edge_client import durable, faults
 from edge_client.errors import MachineError
 from edge_client.models.contract import Model
+from edge_client.models.layout import arranged, precision
 from edge_client.training.contract import Phase
 
-__all__ = ["Data", "Take", "frozen_units", "inputs"]
+__all__ = ["Data", "Take", "frozen_units", "in_layout", "inputs"]
 
 _CHUNK = 16  # samples that go through the frozen units at a time
 
@@ -43,6 +44,24 @@ class Data(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def in_layout(data: Data, *, channels_last: bool) -> Data:
+    """The same samples; images lie in this layout."""
+    return _ChannelsLast(data) if channels_last else data
+
+
+class _ChannelsLast:
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self.labels = data.labels
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = self._data.batch(indices)
+        return arranged(x), y
 
 
 def frozen_units(model: Model, phase: Phase) -> list[str]:
@@ -61,15 +80,17 @@ def inputs(
     microbatch: int,
     folder: Path | None = None,
     order: torch.Generator | None = None,
+    dtype: str = "fp32",
 ) -> Iterator[Take]:
     """How to take samples in this phase; `folder` is where outputs of the frozen units are kept, none: nowhere.
 
-    `order` draws the random groups of samples that a BatchNorm without running statistics sees for the file.
+    `order` draws the random groups of samples that a BatchNorm without running statistics sees for the file; `dtype`
+    is that of the activations of frozen units.
     """
     if not phase.after:
         yield lambda chosen, _: _plain(data, chosen)
         return
-    frozen = _Frozen(models, phase, data)
+    frozen = _Frozen(models, phase, data, dtype)
     if folder is None or len(data) == 0:
         yield frozen.outputs
         return
@@ -98,10 +119,11 @@ def _groups(num_samples: int, size: int, order: torch.Generator | None) -> Itera
 class _Frozen:
     """The frozen units of one or more models."""
 
-    def __init__(self, models: Mapping[str, Model], phase: Phase, data: Data) -> None:
+    def __init__(self, models: Mapping[str, Model], phase: Phase, data: Data, dtype: str) -> None:
         self._units = {key: frozen_units(model, phase) for key, model in models.items()}
         self._models = models
         self._data = data
+        self._dtype = dtype
         modules = [model.get_submodule(unit) for key, model in models.items() for unit in self._units[key]]
         self.mixes = any(_mixes_samples(part) for module in modules for part in module.modules())
 
@@ -119,7 +141,8 @@ class _Frozen:
             filled = part if self.mixes else part[torch.arange(size) % len(part)]
             x, _ = self._data.batch(filled)
             for key, model in self._models.items():
-                rows = model.run_units(self._units[key], x)[: len(part)]
+                with precision(self._dtype):
+                    rows = model.run_units(self._units[key], x)[: len(part)]
                 if len(part) == len(chosen):
                     whole[key] = rows
                     continue

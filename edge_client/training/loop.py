@@ -25,10 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.models.contract import Model
+from edge_client.models.layout import precision
 from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
 from edge_client.training.contract import Batch, Client, Phase, Term
-from edge_client.training.inputs import Data, Take, inputs
+from edge_client.training.inputs import Data, Take, in_layout, inputs
 from edge_client.training.modes import prepared
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
@@ -53,8 +54,8 @@ class Settings:
     max_steps: int | None = None  # of all phases together; they share it, and each has one at least
     buffered: bool = False  # outputs of frozen units are kept in `folder` for the length of a phase
     folder: Path | None = None  # for files that may vanish
-    channels_last: bool = False
-    dtype: str = 'fp32'
+    channels_last: bool = False  # layout of images; the model's weights have been laid out like that
+    dtype: str = "fp32"  # of activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,8 @@ class _Training:
     ) -> None:
         if settings.buffered and settings.folder is None:
             raise ValueError("buffered outputs need a folder, got none")
-        self.model, self.client, self.data, self.settings = model, client, data, settings
+        self.model, self.client, self.settings = model, client, settings
+        self.data = in_layout(data, channels_last=settings.channels_last)
         self.steps, self.losses = 0, 0.0
         self.schedule: list[tuple[Phase, int]] = []
         self._total = 0
@@ -119,10 +121,11 @@ class _Training:
         self._in_force = in_force
         self._plan: TrainingPlan | None = None  # that the client has not been told yet
         self._shared: dict[str, Optimizer] = {}
+        self._done: set[str] = set()  # phases
         self._set_schedule()
 
     def _set_schedule(self) -> None:
-        phases = self.client.phases()
+        phases = [phase for phase in self.client.phases() if phase.name not in self._done]
         most = self.settings.max_steps
         num_batches = math.ceil(len(self.data) / self.settings.batch)
         steps = _allot(phases, num_batches, None if most is None else most - self.steps)
@@ -142,7 +145,8 @@ class _Training:
                     continue
                 step = _Step(self.model, self.client, phase, params, take, self.data.labels[chosen])
                 self._note(step.run(chosen, optimizer, self.settings))
-        if self._plan is not None:
+        self._done.add(phase.name)
+        if self._plan is not None and self.schedule:
             self.client.replan(self._plan)
             if self._in_force is not None:
                 self._in_force(self._plan)
@@ -160,6 +164,7 @@ class _Training:
             microbatch=settings.microbatch,
             folder=settings.folder if settings.buffered and num_steps else None,
             order=generator(settings.seed, "buffer", phase.name),
+            dtype=settings.dtype,
         ) as take:
             yield take
 
@@ -173,6 +178,9 @@ class _Training:
                 microbatch=plan.microbatch,
                 buffered=plan.buffered and self.settings.folder is not None,
             )
+            for module in (self.model, *self.client.modules().values()):
+                if isinstance(module, Model):
+                    module.recompute = plan.recompute  # changes no result: it need not wait for the phase's end
 
     def _note(self, loss: float) -> None:
         self.steps += 1
@@ -235,7 +243,7 @@ class _Step:
         kept: dict[str, dict[str, Tensor]] = {name: {} for name in self.phase.keep}
         loss = 0.0
         for number, piece in enumerate(pieces_of(chosen, settings.microbatch)):
-            loss += self._piece(piece, settings.microbatch, kept, first=number == 0)
+            loss += self._piece(piece, settings, kept, first=number == 0)
         for name, param in self.params.items():
             grad = param.grad if param.grad is not None else torch.zeros_like(param)
             with torch.no_grad():
@@ -247,18 +255,28 @@ class _Step:
             self.client.after_step(self.params, settings.learning_rate)
         return loss
 
-    def _piece(self, piece: Tensor, microbatch: int, kept: dict[str, dict[str, Tensor]], *, first: bool) -> float:
-        beside, y = self.take(piece, microbatch)
+    def _piece(self, piece: Tensor, settings: Settings, kept: dict[str, dict[str, Tensor]], *, first: bool) -> float:
+        beside, y = self.take(piece, settings.microbatch)
         x = beside.pop("")
         batch = Batch(x=x, y=y, num_whole=len(self.labels), whole_y=self.labels, first=first, beside=beside)
         loss = 0.0
         with _tapped(self.model, self.phase) as taps:
-            for term in self.client.terms(batch, self.phase):
+            for term in self._terms(batch, settings.dtype):
                 share = _backward(term, batch, self.params, kept.get(term.name))
                 loss += share if term.told else 0.0
             if self.phase.taps:
                 self.client.observe(batch, taps, self.phase)
         return loss
+
+    def _terms(self, batch: Batch, dtype: str) -> Iterator[Term]:
+        """The loss; each term is computed in this type, and nothing of what is done with it in between."""
+        terms = iter(self.client.terms(batch, self.phase))
+        while True:
+            with precision(dtype):
+                term = next(terms, None)
+            if term is None:
+                return
+            yield term
 
 
 def _backward(term: Term, batch: Batch, params: Mapping[str, nn.Parameter], apart: dict[str, Tensor] | None) -> float:

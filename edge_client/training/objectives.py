@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,6 +15,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(softmax(target) || softmax(logits)): [b, C], [b, C] -> [b]."""
-    log_p, log_q = functional.log_softmax(target, dim=1), functional.log_softmax(logits, dim=1)
+    """KL(softmax(target) || softmax(logits)): [b, C], [b, C] -> [b]; in float32 at least, as cross entropy is."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_p, log_q = (functional.log_softmax(scores, dim=1, dtype=dtype) for scores in (target, logits))
     return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=1)

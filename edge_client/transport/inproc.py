@@ -1,7 +1,8 @@
 """The same transport in memory: a hub that behaves as a broker does, for tests and simulations.
 
 Covers: topics with `+` and `#`, retained messages, wills, users with permissions, and a network that loses, repeats,
-reorders and damages messages by a seed. Does not cover: threads; everything happens inside `poll`.
+reorders and damages messages by a seed. A thousand clients of one hub cost no more than those that have to work.
+Does not cover: threads, but for `wake`; everything happens inside `poll`.
 """
 
 from __future__ import annotations
@@ -47,33 +48,54 @@ class Hub:
     """A broker in memory."""
 
     def __init__(
-        self, *, allowed: Access | None = None, faults: Faults | None = None, rng: random.Random | None = None
+        self,
+        *,
+        allowed: Access | None = None,
+        faults: Faults | None = None,
+        rng: random.Random | None = None,
+        on_wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_wake` is called, from any thread, when a client's `wake` is: whoever calls `poll` may be waiting."""
         if faults is not None and rng is None:
             raise ValueError("faults need a seeded random.Random, so that a failure can be repeated")
         self._allowed = allowed or (lambda user, what, topic: True)
         self._faults = faults
         self._rng = rng
+        self._on_wake = on_wake
         self._retained: dict[str, bytes] = {}
-        self._members: list[InprocTransport] = []
+        self._listeners: dict[str, dict[InprocTransport, None]] = {}  # by exact topic; ordered sets
+        self._wild_listeners: dict[str, dict[InprocTransport, None]] = {}  # by filter with + or #
+        self._ready: dict[InprocTransport, None] = {}  # those that may have something to do
 
     def transport(self, name: str, on_event: OnEvent, *, will: Will | None = None) -> InprocTransport:
         """A new client of this hub, as user `name`."""
         return InprocTransport(self, name, on_event, will)
 
+    @property
+    def busy(self) -> bool:
+        """Whether some client has something to do."""
+        return any(member.busy for member in self._ready)
+
     def poll(self) -> None:
         """Let all clients work until nothing is left to do."""
-        while busy := [member for member in self._members if member.busy]:
-            for member in busy:
+        while self._ready:
+            batch, self._ready = list(self._ready), {}
+            for member in batch:
                 member.poll(0.0)
+                if member.busy:
+                    self._ready[member] = None
 
-    def _join(self, member: InprocTransport) -> None:
-        if member not in self._members:
-            self._members.append(member)
+    def _listen(self, member: InprocTransport, topic: str) -> None:
+        self._index(topic).setdefault(topic, {})[member] = None
 
-    def _leave(self, member: InprocTransport) -> None:
-        if member in self._members:
-            self._members.remove(member)
+    def _unlisten(self, member: InprocTransport, topic: str) -> None:
+        index = self._index(topic)
+        index.get(topic, {}).pop(member, None)
+        if not index.get(topic, True):
+            del index[topic]
+
+    def _index(self, topic: str) -> dict[str, dict[InprocTransport, None]]:
+        return self._wild_listeners if "+" in topic or "#" in topic else self._listeners
 
     def _refused(self, user: str, topics: Sequence[str]) -> list[str]:
         return [topic for topic in topics if not self._allowed(user, "subscribe", topic)]
@@ -89,11 +111,15 @@ class Hub:
             self._retained[topic] = payload
         elif retain:
             self._retained.pop(topic, None)
-        for member in list(self._members):
-            if member._hears(topic):
-                self._deliver(member, Received(topic=topic, payload=payload))
+        heard_by = dict(self._listeners.get(topic, {}))
+        for pattern, members in self._wild_listeners.items():
+            if matches(pattern, topic):
+                heard_by |= members
+        for member in heard_by:
+            self._deliver(member, Received(topic=topic, payload=payload))
 
     def _deliver(self, member: InprocTransport, message: Received) -> None:
+        self._ready[member] = None
         if self._faults is None or self._rng is None:
             member._inbox.append(message)
             return
@@ -140,17 +166,19 @@ class InprocTransport:
     def connect(self) -> None:
         """Connect at the next `poll`, and again after every loss until `close`."""
         self._wanted, self._blocked = True, False
-        self._hub._join(self)
+        self._hub._ready[self] = None
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue a message; without a connection it is dropped."""
         check_message(topic, payload)
         if self._connected:
             self._outbox.append((topic, bytes(payload), retain))
+            self._hub._ready[self] = None
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Ask for topics, now and again on every connection."""
         self._topics.update(dict.fromkeys(topics))
+        self._hub._ready[self] = None
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
         """Do without topics from now on."""
@@ -158,6 +186,7 @@ class InprocTransport:
             self._topics.pop(topic, None)
             if topic in self._asked:
                 self._asked.remove(topic)
+                self._hub._unlisten(self, topic)
 
     def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
         """Connect if due, hand over what is queued, deliver what came; never waits if there was something to do."""
@@ -179,7 +208,8 @@ class InprocTransport:
         return [fd for fd in extra_fds if fd in ready]
 
     def wake(self) -> None:
-        """Nothing waits here except for the caller's own descriptors."""
+        """Tell whoever polls the hub; nothing waits here except for the caller's own descriptors."""
+        self._hub._on_wake()
 
     def drop(self) -> None:
         """Lose the connection: the will is sent, and the next `poll` connects again."""
@@ -195,11 +225,12 @@ class InprocTransport:
             self._hub._publish(self._name, *self._outbox.popleft())
         self._wanted = self._connected = False
         self._inbox.clear()
-        self._hub._leave(self)
+        self._forget_subscriptions()
+        self._hub._ready.pop(self, None)
 
     def _connect_if_due(self) -> None:
         if self._wanted and not self._connected and not self._blocked:
-            self._asked.clear()
+            self._forget_subscriptions()
             if not self._refuse(list(self._topics)):
                 self._connected = True
                 self._inbox.append(Connected())
@@ -208,6 +239,8 @@ class InprocTransport:
         topics = [topic for topic in self._topics if topic not in self._asked]
         if self._connected and topics and not self._refuse(topics):
             self._asked.extend(topics)
+            for topic in topics:
+                self._hub._listen(self, topic)
             self._inbox.extend(self._hub._retained_for(topics))
 
     def _refuse(self, topics: Sequence[str]) -> bool:
@@ -217,11 +250,15 @@ class InprocTransport:
             self._lose(f"the hub refused to deliver {', '.join(refused)}", "subscription")
         return bool(refused)
 
+    def _forget_subscriptions(self) -> None:
+        for topic in self._asked:
+            self._hub._unlisten(self, topic)
+        self._asked.clear()
+
     def _lose(self, reason: str, code: LossCode) -> None:
         self._connected = False
+        self._forget_subscriptions()
         self._inbox.clear()
         self._outbox.clear()
         self._inbox.append(Disconnected(reason=reason, code=code))
-
-    def _hears(self, topic: str) -> bool:
-        return self._connected and any(matches(pattern, topic) for pattern in self._asked)
+        self._hub._ready[self] = None

@@ -23,9 +23,9 @@ LAYERS = [
     {"planning", "training", "run_model"},
     {"methods"},
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
-    | {"allowance", "notes"}
+    | {"allowance", "notes", "calibration", "fitting"}
     | {"found_data", "owner_file", "status"},
-    {"daemon", "worker", "leaving", "cli", "client", "__main__"},
+    {"daemon", "worker", "leaving", "plan_options", "plan_command", "cli", "client", "__main__"},
 ]
 # planning and training need the measured memory of this process, device needs nothing but leaves
 LEAVES = {"device"}

@@ -437,6 +437,16 @@ def test_traffic_adds_up(store: Store) -> None:
     assert store.traffic("r-1") == {"a": (11, 22), "b": (5, 0)}
 
 
+def test_traffic_of_an_update_counts_with_its_row(store: Store) -> None:
+    """1 + 10 bytes up, 2 + 20 down, in the run of the lease; a lease that nobody has counts nothing."""
+    _with_run(store)
+    store.open_round(round_row(), [lease_row(1)])
+    store.add_traffic("r-1", {"a": (1, 2)})
+    store.save_update(update_row(), None, "lease-1", {"a": (10, 20)})
+    store.save_update(None, None, "nobody", {"a": (100, 200)})
+    assert store.traffic("r-1") == {"a": (11, 22)}
+
+
 def test_needed_blobs_are_settings_kept_models_and_open_updates(store: Store) -> None:
     """Of three versions the newest two are kept; an update is needed until its round is committed or abandoned."""
     _with_update(store)

@@ -115,7 +115,11 @@ CALLS: dict[str, st.SearchStrategy[Call]] = {
     ),
     "save_deadline": _attempt("save_deadline", remaining_s=NUMBERS, extended=st.booleans(), elapsed_s=NUMBERS),
     "save_update": _call(
-        "save_update", update=st.none() | _update(), evaluation=st.none() | _evaluation(), lease_id=LEASES
+        "save_update",
+        update=st.none() | _update(),
+        evaluation=st.none() | _evaluation(),
+        lease_id=LEASES,
+        traffic=st.dictionaries(DEVICES, st.tuples(ISSUES, ISSUES), max_size=1),
     ),
     "save_evaluation": _call("save_evaluation", evaluation=_evaluation()),
     "drop_update": _call("drop_update", update=_update()),

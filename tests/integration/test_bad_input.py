@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from edge_client import identity
 from edge_client.records import from_map, to_map
 from tests.fleet import Fleet
+from tests.typed import typed
 
 RUN = """
 name = "test"
@@ -36,13 +36,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-def _type(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """A command as a person types it."""
-    command = [sys.executable, "-m", *(str(argument) for argument in arguments)]
-    environment = {**os.environ, "FEDFIT_STATE_DIR": "/nonexistent/fedfit", "FEDFIT_DEVICE_DIR": "/nonexistent/fedfit"}
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, check=False, timeout=60, env=environment
-    )
+def _type(package: str, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """A command of somebody who has no state directory yet."""
+    nowhere = {"FEDFIT_STATE_DIR": "/nonexistent/fedfit", "FEDFIT_DEVICE_DIR": "/nonexistent/fedfit"}
+    return typed(package, *arguments, stdin=stdin, environment=nowhere)
 
 
 def _assert_one_line(result: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:

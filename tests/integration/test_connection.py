@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from edge_client.transport.base import Connected, Disconnected
 from edge_client.transport.mqtt import Backoff, MqttTransport
 from tests.fleet import Fleet
 from tests.proxy import Proxy
+from tests.typed import typed
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,7 @@ def _changed(bundle: identity.Bundle, **fields: object) -> identity.Bundle:
 def _join(folder: Path, bundle: identity.Bundle, *options: str) -> subprocess.CompletedProcess[str]:
     """As a person types it, into `folder/state`."""
     identity.write_bundle(folder / "d.join", bundle)
-    return _type("join", str(folder / "d.join"), "--state-dir", str(folder / "state"), *options)
-
-
-def _type(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edge_client", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return typed("edge_client", "join", folder / "d.join", "--state-dir", folder / "state", *options)
 
 
 def _assert_refused(result: subprocess.CompletedProcess[str], folder: Path, *parts: str) -> None:
@@ -101,7 +96,7 @@ def test_a_device_that_every_broker_refuses_ends_with_5(fleet: Fleet, tmp_path: 
     bundle = _changed(fleet.bundle("d"), brokers=[broker, broker.replace("127.0.0.1", "localhost")], password="x" * 43)
     assert _join(tmp_path, bundle, "--no-check").returncode == 0
     (tmp_path / "state/device.toml").write_text('data = { source = "digits" }\n')
-    result = _type("start", "--state-dir", str(tmp_path / "state"))
+    result = typed("edge_client", "start", "--state-dir", tmp_path / "state")
     assert result.returncode == 5
     lines = result.stderr.splitlines()
     assert "not connected (credentials): 127.0.0.1:" in lines[-2]

@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from coordinator import cli
 from coordinator.store.base import OPEN_LEASE
 from edge_client import faults, identity
 from edge_client.assignment import read_state
-from tests.fleet import Fleet, hashes, mlp_run, undisturbed_hashes
+from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
+from tests.typed import in_a_process, ok, typed
 
 ROOT = Path(__file__).parents[2]
 Points = Mapping[int, Sequence[str]]  # round -> the writes that fail in it; 0: whichever round does them first
@@ -71,7 +71,7 @@ def end(self):
 
 base.PlainClient.end = end
 """
-ROUNDS = 5
+ROUNDS = max(number for points in (COORDINATOR, DAEMON, WORKER) for number in points)
 SECONDS = 240
 
 
@@ -81,40 +81,39 @@ def _faults(kind: str, points: Points, log: Path) -> dict[str, str]:
     return {"FEDFIT_FAULT": ",".join(plan), "FEDFIT_FAULT_LOG": str(log)}
 
 
-def _disturbed(folder: Path, kind: str, coordinator: Points, daemon: Points, worker: Points) -> Fleet:
+def _disturbed(folder: Path, kind: str, expected: Sequence[str]) -> Fleet:
     """A run in which the disks of the coordinator, of a's daemon and of b's workers fail; ends the fleet."""
     (folder / "sitecustomize.py").write_text(COUNTING)
     counting = {"PYTHONPATH": f"{folder}:{ROOT}"}
     environments = {
-        "coordinator": _faults(kind, coordinator, folder / "coordinator.faults"),
-        "a": _faults(kind, daemon, folder / "a.faults") | counting,
-        "b": _faults(kind, worker, folder / "b.faults") | counting,
+        "coordinator": _faults(kind, COORDINATOR, folder / "coordinator.faults"),
+        "a": _faults(kind, DAEMON, folder / "a.faults") | counting,
+        "b": _faults(kind, WORKER, folder / "b.faults") | counting,
     }
     with Fleet(folder) as fleet:
         fleet.start_coordinator(environments["coordinator"])
         fleet.add_devices("a", "b")
-        rounds = max(max(points) for points in (coordinator, daemon, worker))
         np.savez(folder / "test.npz", x=np.zeros((2, 1, 8, 8), np.uint8), y=np.arange(2))
         judged = {"every": 1, "on": f"npz:{folder / 'test.npz'}"}
-        run = fleet.start_run(mlp_run(rounds=rounds, codec="fp16", evaluate=judged))
+        run = fleet.start_run(mlp_run(rounds=ROUNDS, codec="fp16", evaluate=judged))
         _wait_for(fleet, folder / "coordinator.faults", "store.initial.commit")  # devices would only learn to wait
         fleet.start_device("a", environments["a"])
         fleet.start_device("b", environments["b"])
         shown = fleet.wait_finished(run, SECONDS)
         assert shown["state"] == "finished", shown["reason"]
-        assert hashes(shown) == undisturbed_hashes(ROUNDS, 16, "fp16")[: rounds + 1]
+        assert hashes(shown) == expected
     for name, environment in environments.items():
         hit = (folder / f"{name}.faults").read_text().split()
         assert sorted(hit) == sorted(environment["FEDFIT_FAULT"].split(",")), f"{name}: not all points were reached"
     for name in ("a", "b"):
-        assert read_state(folder / name / "state/method-state/test-1")["rounds"].tolist() == [rounds]
+        assert read_state(folder / name / "state/method-state/test-1")["rounds"].tolist() == [ROUNDS]
         assert not list((folder / name / "state").rglob("*.tmp"))
     return fleet
 
 
-def test_a_full_disk_is_waited_out_by_the_same_processes(tmp_path: Path) -> None:
+def test_a_full_disk_is_waited_out_by_the_same_processes(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Every durable write of a round fails once with ENOSPC: nobody ends, and every model is the same."""
-    fleet = _disturbed(tmp_path, "enospc", COORDINATOR, DAEMON, WORKER)
+    fleet = _disturbed(tmp_path, "enospc", undisturbed.hashes(rounds=ROUNDS, codec="fp16"))
     assert fleet.unexpected == []
     assert fleet.num_restarts == {}
     for name in ("coordinator", "a"):
@@ -122,9 +121,11 @@ def test_a_full_disk_is_waited_out_by_the_same_processes(tmp_path: Path) -> None
         assert "Traceback" not in fleet.log(name)
 
 
-def test_a_dying_disk_ends_a_process_with_one_line_and_a_restart_goes_on(tmp_path: Path) -> None:
+def test_a_dying_disk_ends_a_process_with_one_line_and_a_restart_goes_on(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     """The same with EIO: whoever ends does so with code 4 and a line that says what failed."""
-    fleet = _disturbed(tmp_path, "eio", COORDINATOR, DAEMON, WORKER)
+    fleet = _disturbed(tmp_path, "eio", undisturbed.hashes(rounds=ROUNDS, codec="fp16"))
     for ended in fleet.unexpected:
         assert " ended with 4: " in ended
         last = ended.strip().splitlines()[-1]
@@ -180,7 +181,9 @@ TOO_FEW = ("store.deadline.commit", "store.abandon.commit", "store.leases.commit
 
 
 @pytest.mark.parametrize("kind", ["enospc", "eio"])
-def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: Path, kind: str) -> None:
+def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(
+    tmp_path: Path, kind: str, undisturbed: Undisturbed
+) -> None:
     """Device x has no data and declines, b comes later as its substitute; a and b make the undisturbed model of both.
 
     While x is silent the round's remaining time is saved. When it declines, nobody can take its place: the round is
@@ -208,7 +211,7 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(tmp_path: 
         fleet.wait_until(lambda: fleet.ask("device-remove", names=["x"]) is not None, 60, "x is removed")
         shown = fleet.wait_finished(run, SECONDS)
     assert shown["state"] == "finished", shown["reason"]
-    assert hashes(shown) == undisturbed_hashes(ROUNDS, 16, "fp16")[:2]
+    assert hashes(shown) == undisturbed.hashes(rounds=ROUNDS, codec="fp16")[:2]
     assert (tmp_path / "faults").read_text().split() == environment["FEDFIT_FAULT"].split(",")
     assert "Traceback" not in fleet.log("coordinator")
     assert all(" ended with 4: " in ended for ended in fleet.unexpected)
@@ -253,10 +256,10 @@ def test_a_command_that_meets_a_failing_disk_changes_nothing_and_works_later(tmp
         add = ("coordinator", "device", "add", "x", "y", "--out", tmp_path, *where)
         start = ("coordinator", "run", "start", path, *where)
         for command in (*[add] * len(ADDING), *[start] * len(STARTING_A_RUN)):
-            _assert_failed(_type(*command), "coordinator", kind)
+            _assert_failed(typed(*command), "coordinator", kind)
         assert not list(tmp_path.glob("*.join"))
-        _ok(*add)
-        _ok(*start)
+        ok(*add)
+        ok(*start)
         assert fleet.unexpected == []
 
 
@@ -297,6 +300,30 @@ def test_a_command_that_cannot_write_its_file_leaves_nothing_of_it(
         assert fleet.unexpected == []
 
 
+SIMULATED = (
+    *(f"simulate.run.{step}" for step in ("write", "sync", "rename")),
+    *(f"simulate.model.{step}" for step in ("sync", "rename")),
+    *(f"simulate.result.{step}" for step in ("write", "sync", "rename")),
+)
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_a_simulation_that_cannot_write_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """4 and one line for each write; the same command goes on, and trains nothing twice: there is one round."""
+    flags = ("--model", "mlp", "--set", "model.hidden=[4]", "--data", "digits", "--devices", "2", "--rounds", "1")
+    command = ("simulate", *flags, "--workers", "1", "--out", str(tmp_path / "run"))
+    for point in SIMULATED:
+        monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
+        assert cli.main(command) == 4
+        told = capsys.readouterr().err
+        assert (told.count("\n"), told.startswith("coordinator: "), REASONS[kind] in told) == (1, True, True)
+    assert cli.main(command) == 0
+    assert len((tmp_path / "run/rounds.jsonl").read_text().splitlines()) == 1
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
 JOINING = (
     "state.version.write",
     *(f"{file}.{step}" for file in ("bundle", "device-file") for step in ("write", "sync", "rename")),
@@ -312,24 +339,13 @@ def test_a_join_that_failed_can_be_repeated(tmp_path: Path, kind: str) -> None:
         (tmp_path / "train.npz").touch()
         join = ("edge_client", "join", bundle, "--data", tmp_path / "train.npz", "--state-dir", state_dir)
         for point in JOINING:
-            _assert_failed(_type(*join, fault=f"{kind}:{point}"), "edge-client", kind)
+            failed = in_a_process(*join, environment={"FEDFIT_FAULT": f"{kind}:{point}"})
+            _assert_failed(failed, "edge-client", kind)
             joined = {"bundle.json"} if point.startswith("device-file") else set()
             assert {path.name for path in state_dir.rglob("*")} <= {"lock", "version", "identity"} | joined
-        _ok(*join)
+        ok(*join)
     assert identity.load_identity(state_dir) == fleet.bundle("a")
     assert (state_dir / "device.toml").exists()
-
-
-def _type(*arguments: object, fault: str = "") -> subprocess.CompletedProcess[str]:
-    """A command as a person types it, on a disk that may fail."""
-    command = [sys.executable, "-m", *map(str, arguments)]
-    environment = {**os.environ, "FEDFIT_FAULT": fault}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-
-
-def _ok(*arguments: object) -> None:
-    result = _type(*arguments)
-    assert result.returncode == 0, result.stderr
 
 
 def _assert_failed(result: subprocess.CompletedProcess[str], program: str, kind: str) -> None:
@@ -377,7 +393,7 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
     files = [path for package in ("edge_client", "coordinator") for path in (ROOT / package).rglob("*.py")]
     written = {point for path in files for point in _points_in(ast.parse(path.read_text(encoding="utf-8")))}
     rounds = (*COORDINATOR.values(), *DAEMON.values(), *WORKER.values())
-    others = (*STARTING.values(), *WRITTEN.values(), TOO_FEW, ADDING, STARTING_A_RUN, JOINING)
+    others = (*STARTING.values(), *WRITTEN.values(), TOO_FEW, ADDING, STARTING_A_RUN, SIMULATED, JOINING)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
     elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own
     assert sorted(written - tested) == []

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +21,7 @@ from edge_client.wire.messages import Decline, Goodbye
 from edge_client.wire.tensors import ContainerReader
 from tests.fleet import Fleet, Json, mlp_run
 from tests.hostile import Make, Script, ScriptedDevice, Sent, container, honest
+from tests.typed import ok
 
 SECONDS = 60
 
@@ -146,8 +145,7 @@ def test_a_lie_is_refused_and_told_and_the_round_goes_on(scene: Scene, lie: str)
 def test_people_see_who_was_refused_and_why(scene: Scene) -> None:
     """`coordinator run show` names the device, the code and the detail."""
     scene.run(honest(math.nan))
-    command = [sys.executable, "-m", "coordinator", "run", "show", "latest", "--state-dir", str(scene.fleet.state_dir)]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    printed = ok("coordinator", "run", "show", "latest", "--state-dir", scene.fleet.state_dir)
     (line,) = [line for line in printed.splitlines() if "not_finite" in line]
     assert "evil" in line
     assert "values that are not finite" in printed

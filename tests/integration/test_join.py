@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from edge_client.records import from_map, to_map
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.topics import Topics
 from tests.fleet import Fleet, mlp_run
+from tests.typed import ok, typed
 
 pytestmark = pytest.mark.broker
 
@@ -34,29 +33,9 @@ SECONDS = 60
 DIGITS = 'data = { source = "digits" }\nlimits = { memory = "2GB" }\n'
 
 
-def _type(*arguments: object, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command as a person types it."""
-    command = [sys.executable, "-m", *(str(argument) for argument in arguments)]
-    return subprocess.run(
-        command,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-        env={**os.environ, **environment},
-    )
-
-
-def _ok(*arguments: object, **options: str) -> str:
-    result = _type(*arguments, **options)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 def _show(fleet: Fleet, name: str) -> dict[str, Any]:
     shown: dict[str, Any] = json.loads(
-        _ok("coordinator", "device", "show", name, "--format", "json", "--state-dir", fleet.state_dir)
+        ok("coordinator", "device", "show", name, "--format", "json", "--state-dir", fleet.state_dir)
     )
     return shown
 
@@ -121,7 +100,7 @@ def test_a_name_that_is_added_later_needs_nothing_new_on_devices(fleet: Fleet) -
 
 def test_an_address_that_nobody_could_use_stops_the_start(tmp_path: Path) -> None:
     """3, before anything is made."""
-    result = _type("coordinator", "start", "--advertise", "host:8883", "--state-dir", tmp_path / "state")
+    result = typed("coordinator", "start", "--advertise", "host:8883", "--state-dir", tmp_path / "state")
     assert (result.returncode, "'host:8883'" in result.stderr) == (3, True)
     assert not (tmp_path / "state").exists()
 
@@ -158,7 +137,7 @@ def test_a_server_that_is_not_ours_is_told_in_one_line(fleet: Fleet, tmp_path: P
     }
     for part, changed in cases.items():
         identity.write_bundle(tmp_path / "wary.join", from_map(identity.Bundle, changed))
-        result = _type("edge_client", "join", tmp_path / "wary.join", "--state-dir", tmp_path / "state")
+        result = typed("edge_client", "join", tmp_path / "wary.join", "--state-dir", tmp_path / "state")
         assert result.returncode == 5
         assert len(result.stderr.splitlines()) == 1
         assert part in result.stderr
@@ -168,10 +147,10 @@ def test_a_server_that_is_not_ours_is_told_in_one_line(fleet: Fleet, tmp_path: P
 def test_fresh_secrets_end_the_old_bundle_at_once(fleet: Fleet, tmp_path: Path) -> None:
     """The old client is cut and says so once; with the new bundle it is let in; the labels given here are kept."""
     state_dir = fleet.state_dir
-    _ok("coordinator", "device", "add", "moved", "--label", "line=a", "--out", tmp_path, "--state-dir", state_dir)
+    ok("coordinator", "device", "add", "moved", "--label", "line=a", "--out", tmp_path, "--state-dir", state_dir)
     fleet.replace_bundle(identity.read_bundle(tmp_path / "moved.join"))
     _device(fleet, "moved")
-    _ok("coordinator", "device", "add", "moved", "--replace", "--out", tmp_path, "--state-dir", state_dir)
+    ok("coordinator", "device", "add", "moved", "--replace", "--out", tmp_path, "--state-dir", state_dir)
     assert not _is_online(fleet, "moved")
     fleet.wait_until(lambda: "does not let device 'moved' in any more" in fleet.log("moved"), SECONDS, "it says so")
     assert not _is_online(fleet, "moved")
@@ -179,7 +158,7 @@ def test_fresh_secrets_end_the_old_bundle_at_once(fleet: Fleet, tmp_path: Path) 
     at = ["--state-dir", fleet.folder / "moved" / "state"]
 
     def told() -> bool:
-        status = json.loads(_ok("edge_client", "status", "--format", "json", *at))
+        status = json.loads(ok("edge_client", "status", "--format", "json", *at))
         problem = status["error"]["text"] if status["error"] else ""
         return (status["running"], status["link"], "(credentials)" in problem) == (True, "connecting", True)
 
@@ -190,7 +169,7 @@ def test_fresh_secrets_end_the_old_bundle_at_once(fleet: Fleet, tmp_path: Path) 
     fleet.wait_until(lambda: _is_online(fleet, "moved"), SECONDS, "it is let in with the new bundle")
     assert _show(fleet, "moved")["labels"] == {"line": "a"}
     assert fleet.stop("moved") == 0
-    result = _type("coordinator", "device", "add", "nobody", "--replace", "--out", tmp_path, "--state-dir", state_dir)
+    result = typed("coordinator", "device", "add", "nobody", "--replace", "--out", tmp_path, "--state-dir", state_dir)
     assert (result.returncode, "'nobody'" in result.stderr) == (7, True)
 
 
@@ -199,14 +178,14 @@ def test_labels_of_both_sides_are_shown_and_changed(fleet: Fleet) -> None:
     fleet.add_devices("labelled")
     _device(fleet, "labelled", DIGITS + 'labels = { line = "a", site = "x" }\n')
     verb = ["coordinator", "device", "label", "labelled"]
-    assert _ok(*verb, "line=b", "floor=2", "--state-dir", fleet.state_dir) == "labelled: floor=2 line=b site=x\n"
+    assert ok(*verb, "line=b", "floor=2", "--state-dir", fleet.state_dir) == "labelled: floor=2 line=b site=x\n"
     shown = _show(fleet, "labelled")
     assert shown["labels_given"] == {"line": "b", "floor": "2"}
     assert shown["labels_own"] == {"line": "a", "site": "x"}
     assert shown["profile"]["budget_bytes"] == 2 * 10**9
-    assert _ok(*verb, "line-", "floor-", "--state-dir", fleet.state_dir) == "labelled: line=a site=x\n"
-    assert _type(*verb[:-1], "nobody", "a=b", "--state-dir", fleet.state_dir).returncode == 7
-    names = _ok("coordinator", "device", "list", "-q", "--state-dir", fleet.state_dir).split()
+    assert ok(*verb, "line-", "floor-", "--state-dir", fleet.state_dir) == "labelled: line=a site=x\n"
+    assert typed(*verb[:-1], "nobody", "a=b", "--state-dir", fleet.state_dir).returncode == 7
+    names = ok("coordinator", "device", "list", "-q", "--state-dir", fleet.state_dir).split()
     assert "labelled" in names
     assert fleet.stop("labelled") == 0
 
@@ -218,9 +197,9 @@ def test_removed_devices_are_cut_and_the_others_stay(fleet: Fleet) -> None:
     for name in names:
         _device(fleet, name)
     verb = ["coordinator", "device", "remove"]
-    assert _type(*verb, "gone-1", "nobody", "--state-dir", fleet.state_dir).returncode == 7
+    assert typed(*verb, "gone-1", "nobody", "--state-dir", fleet.state_dir).returncode == 7
     assert _is_online(fleet, "gone-1")
-    assert _ok(*verb, "gone-1", "gone-2", "--state-dir", fleet.state_dir) == "removed gone-1, gone-2\n"
+    assert ok(*verb, "gone-1", "gone-2", "--state-dir", fleet.state_dir) == "removed gone-1, gone-2\n"
     for name in ("gone-1", "gone-2"):
         fleet.wait_until(lambda name=name: "any more" in fleet.log(name), SECONDS, f"{name} says that it is out")
         assert fleet.log(name).count("does not let device") == 1
@@ -238,9 +217,9 @@ def test_a_device_shows_why_it_failed(fleet: Fleet) -> None:
     fleet.wait_until(lambda: bool(_show(fleet, "small")["failures"]), SECONDS, "its lease is declined")
     failure = _show(fleet, "small")["failures"][0]
     assert (failure["run"], failure["round"], failure["state"], failure["code"]) == (run, 1, "declined", "nothing_fits")
-    text = _ok("coordinator", "device", "show", "small", "--state-dir", fleet.state_dir)
+    text = ok("coordinator", "device", "show", "small", "--state-dir", fleet.state_dir)
     assert f"{run} declined in round 1: nothing_fits" in text
-    _ok("coordinator", "run", "stop", run, "--now", "--state-dir", fleet.state_dir)
+    ok("coordinator", "run", "stop", run, "--now", "--state-dir", fleet.state_dir)
     assert fleet.stop("small") == 0
 
 
@@ -252,28 +231,28 @@ def test_from_join_to_leave(fleet: Fleet, tmp_path: Path) -> None:
     digits = Path(identity.__file__).with_name("data") / "digits.npz"
     shutil.copy(digits, folder / "train.npz")
     at = ["--state-dir", state_dir]
-    said = _ok("edge_client", "join", "-", "--data", folder, *at, stdin=bundle)
+    said = ok("edge_client", "join", "-", "--data", folder, *at, stdin=bundle)
     assert f'data = {{ source = "npz", train = "{folder}/train.npz" }}' in said
-    assert "source = 'npz'" in _ok("edge_client", "config", *at).replace('"', "'")
-    assert "does not run" in _ok("edge_client", "status", *at)
+    assert "source = 'npz'" in ok("edge_client", "config", *at).replace('"', "'")
+    assert "does not run" in ok("edge_client", "status", *at)
     fleet._spawn("pi", ["edge_client", "start", *(str(word) for word in at)])
     fleet.wait_until(lambda: _is_online(fleet, "pi"), SECONDS, "the client is let in")
 
     def let_in() -> bool:
-        told = json.loads(_ok("edge_client", "status", "--format", "json", *at))
+        told = json.loads(ok("edge_client", "status", "--format", "json", *at))
         return (told["running"], told["link"], told["state"], told["device"]) == (True, "let_in", "idle", "pi")
 
     fleet.wait_until(let_in, SECONDS, "its status says so")
     assert ((state_dir / "status.json").stat().st_mode & 0o777) == 0o600
-    refused = _type("edge_client", "leave", "--yes", *at)
+    refused = typed("edge_client", "leave", "--yes", *at)
     assert (refused.returncode, "stop it first" in refused.stderr) == (8, True)
     assert fleet.stop("pi") == 0
-    assert _type("edge_client", "leave", *at).returncode == 3  # nobody is there to be asked
-    assert "coordinator device remove pi" in _ok("edge_client", "leave", "--yes", *at)
+    assert typed("edge_client", "leave", *at).returncode == 3  # nobody is there to be asked
+    assert "coordinator device remove pi" in ok("edge_client", "leave", "--yes", *at)
     assert {entry.name for entry in state_dir.iterdir()} == {"device.toml", "lock", "version"}
     assert not _is_online(fleet, "pi")
-    assert _type("edge_client", "status", *at).returncode == 3
-    said = _ok("edge_client", "join", "-", "--data", folder, *at, stdin=bundle)
+    assert typed("edge_client", "status", *at).returncode == 3
+    said = ok("edge_client", "join", "-", "--data", folder, *at, stdin=bundle)
     assert "stays as it is" in said
 
 
@@ -285,19 +264,19 @@ def test_a_client_that_cannot_say_goodbye_leaves_all_the_same(fleet: Fleet, tmp_
         broker = f"mqtts://127.0.0.1:{closed.getsockname()[1]}"
     bundle = from_map(identity.Bundle, {**to_map(fleet.bundle("lonely")), "brokers": [broker]})
     identity.join(tmp_path / "state", bundle)
-    assert "could not be told" in _ok("edge_client", "leave", "--yes", "--state-dir", tmp_path / "state")
+    assert "could not be told" in ok("edge_client", "leave", "--yes", "--state-dir", tmp_path / "state")
 
 
 def test_a_bundle_of_another_federation_or_half_of_one_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     """8 and 3; what was joined stays."""
     text = fleet.write_bundle("first").read_text()
     at = ["--no-check", "--state-dir", tmp_path / "state"]
-    _ok("edge_client", "join", "-", *at, stdin=text)
+    ok("edge_client", "join", "-", *at, stdin=text)
     other = json.dumps({**json.loads(text), "federation": "elsewhere"})
-    refused = _type("edge_client", "join", "-", *at, stdin=other)
+    refused = typed("edge_client", "join", "-", *at, stdin=other)
     assert (refused.returncode, "'elsewhere'" in refused.stderr) == (8, True)
     for half in (text[: len(text) // 2], text[:-3], text.replace(text[text.index('"key"') :], '"key": "12"}')):
-        refused = _type("edge_client", "join", "-", *at, stdin=half)
+        refused = typed("edge_client", "join", "-", *at, stdin=half)
         assert (refused.returncode, len(refused.stderr.splitlines())) == (3, 1), refused.stderr
     assert identity.load_identity(tmp_path / "state").federation == json.loads(text)["federation"]
 
@@ -309,17 +288,17 @@ def test_devices_are_changed_without_a_running_coordinator(tmp_path: Path) -> No
         fleet.add_devices("a", "b")
         fleet.stop("coordinator")
         at = ["--state-dir", fleet.state_dir]
-        _ok("coordinator", "device", "add", "c", "--label", "line=a", "--out", tmp_path / "bundles", *at)
-        assert _ok("coordinator", "device", "label", "c", "line=b", *at) == "c: line=b\n"
-        _ok("coordinator", "device", "add", "a", "--replace", "--out", tmp_path / "bundles", *at)
-        _ok("coordinator", "device", "remove", "b", *at)
-        assert _type("coordinator", "device", "label", "b", "x=y", *at).returncode == 7
+        ok("coordinator", "device", "add", "c", "--label", "line=a", "--out", tmp_path / "bundles", *at)
+        assert ok("coordinator", "device", "label", "c", "line=b", *at) == "c: line=b\n"
+        ok("coordinator", "device", "add", "a", "--replace", "--out", tmp_path / "bundles", *at)
+        ok("coordinator", "device", "remove", "b", *at)
+        assert typed("coordinator", "device", "label", "b", "x=y", *at).returncode == 7
         fleet.start_coordinator()
         for name in ("a", "c"):
             fleet.replace_bundle(identity.read_bundle(tmp_path / "bundles" / f"{name}.join"))
             _device(fleet, name)
         assert _show(fleet, "c")["labels"] == {"line": "b"}
-        assert _type("coordinator", "device", "show", "b", *at).returncode == 7
+        assert typed("coordinator", "device", "show", "b", *at).returncode == 7
 
 
 @contextlib.contextmanager
@@ -356,7 +335,7 @@ def test_what_device_add_prints_lets_a_device_into_a_mosquitto(tmp_path: Path) -
         options = ("--broker", f"mqtt://127.0.0.1:{port}")
         with Fleet(tmp_path, start_options=options) as fleet:
             fleet.start_coordinator({"FEDFIT_BROKER_PASSWORD": password})
-            said = _ok("coordinator", "device", "add", "d1", "--out", tmp_path, "--state-dir", fleet.state_dir)
+            said = ok("coordinator", "device", "add", "d1", "--out", tmp_path, "--state-dir", fleet.state_dir)
             commands = re.search(r"^echo 'd1:.*?^END$", said, re.DOTALL | re.MULTILINE)
             assert commands is not None
             subprocess.run(["sh", "-e", "-c", commands[0]], cwd=broker, check=True)
@@ -365,7 +344,7 @@ def test_what_device_add_prints_lets_a_device_into_a_mosquitto(tmp_path: Path) -
             assert f'user: "d1", password: "{bundle.password}"' in said  # the entry for a NATS server
             fleet.replace_bundle(bundle)
             _device(fleet, "d1")
-            said = _ok("coordinator", "device", "remove", "d1", "--state-dir", fleet.state_dir)
+            said = ok("coordinator", "device", "remove", "d1", "--state-dir", fleet.state_dir)
             assert "sed -i '/^d1:/d' passwords" in said
             fleet.wait_until(lambda: "refuses this device: removed" in fleet.log("d1"), SECONDS, "it is told")
             assert fleet.stop("d1") == 0

@@ -12,8 +12,9 @@ import pytest
 
 from edge_client.errors import ConflictError
 from edge_client.transport.base import parse_broker_url
-from tests.fleet import Fleet, Json, hashes, mlp_run, undisturbed_hashes
+from tests.fleet import Fleet, Json, Undisturbed, hashes, mlp_run
 from tests.proxy import Link, Proxy
+from tests.typed import ok
 
 HIDDEN = 1024  # a model of 303 kB: three chunks
 SECONDS = 120
@@ -30,7 +31,9 @@ def _is(fleet: Fleet, name: str, state: str) -> Callable[[], bool]:
     return lambda: _state(fleet, name) == state
 
 
-def test_sigterm_ends_client_and_coordinator_in_every_state_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_sigterm_ends_client_and_coordinator_in_every_state_and_the_run_goes_on(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     """Idle, fetching, working, offering, and a coordinator in mid-round: code 0 within 10 s, and the same models."""
     with Proxy() as proxy, Fleet(tmp_path, reroute=proxy.address) as fleet:
         fleet.start_coordinator()
@@ -52,7 +55,7 @@ def test_sigterm_ends_client_and_coordinator_in_every_state_and_the_run_goes_on(
         fleet.wait_until(lambda: _state(fleet, "b") in ("fetching", "working"), SECONDS, "round 2 is under way")
         assert fleet.stop("coordinator", within_s=10) == 0
         fleet.start_coordinator()
-        assert hashes(fleet.wait_finished(run, SECONDS)) == undisturbed_hashes(2, HIDDEN)
+        assert hashes(fleet.wait_finished(run, SECONDS)) == undisturbed.hashes(rounds=2, hidden=HIDDEN)
         assert fleet.unexpected == []
 
 
@@ -67,8 +70,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def _stop(fleet: Fleet, run: str, *options: str) -> str:
-    command = [sys.executable, "-m", "coordinator", "run", "stop", run, *options, "--state-dir", str(fleet.state_dir)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return ok("coordinator", "run", "stop", run, *options, "--state-dir", fleet.state_dir)
 
 
 def test_a_run_ends_after_its_round_or_now_and_the_next_in_the_queue_begins(fleet: Fleet) -> None:

@@ -26,7 +26,7 @@ from edge_client.records import to_map
 from edge_client.transport.base import OnEvent, parse_broker_url
 from edge_client.transport.inproc import Faults, Hub
 from edge_client.transport.mqtt import Backoff, MqttTransport
-from tests.fleet import DeviceThread, Fleet, hashes, mlp_run, undisturbed_hashes
+from tests.fleet import DeviceThread, Fleet, Undisturbed, hashes, mlp_run
 from tests.hostile import Eavesdropper
 from tests.proxy import Link, Proxy
 
@@ -83,7 +83,7 @@ def _finish(fleet: Fleet, rounds: int = ROUNDS) -> list[str]:
     return hashes(shown)
 
 
-def test_connections_cut_at_many_bytes_change_no_model(tmp_path: Path) -> None:
+def test_connections_cut_at_many_bytes_change_no_model(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """48 connections end after 1 byte, inside the handshake, inside chunks, at their edges, and anywhere (seed 7)."""
     rng = random.Random(7)
     offsets = [1, 2, 7, 40, 63, 100, 200, 300, 350, 400, 450, 500, 600, 800, 1000, 1500, 2000, 4096, 8192, 60_000]
@@ -92,11 +92,11 @@ def test_connections_cut_at_many_bytes_change_no_model(tmp_path: Path) -> None:
     with _federation(tmp_path) as (fleet, proxy):
         proxy.cuts = iter(offsets)
         proxy.cut_all()
-        assert _finish(fleet) == undisturbed_hashes(ROUNDS, HIDDEN)
+        assert _finish(fleet) == undisturbed.hashes(rounds=ROUNDS, hidden=HIDDEN)
         assert proxy.num_cuts >= len(offsets) - 10  # the last ones may never have carried so much
 
 
-def test_a_slow_and_late_network_changes_no_model(tmp_path: Path) -> None:
+def test_a_slow_and_late_network_changes_no_model(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """200 ms each way, 400 kB/s, in pieces of 997 bytes, and a moment in which nothing of the devices gets through."""
     with _federation(tmp_path) as (fleet, proxy):
         proxy.link = Link(delay_s=0.2, bytes_per_s=400_000, slice_bytes=997)
@@ -106,14 +106,15 @@ def test_a_slow_and_late_network_changes_no_model(tmp_path: Path) -> None:
         before = proxy.num_bytes
         fleet.wait_until(lambda: proxy.num_bytes > before, SECONDS, "the coordinator speaks on the stalled connection")
         proxy.link = Link()
-        assert hashes(fleet.wait_finished(run, SECONDS)) == undisturbed_hashes(ROUNDS, HIDDEN)
+        assert hashes(fleet.wait_finished(run, SECONDS)) == undisturbed.hashes(rounds=ROUNDS, hidden=HIDDEN)
 
 
-def test_old_forged_and_foreign_messages_change_no_model(tmp_path: Path) -> None:
+def test_old_forged_and_foreign_messages_change_no_model(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Somebody with the broker's own rights repeats, damages, redirects and invents messages both ways (seed 3)."""
     with _federation(tmp_path) as (fleet, _):
         with Eavesdropper(fleet.state_dir, random.Random(3)) as enemy:
-            assert _finish(fleet) == undisturbed_hashes(ROUNDS, HIDDEN)
+            made = _finish(fleet)
+        assert made == undisturbed.hashes(rounds=ROUNDS, hidden=HIDDEN)
         assert enemy.num_sent["repeated"] > 20
         assert min(enemy.num_sent.values()) > 0
         assert "Traceback" not in fleet.log("coordinator")
@@ -176,7 +177,7 @@ def _signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_signals")
-def test_lost_repeated_swapped_and_damaged_messages_change_no_model(tmp_path: Path) -> None:
+def test_lost_repeated_swapped_and_damaged_messages_change_no_model(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The real coordinator and clients over a hub that repeats, swaps, loses and damages messages (seed 5)."""
     faults = Faults(drop=0.01, duplicate=0.2, reorder=0.2, corrupt=0.02)
     lock, hub = threading.RLock(), Hub(faults=faults, rng=random.Random(5))
@@ -215,7 +216,7 @@ def test_lost_repeated_swapped_and_damaged_messages_change_no_model(tmp_path: Pa
     service.run()
     driver.join(30)
     store.close()
-    assert results == [undisturbed_hashes(ROUNDS, HIDDEN)]
+    assert results == [undisturbed.hashes(rounds=ROUNDS, hidden=HIDDEN)]
 
 
 def _over(lock: threading.RLock, hub: Hub, name: str) -> ConnectTo:

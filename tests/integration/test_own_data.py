@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from fleet import Fleet
 from PIL import Image
+from typed import ok, typed
 
 pytestmark = pytest.mark.broker
 
@@ -95,8 +95,7 @@ def run_folder(tmp_path: Path, *, rounds: int, minimum: int) -> Path:
 
 
 def start(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "coordinator", "run", "start", *arguments, "--state-dir", str(fleet.state_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return typed("coordinator", "run", "start", *arguments, "--state-dir", fleet.state_dir)
 
 
 def test_devices_that_cannot_take_part_say_why_before_anything_is_trained(fleet: Fleet, tmp_path: Path) -> None:
@@ -143,8 +142,7 @@ def test_devices_come_and_go_during_a_run(fleet: Fleet, tmp_path: Path) -> None:
         return any(x["device"] == "right" and x["state"] == "accepted" for x in fleet.show(run)["leases"])
 
     fleet.wait_until(holds_a_lease, 60, "right is at work")
-    command = [sys.executable, "-m", "coordinator", "device", "remove", "right", "--state-dir", str(fleet.state_dir)]
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    ok("coordinator", "device", "remove", "right", "--state-dir", fleet.state_dir)
     before = fleet.show(run)["round"]
     fleet.wait_until(lambda: fleet.show(run)["round"] >= before + 2, 120, "two more rounds")
     assert fleet.ask("run-stop", run=run, now=False) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleet import Fleet, hashes, mlp_run
+from typed import typed
 
 from coordinator import control
 from edge_client.data.sources import open_data
@@ -51,8 +51,7 @@ def wait_online(fleet: Fleet, *names: str) -> None:
 
 
 def type_command(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "coordinator", *arguments, "--state-dir", str(fleet.state_dir)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return typed("coordinator", *arguments, "--state-dir", fleet.state_dir)
 
 
 def large(rounds: int, **changes: Any) -> RunFile:
@@ -71,6 +70,12 @@ def finished(fleet: Fleet, run: str) -> dict[str, Any]:
     shown = fleet.wait_finished(run, 240)
     assert shown["state"] == "finished", shown["reason"]
     return shown
+
+
+@pytest.fixture(scope="module")
+def judged(fleet: Fleet) -> dict[str, Any]:
+    """Two rounds on a and b; every version is judged on their own test data."""
+    return finished(fleet, fleet.start_run(large(2, name="labels", evaluate={"every": 1})))
 
 
 def test_a_dry_run_tells_of_every_device_what_it_would_train_or_why_it_cannot(fleet: Fleet, tmp_path: Path) -> None:
@@ -100,18 +105,17 @@ def test_a_dry_run_tells_of_every_device_what_it_would_train_or_why_it_cannot(fl
     assert shown.stdout == ""  # nothing was started
 
 
-def test_a_run_asks_only_devices_with_its_labels_and_keeps_its_best_version(fleet: Fleet) -> None:
+def test_a_run_asks_only_devices_with_its_labels_and_keeps_its_best_version(judged: dict[str, Any]) -> None:
     """Two rounds on a and b alone; versions 0, 1 and 2 have a score, and the best of them is named."""
-    shown = finished(fleet, fleet.start_run(large(2, name="labels", evaluate={"every": 1})))
-    assert [device["id"] for device in shown["devices"]] == ["a", "b"]
-    scores = {model["version"]: model["score"] for model in shown["models"]}
-    assert scores == {result["version"]: result["accuracy"] for result in shown["evaluations"]}
+    assert [device["id"] for device in judged["devices"]] == ["a", "b"]
+    scores = {model["version"]: model["score"] for model in judged["models"]}
+    assert scores == {result["version"]: result["accuracy"] for result in judged["evaluations"]}
     assert scores.keys() == {0, 1, 2}
-    assert shown["best_score"] == max(scores.values())
-    assert scores[shown["best_version"]] == shown["best_score"]
-    assert {device["versions"]["torch"] != "" for device in shown["devices"]} == {True}
-    assert shown["environment"]["fedfit"]
-    assert shown["environment"]["cores"] > 0
+    assert judged["best_score"] == max(scores.values())
+    assert scores[judged["best_version"]] == judged["best_score"]
+    assert {device["versions"]["torch"] != "" for device in judged["devices"]} == {True}
+    assert judged["environment"]["fedfit"]
+    assert judged["environment"]["cores"] > 0
 
 
 def test_a_run_that_was_stopped_goes_on_by_init(fleet: Fleet) -> None:
@@ -130,32 +134,32 @@ def test_a_run_that_was_stopped_goes_on_by_init(fleet: Fleet) -> None:
     assert hashes(continued)[1] != hashes(continued)[0]
 
 
-def test_a_run_cannot_go_on_from_a_model_of_another_shape(fleet: Fleet) -> None:
+def test_a_run_cannot_go_on_from_a_model_of_another_shape(fleet: Fleet, judged: dict[str, Any]) -> None:
     """hidden = [8] instead of [16]: the run fails and says which tensor differs."""
-    first = finished(fleet, fleet.start_run(large(1, name="shape")))["run"]
-    model = {"name": "mlp", "input": [1, 8, 8], "hidden": [8], "init": f"run:{first}"}
+    model = {"name": "mlp", "input": [1, 8, 8], "hidden": [8], "init": f"run:{judged['run']}"}
     other = fleet.wait_finished(fleet.start_run(large(1, name="other", model=model)), 60)
     assert other["state"] == "failed"
     assert "[16, 64]" in other["reason"]
     assert "[8, 64]" in other["reason"]
 
 
-def test_the_fleets_result_is_that_of_the_pooled_data(fleet: Fleet, tmp_path: Path) -> None:
+def test_the_fleets_result_is_that_of_the_pooled_data(
+    fleet: Fleet, judged: dict[str, Any], tmp_path: Path
+) -> None:
     """The same versions judged on the devices and, in one file, on the server: counts are equal, not close."""
     parts = [load_device_file(fleet.folder / name / "device.toml").data for name in ("a", "b")]
     pooled = [own_test_data(part) for part in parts if part is not None]
     path = tmp_path / "test.npz"
     np.savez(path, x=np.concatenate([x for x, _ in pooled]), y=np.concatenate([y for _, y in pooled]))
-    on_devices = finished(fleet, fleet.start_run(large(1, name="there", evaluate={"every": 1})))
     here = {"every": 1, "on": f"npz:{path}"}
-    on_server = finished(fleet, fleet.start_run(large(1, name="here", evaluate=here)))
-    assert hashes(on_devices) == hashes(on_server)
-    for there, server in zip(on_devices["evaluations"], on_server["evaluations"], strict=True):
+    on_server = finished(fleet, fleet.start_run(large(2, name="here", evaluate=here)))
+    assert hashes(judged) == hashes(on_server)
+    for there, server in zip(judged["evaluations"], on_server["evaluations"], strict=True):
         assert there["num_samples"] == server["num_samples"] == sum(len(y) for _, y in pooled)
         for metric in ("accuracy", "balanced_accuracy", "macro_f1", "recall"):
             assert there[metric] == server[metric]
         assert there["loss"] == pytest.approx(server["loss"], rel=1e-6)  # sums of other batches
-    assert [row["device"] for row in on_server["device_evaluations"]] == ["server", "server"]
+    assert [row["device"] for row in on_server["device_evaluations"]] == ["server"] * 3
 
 
 def test_a_target_ends_a_run_early_and_follow_shows_it(fleet: Fleet, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from coordinator.broker import DeviceAccess, new_password
 from edge_client.errors import MachineError
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.topics import Topics
-from tests.fleet import Fleet, Json, hashes, mlp_run, undisturbed_hashes
+from tests.fleet import Fleet, Json, Undisturbed, hashes, mlp_run
 from tests.proxy import Link, Proxy
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def _passed(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > until
 
 
-def test_random_kills_in_a_row_change_no_model(tmp_path: Path) -> None:
+def test_random_kills_in_a_row_change_no_model(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Any process at any time (seed 11), 300 times: every round that was committed has the undisturbed model."""
     rng = random.Random(11)
     names = ("coordinator", "a", "b", "worker", "broker", "aggregator")
@@ -74,7 +74,7 @@ def test_random_kills_in_a_row_change_no_model(tmp_path: Path) -> None:
         assert fleet.unexpected == []
         assert "Traceback" not in fleet.log("coordinator") + fleet.log("a") + fleet.log("b")
     assert len(disturbed) > KILLS // 30
-    assert disturbed == undisturbed_hashes(len(disturbed) - 1, 16)
+    assert disturbed == undisturbed.hashes(rounds=len(disturbed) - 1)
 
 
 def _demo(folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -192,7 +192,9 @@ def mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
 
 
 @pytest.mark.mosquitto
-def test_mosquitto_instead_of_the_embedded_broker_gives_the_same_models(tmp_path: Path, mosquitto: Mosquitto) -> None:
+def test_mosquitto_instead_of_the_embedded_broker_gives_the_same_models(
+    tmp_path: Path, mosquitto: Mosquitto, undisturbed: Undisturbed
+) -> None:
     """Three rounds, and mosquitto dies with -9 in the second one."""
     options = ("--broker", f"mqtt://127.0.0.1:{mosquitto.port}")
     with Fleet(tmp_path, start_options=options) as fleet:
@@ -206,5 +208,5 @@ def test_mosquitto_instead_of_the_embedded_broker_gives_the_same_models(tmp_path
         mosquitto.process.kill()
         mosquitto.process.wait()
         mosquitto.start()
-        assert hashes(fleet.wait_finished(run, 200)) == undisturbed_hashes(3, 16)
+        assert hashes(fleet.wait_finished(run, 200)) == undisturbed.hashes(rounds=3)
         assert fleet.unexpected == []

@@ -1,18 +1,20 @@
 """Whatever is killed with -9, at whatever named point, the run goes on and every round gives the same model.
 
-One run per kind of process; in round k the process dies at point k. The reference is one undisturbed run. A point that
-was never hit leaves no line in the fault log, and fails the test.
+Each point strikes once. The points of one process are dealt out to few rounds, those of a round far apart in it; a slow
+test strikes at one point per round only. The reference is an undisturbed run. A point that was never hit leaves no line
+in the fault log, and fails the test.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from coordinator.store.sqlite import SqliteStore
-from tests.fleet import Fleet, hashes, mlp_run
+from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
 
 COORDINATOR_POINTS = (
     "store.open.commit",
@@ -83,40 +85,36 @@ BROKER_POINTS = (
     "coordinator.sent.receipt",
     "coordinator.announced",
 )
-ROUNDS = max(len(points) for points in (COORDINATOR_POINTS, DAEMON_POINTS, WORKER_POINTS, BROKER_POINTS))
-SECONDS_PER_ROUND = 30
+ROUNDS = 8  # of the longest test that is not slow
+SECONDS_PER_POINT = 30
 
 
-def _faults(kind: str, points: tuple[str, ...], log: Path) -> dict[str, str]:
-    plan = ",".join(f"{kind}:{point}@{number}" for number, point in enumerate(points, start=1))
-    return {"FEDFIT_FAULT": plan, "FEDFIT_FAULT_LOG": str(log)}
-
-
-def _run(folder: Path, rounds: int, *, coordinator: dict[str, str], device: dict[str, str]) -> tuple[list[str], Fleet]:
-    """A run of two devices with these faults; the model's hash after every round."""
-    with Fleet(folder) as fleet:
-        fleet.start_coordinator(coordinator)
-        fleet.add_devices("a", "b")
-        fleet.start_device("a", device)
-        fleet.start_device("b")
-        shown = fleet.wait_finished(fleet.start_run(mlp_run(rounds=rounds)), rounds * SECONDS_PER_ROUND)
-        assert shown["state"] == "finished", shown["reason"]
-        return hashes(shown), fleet
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The model's hash after every round of a run that nobody disturbs."""
-    return _run(tmp_path_factory.mktemp("undisturbed"), ROUNDS, coordinator={}, device={})[0]
+def _faults(rounds: int, log: Path, **points: Sequence[str]) -> dict[str, str]:
+    """Kinds of faults and their points, which are in the order of a round, dealt out to the rounds like cards."""
+    plan = [
+        f"{kind.replace('_', '-')}:{point}@{1 + index % rounds}"
+        for kind, names in points.items()
+        for index, point in enumerate(names)
+    ]
+    return {"FEDFIT_FAULT": ",".join(plan), "FEDFIT_FAULT_LOG": str(log)}
 
 
 def _assert_survived(
-    undisturbed: list[str], disturbed: list[str], fleet: Fleet, log: Path, points: tuple[str, ...]
+    folder: Path, undisturbed: Undisturbed, rounds: int, environments: Mapping[str, Mapping[str, str]]
 ) -> None:
-    assert disturbed == undisturbed[: len(points) + 1]
-    _assert_counted_once(fleet, len(points))
-    hit = [line.split(":", 1)[1] for line in log.read_text().split()]
-    assert hit == [f"{point}@{number}" for number, point in enumerate(points, start=1)]
+    """A run of two devices with these faults makes the models of an undisturbed one, and all faults have struck."""
+    faults = [fault for environment in environments.values() for fault in environment["FEDFIT_FAULT"].split(",")]
+    with Fleet(folder) as fleet:
+        fleet.start_coordinator(environments.get("coordinator"))
+        fleet.add_devices("a", "b")
+        for device in ("a", "b"):
+            fleet.start_device(device, environments.get(device))
+        shown = fleet.wait_finished(fleet.start_run(mlp_run(rounds=rounds)), len(faults) * SECONDS_PER_POINT)
+        assert shown["state"] == "finished", shown["reason"]
+    assert hashes(shown) == undisturbed.hashes(rounds=max(rounds, ROUNDS))[: rounds + 1]
+    _assert_counted_once(fleet, rounds)
+    struck = [line for path in folder.glob("*.faults") for line in path.read_text().split()]
+    assert sorted(struck) == sorted(faults)
     assert fleet.unexpected == []
 
 
@@ -137,36 +135,28 @@ def _assert_counted_once(fleet: Fleet, rounds: int) -> None:
     assert receipted <= stored
 
 
-def test_a_killed_coordinator_or_aggregator_changes_no_model(undisturbed: list[str], tmp_path: Path) -> None:
-    """31 points of the coordinator and its aggregator, one per round."""
-    log = tmp_path / "faults"
-    faults = _faults("kill", COORDINATOR_POINTS, log)
-    disturbed, fleet = _run(tmp_path, len(COORDINATOR_POINTS), coordinator=faults, device={})
-    _assert_survived(undisturbed, disturbed, fleet, log, COORDINATOR_POINTS)
+@pytest.mark.parametrize("rounds", [ROUNDS, pytest.param(len(COORDINATOR_POINTS), marks=pytest.mark.slow)])
+def test_a_killed_coordinator_or_aggregator_changes_no_model(
+    tmp_path: Path, undisturbed: Undisturbed, rounds: int
+) -> None:
+    """31 points of the coordinator and its aggregator: three or four per round, or one."""
+    faults = _faults(rounds, tmp_path / "coordinator.faults", kill=COORDINATOR_POINTS)
+    _assert_survived(tmp_path, undisturbed, rounds, {"coordinator": faults})
 
 
-def test_a_killed_daemon_changes_no_model(undisturbed: list[str], tmp_path: Path) -> None:
-    """15 points of a device's daemon, one per round."""
-    log = tmp_path / "faults"
-    disturbed, fleet = _run(
-        tmp_path, len(DAEMON_POINTS), coordinator={}, device=_faults("kill", DAEMON_POINTS, log)
-    )
-    _assert_survived(undisturbed, disturbed, fleet, log, DAEMON_POINTS)
-
-
-def test_a_killed_worker_changes_no_model(undisturbed: list[str], tmp_path: Path) -> None:
-    """Nine points of a device's worker, one per round."""
-    log = tmp_path / "faults"
-    disturbed, fleet = _run(
-        tmp_path, len(WORKER_POINTS), coordinator={}, device=_faults("kill", WORKER_POINTS, log)
-    )
-    _assert_survived(undisturbed, disturbed, fleet, log, WORKER_POINTS)
-
-
-def test_a_killed_broker_changes_no_model(undisturbed: list[str], tmp_path: Path) -> None:
-    """Six moments of a round at which the broker dies."""
-    log = tmp_path / "faults"
-    faults = _faults("kill-broker", BROKER_POINTS, log)
+@pytest.mark.parametrize("rounds", [3, pytest.param(len(BROKER_POINTS), marks=pytest.mark.slow)])
+def test_a_killed_broker_changes_no_model(tmp_path: Path, undisturbed: Undisturbed, rounds: int) -> None:
+    """Six moments of a round at which the broker dies: two per round, or one."""
+    faults = _faults(rounds, tmp_path / "coordinator.faults", kill_broker=BROKER_POINTS)
     faults["FEDFIT_FAULT_PIDFILE"] = str(tmp_path / "coordinator" / "broker" / "nats.pid")
-    disturbed, fleet = _run(tmp_path, len(BROKER_POINTS), coordinator=faults, device={})
-    _assert_survived(undisturbed, disturbed, fleet, log, BROKER_POINTS)
+    _assert_survived(tmp_path, undisturbed, rounds, {"coordinator": faults})
+
+
+@pytest.mark.parametrize("rounds", [5, pytest.param(len(DAEMON_POINTS), marks=pytest.mark.slow)])
+def test_a_killed_daemon_or_worker_changes_no_model(tmp_path: Path, undisturbed: Undisturbed, rounds: int) -> None:
+    """15 points of a's daemon and nine of b's worker: three and two per round, or one of each."""
+    faults = {
+        "a": _faults(rounds, tmp_path / "a.faults", kill=DAEMON_POINTS),
+        "b": _faults(rounds, tmp_path / "b.faults", kill=WORKER_POINTS),
+    }
+    _assert_survived(tmp_path, undisturbed, rounds, faults)

@@ -34,6 +34,7 @@ from edge_client.methods.base import Batch, Header, PlanRules
 from edge_client.models.adopted import adopt
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.heads import fit
+from edge_client.planning.paper_cost import block_costs, decompose, full_cost
 from edge_client.training.loop import generator
 from edge_client.training.objectives import divergence
 
@@ -120,7 +121,7 @@ def test_groups_are_trained_as_the_paper_says(kind: str) -> None:
 @pytest.mark.parametrize("microbatch", [8, 3])
 @pytest.mark.parametrize("kind", ["mlp", "vit"])
 def test_gradients_of_a_group_are_those_of_the_unsplit_computation(kind: str, microbatch: int) -> None:
-    """One step with lr 1 in float64, kinds without BN: received - trained is the gradient of the whole network's loss."""
+    """One step with lr 1 in float64, kinds without BN: received - trained is the gradient of the whole net's loss."""
     model, whole, data = model_of(kind).double(), model_of(kind).double(), Memory(8)
     data.x = data.x.double()
     first, second = halves(model)
@@ -251,6 +252,34 @@ def test_a_plan_for_another_model_is_refused(groups: list[list[str]]) -> None:
     """Blocks that are missing, in another order, or no blocks."""
     with pytest.raises(PayloadError, match="the model has block1, block2, block3, block4"):
         begun(model_of("mlp"), plan_of(groups))
+
+
+@pytest.mark.parametrize("share", [1 / 6, 1 / 3, 1 / 2, 1])
+def test_what_a_group_keeps_for_backward_fits_the_papers_budget(share: float) -> None:
+    """The paper's splits of PreResNet-20: saved tensors of each group within its budget with 5 % tolerance.
+
+    Budgets are for a batch of 32; what autograd keeps for 2 samples, without parameters, is a sixteenth.
+    """
+    from edge_client.models import registry as models
+
+    model = models.build("preresnet20", input_shape=(3, 32, 32), num_classes=10, options={})
+    budget = share * full_cost(model, batch=32)
+    groups = decompose(block_costs(model, batch=32), budget).groups
+    assert len(groups) == {1 / 6: 6, 1 / 3: 3, 1 / 2: 2, 1: 1}[share]
+    client, y = begun(model, plan_of(groups)), torch.tensor([0, 1])
+    weights = {param.untyped_storage().data_ptr() for param in model.parameters()}
+    for phase in client.phases():
+        shape = model.input_shape if not phase.after else model.units[model.order.index(phase.after)].out_shape
+        kept: dict[int, int] = {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: _note(t, kept), lambda t: t):  # type: ignore[misc]
+            list(client.terms(Batch(x=torch.randn(2, *shape), y=y, num_whole=2, whole_y=y, first=True), phase))
+        assert 0 < 16 * sum(size for place, size in kept.items() if place not in weights) <= 1.05 * budget
+
+
+def _note(tensor: Tensor, kept: dict[int, int]) -> Tensor:
+    storage = tensor.untyped_storage()
+    kept[storage.data_ptr()] = storage.nbytes()
+    return tensor
 
 
 # budget mode
@@ -499,7 +528,8 @@ def test_over_fedprox_the_second_step_is_pulled_back() -> None:
     runs = {}
     for name, parameters in (("fedepth", {}), ("fedepth+fedprox", {"mu": mu}), ("fedepth+fedprox zero", {"mu": 0})):
         model = model_of("mlp").double()
-        client, seen = begun(model, plan_of(halves(model)), name=name.split()[0], parameters=parameters), Snapshots(model)
+        client = begun(model, plan_of(halves(model)), name=name.split()[0], parameters=parameters)
+        seen = Snapshots(model)
         trained(model, client, data, momentum=0.0, weight_decay=0.0, progress=seen)
         runs[name] = seen.taken
     plain, pulled = runs["fedepth"], runs["fedepth+fedprox"]
@@ -583,6 +613,19 @@ def test_a_smaller_plan_changes_what_is_left() -> None:
     still = [equal(of_units(seen[6], [unit]), of_units(seen[9], [unit])) for unit in ("block2", "block3", "block4")]
     assert still == [True, True, False]
     assert equal(of_units(seen[3], ["block3"]), of_units(seen[0], ["block3"]))
+
+
+def test_a_plan_without_groups_leaves_one_group() -> None:
+    """block1 is done in its 3 steps; the others are trained together then, in 3 more."""
+    model = model_of("mlp")
+    client, plans = begun(model, plan_of([[block] for block in model.order[1:-1]])), iter([plan_of(microbatch=4)])
+    snapshots = Snapshots(model)  # of the start, then after each step
+    assert trained(model, client, Memory(), replan=lambda: next(plans, None), progress=snapshots).steps == 6
+    seen = snapshots.taken
+    assert equal(of_units(seen[3], ["block1"]), of_units(seen[6], ["block1"]))
+    for block in ("block2", "block3", "block4"):
+        assert equal(of_units(seen[3], [block]), of_units(seen[0], [block]))
+        assert not equal(of_units(seen[4], [block]), of_units(seen[0], [block]))
 
 
 def test_what_is_left_of_shared_epochs_is_shared_anew() -> None:

@@ -214,3 +214,11 @@ def test_dropout_and_batchnorm_do_not_disturb_the_comparison() -> None:
     model = take(layers, None)
     assert model.state_dict()["1.num_batches_tracked"].item() == 0
     assert (layers.training, layers[1].training, layers[2].training) == (True, False, True)
+
+
+def test_a_name_that_methods_use_for_their_own_tensors_is_refused() -> None:
+    """`extra/head.weight` would be a method's when it is averaged."""
+    layers = nn.Sequential(nn.Flatten())
+    layers.add_module("extra/head", nn.Linear(36, 3))
+    with pytest.raises(InputError, match="names that begin with 'extra/' are those of methods"):
+        take(layers, None)

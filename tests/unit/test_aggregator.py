@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -20,11 +21,15 @@ from torch import Tensor
 
 from coordinator import aggregator
 from coordinator.frozen import FrozenSet, FrozenUpdate
+from coordinator.intake import Expected, check_header
 from edge_client import durable
 from edge_client.errors import PayloadError
 from edge_client.files import parse_table
-from edge_client.records import to_map
+from edge_client.methods import registry
+from edge_client.methods.coverage import left_out
+from edge_client.records import TrainingPlan, from_map, to_map
 from edge_client.run_file import RunFile
+from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
 ROOT = Path(__file__).parents[2]
@@ -572,3 +577,149 @@ def test_a_plan_without_tensors_passes_the_check(tmp_path: Path) -> None:
     base = _save(tmp_path / "base", {"w": torch.tensor([3.0])})
     update = _save(tmp_path / "u", {}, meta={"num_samples": 0})
     assert _check(base, update, 0.0) == {"id": 1, "ok": True, "norm": 0.0}
+
+
+def _deep_run(method: str | dict[str, Any], **changes: Any) -> dict[str, Any]:
+    model = {"name": "preresnet20", "input": [1, 8, 8], "width": 1, "track-running-stats": True}
+    table = {"name": "t", "seed": 5, "method": method, "model": model, "classes": ["a", "b"], **changes}
+    return dict(to_map(parse_table(RunFile, table, source="test")))
+
+
+def test_a_methods_own_tensors_are_made_with_the_model(tmp_path: Path) -> None:
+    """m-FeDepth: heads of block1 to block8 behind the model; the model itself is FeDepth's and FedAvg's, bit for bit.
+
+    The heads are a function of the seed, too; the name of the stem stands in the meta where a plan may leave it out.
+    """
+    files = {
+        name: _init(tmp_path, name, {"run": _deep_run(method, seed=seed)})
+        for name, method, seed in (
+            ("avg", "fedavg", 5),
+            ("deep", "fedepth", 5),
+            ("m", "m-fedepth", 5),
+            ("again", "m-fedepth", 5),
+            ("other", "m-fedepth", 6),
+        )
+    }
+    assert all(reply["ok"] for reply in files.values()), files
+    assert files["m"]["sha256"] == files["again"]["sha256"]
+    plain, deep, heads, other = (_load(tmp_path / name) for name in ("avg", "deep", "m", "other"))
+    assert [name for name in heads if not name.startswith("extra/")] == list(plain) == list(deep)
+    assert all(torch.equal(heads[name], plain[name]) for name in plain)
+    extras = [name for name in heads if name.startswith("extra/")]
+    assert {name.split(".")[0] for name in extras} == {f"extra/block{number}" for number in range(1, 9)}
+    assert not torch.equal(heads["extra/block1.linear.weight"], other["extra/block1.linear.weight"])
+    metas = [read_header(tmp_path / name).meta for name in ("avg", "deep", "m")]
+    assert metas == [{}, {"stem": "stem"}, {"stem": "stem"}]
+    encode = {"id": 1, "job": "encode", "model": str(tmp_path / "m"), "codec": "fp16", "out": str(tmp_path / "e")}
+    assert aggregator.answer(encode)["ok"]
+    assert read_header(tmp_path / "e").meta == {"stem": "stem"}
+    assert list(_load(tmp_path / "e")) == list(heads)
+
+
+def test_a_start_without_a_methods_tensors_gets_fresh_ones(tmp_path: Path) -> None:
+    """A FedAvg model as the start of m-FeDepth: its weights, new heads; one of m-FeDepth gives its heads, too."""
+    assert _init(tmp_path, "m", {"run": _deep_run("m-fedepth")})["ok"]
+    fresh = _load(tmp_path / "m")
+    ones = {name: torch.ones_like(value) for name, value in fresh.items()}
+    plain = {name: value for name, value in ones.items() if not name.startswith("extra/")}
+    for name, start, expected in (("a", ones, ones), ("b", plain, fresh | plain)):
+        reply = _init(tmp_path, name, {"run": _deep_run("m-fedepth")}, _save(tmp_path / f"start {name}", start))
+        assert reply["ok"], reply
+        came = _load(tmp_path / name)
+        assert list(came) == list(fresh)
+        assert all(torch.equal(came[key], value) for key, value in expected.items())
+    assert _init(tmp_path, "c", {"run": _deep_run("fedavg")}, tmp_path / "start a")["ok"]
+    assert list(_load(tmp_path / "c")) == list(plain)
+
+
+def test_a_task_without_a_shape_cannot_have_auxiliary_heads(tmp_path: Path) -> None:
+    """They are as wide as its activations; with Task(input=...) they can be made."""
+    reply = _init(tmp_path, "m", _task_run(tmp_path, method="m-fedepth"))
+    assert (reply["code"], "tell it, Task(input=(3, 96, 96))" in reply["detail"]) == ("input", True)
+    assert _init(tmp_path, "m", _task_run(tmp_path, input_="input=(1, 2, 2)", method="m-fedepth"))["ok"]
+    assert _init(tmp_path, "m", _task_run(tmp_path, method="fedepth"))["ok"]
+
+
+def _constant(like: Mapping[str, Tensor], value: float) -> dict[str, Tensor]:
+    return {name: torch.full_like(old, int(value) if old.dtype == torch.int64 else value) for name, old in like.items()}
+
+
+@pytest.mark.parametrize(("averaging", "expected"), [("masked", 3.0), ("plain", 2.25)])
+def test_the_mean_of_a_tensor_is_over_those_who_trained_it(tmp_path: Path, averaging: str, expected: float) -> None:
+    """From files to a file, all values 0: n=10 trains blocks 2 to 9 to 1 in two groups, n=30 everything to 3.
+
+    Both: (10 + 90) / 40 = 2.5. block1 and the stem: 3.0; plain, the first one sends its 0, 90 / 40 = 2.25.
+    The head of block5, where the first one's group ends: 1.0 (plain: 0.25); of block2, which nobody used: stays 0.
+    Counters are the largest. Both updates pass intake and check; what they moved is measured over what they have.
+    """
+    run = _deep_run({"name": "m-fedepth", "averaging": averaging})
+    rules = registry.plan_rules("m-fedepth", {"averaging": averaging})
+    assert _init(tmp_path, "init", {"run": run})["ok"]
+    model = tmp_path / "model"
+    old = _constant(_load(tmp_path / "init"), 0.0)
+    _save(model, old, meta={"stem": "stem"})
+    whole = {"microbatch": 1, "budget_bytes": 0, "predicted_bytes": 0}
+    groups = [[f"block{n}" for n in range(2, 6)], [f"block{n}" for n in range(6, 10)]]
+    plans = [whole | {"groups": groups, "skipped": ["block1"]}, whole]
+    updates: list[tuple[str, Path, int]] = []
+    for device, num_samples, value, plan in (("a", 10, 1.0, plans[0]), ("b", 30, 3.0, plans[1])):
+        report = {**_report("params", num_samples, steps=4), "plan": plan}
+        parsed = from_map(TrainingPlan, plan)
+        lacking = left_out([_stored(name) for name in old], parsed, rules, "stem")
+        trained = left_out([_stored(name) for name in old], parsed, dataclasses.replace(rules, masked=True), "stem")
+        sent = {name: v if _stored(name) in trained else v + int(value) for name, v in old.items()}
+        path = _save(tmp_path / device, {n: v for n, v in sent.items() if _stored(n) not in lacking}, meta=report)
+        want = Expected(
+            device=device, round=1, base=read_header(model), codec="fp32", train=True, evaluate=False,
+            num_samples=num_samples, max_samples=100, num_classes=2, epochs=1, rules=rules,
+        )  # fmt: skip
+        assert check_header(path, want).plan == parsed
+        moved = sum(v.numel() for n, v in sent.items() if _stored(n) not in trained and v.is_floating_point())
+        assert _check(model, path)["norm"] == pytest.approx(value * math.sqrt(moved))
+        updates.append((device, path, num_samples))
+    reply = aggregator.answer(_fold_job(model, updates, tmp_path / "out") | {"run": run})
+    assert reply["ok"], reply
+    new = _load(tmp_path / "out")
+    assert list(new) == list(old)
+    values = {name: set(value.flatten().tolist()) for name, value in new.items()}
+    assert values["block2.conv1.weight"] == values["head.linear.weight"] == {2.5}
+    assert values["stem.conv.weight"] == values["block1.conv1.weight"] == {expected}
+    assert values["extra/block5.linear.weight"] == {1.0 if averaging == "masked" else 0.25}
+    assert values["extra/block2.linear.weight"] == {0.0}
+    assert values["block1.norm1.num_batches_tracked"] == {3}
+    assert read_header(tmp_path / "out").meta == {"stem": "stem"}
+
+
+def _stored(name: str) -> str:
+    return name if name.startswith("extra/") else f"model/{name}"
+
+
+def test_deltas_of_a_methods_tensors_are_added_to_its_own(tmp_path: Path) -> None:
+    """0.5 on 2 is 2.5; the other one lacks it: the mean is over one."""
+    model = _save(tmp_path / "m", {"w": torch.zeros(1), "extra/h": torch.tensor([2.0])})
+    a = _save(tmp_path / "a", {"w": torch.ones(1), "extra/h": torch.tensor([0.5])}, meta=_report("delta"))
+    b = _save(tmp_path / "b", {"w": torch.ones(1)}, meta=_report("delta"))
+    assert _check(model, a)["norm"] == pytest.approx(math.sqrt(1.25))
+    assert aggregator.answer(_fold_job(model, [("a", a, 1), ("b", b, 3)], tmp_path / "out"))["ok"]
+    assert {name: value.tolist() for name, value in _load(tmp_path / "out").items()} == {"w": [1.0], "extra/h": [2.5]}
+
+
+def test_values_of_a_methods_tensors_are_checked(tmp_path: Path) -> None:
+    """They are folded like the model's."""
+    base = _save(tmp_path / "base", {"w": torch.zeros(1), "extra/h": torch.zeros(2)})
+    bad = _save(tmp_path / "u", {"extra/h": torch.tensor([0.0, float("nan")])}, meta=_report("params"))
+    reply = _check(base, bad)
+    assert (reply["code"], "'extra/h'" in reply["detail"]) == ("not_finite", True)
+
+
+def test_an_evaluation_does_not_see_a_methods_tensors(tmp_path: Path) -> None:
+    """The same result with and without auxiliary heads in the file."""
+    x = np.random.default_rng(1).random((4, 1, 8, 8), np.float32)
+    results = []
+    for name, method in (("deep", "fedepth"), ("heads", "m-fedepth")):
+        (tmp_path / name).mkdir()
+        run = {"run": _deep_run(method)}
+        assert _init(tmp_path / name, "m", run)["ok"]
+        results.append(_evaluate(tmp_path / name, run, x=x, y=np.array([0, 1, 0, 1])))
+    assert results[0]["ok"], results[0]
+    assert results[0] == results[1]

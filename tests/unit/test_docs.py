@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from coordinator.run_commands import check_run
 from edge_client import errors, files, records
 from edge_client.data import registry as data
 from edge_client.identity import Bundle
+from edge_client.methods import registry as methods
+from edge_client.methods.parameters import FeDepthParameters
 from edge_client.models import registry as models
 from edge_client.run_file import RunFile
 from edge_client.wire import messages
@@ -96,6 +99,23 @@ def test_models_page_has_every_model_with_its_parameters_and_options() -> None:
         built = {name: models._layers(name, models.default_input(name), 10, {}) for name in models.names()}
     assert rows == {name: f"{sum(p.numel() for p in layers.parameters()):,}" for name, layers in built.items()}
     assert options_table() in page, f"put this table into docs/models.md:\n{options_table()}"
+
+
+def test_fedepth_page_has_every_parameter_and_a_run_that_is_accepted() -> None:
+    """Default, the paper's word and help as the code has them."""
+    page = (DOCS / "fedepth.md").read_text(encoding="utf-8")
+    for f in dataclasses.fields(FeDepthParameters):
+        name, about = f.name.replace("_", "-"), f.metadata
+        row = f"| `{name}` | `{json.dumps(f.default)}` | {about['symbol']} | {about['help']} |"
+        assert row in page, f"put this row into docs/fedepth.md:\n{row}"
+    (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    check_run(files.parse_table(RunFile, tomllib.loads(block), source="fedepth.md"))
+
+
+def test_files_page_names_every_method() -> None:
+    """Also those that are put over another."""
+    page = (DOCS / "files.md").read_text(encoding="utf-8")
+    assert [name for name in methods.names() if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("cls", get_args(messages.Message), ids=lambda cls: cls.__name__)

@@ -15,10 +15,12 @@ from edge_client.device import guard
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guards are the Linux kernel's")
 
 
+BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
+
+
 def _run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=BUFFERED)
 
 
 def test_a_process_dies_with_its_parent() -> None:
@@ -109,3 +111,27 @@ def test_nonsense_is_refused() -> None:
         guard.limit_growth(-1)
     with pytest.raises(ValueError, match="0 to 1000, got 1001"):
         guard.raise_oom_score(1001)
+
+
+def test_an_end_keeps_the_code_and_all_that_was_said() -> None:
+    """Printed without a line's end, so that it waits in a buffer; the interpreter's own end would run `atexit`."""
+    done = _run(
+        """
+        import atexit
+        from edge_client.device import guard
+        atexit.register(print, "taken apart")
+        print("said", end="")
+        guard.end(75)
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (75, "said", "")
+
+
+def test_an_end_with_nobody_to_listen_keeps_its_code() -> None:
+    """The reader of standard output is gone, and standard error is closed."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    code = "import sys; from edge_client.device import guard; print('said'); sys.stderr.close(); guard.end(76)"
+    done = subprocess.run([sys.executable, "-c", code], stdout=write_end, check=False, timeout=60, env=BUFFERED)
+    os.close(write_end)
+    assert done.returncode == 76

@@ -12,7 +12,7 @@ from edge_client.models.heads import auxiliary, fit
 
 
 def test_an_activation_is_sub_sampled_and_padded_evenly() -> None:
-    """FeDepth's example: [1, 2, 4, 4] of 0..31 into (4, 2, 2): every second row and column, a zero channel each side."""
+    """FeDepth's example: [1, 2, 4, 4] of 0..31 into (4, 2, 2): every second row and column, zeros on both sides."""
     u = fit(torch.arange(32.0).reshape(1, 2, 4, 4), (4, 2, 2))
     assert u.flatten(2).tolist() == [[[0, 0, 0, 0], [0, 2, 8, 10], [16, 18, 24, 26], [0, 0, 0, 0]]]
 

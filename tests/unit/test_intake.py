@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.intake import CONFUSION, Expected, check_header, read_confusion
 from edge_client.errors import PayloadError
+from edge_client.methods.base import PlanRules
 from edge_client.records import Evaluation, Report
 from edge_client.wire.container import TableRow, build_header, parse_header, tensor_bytes
 
@@ -360,3 +361,90 @@ def test_three_counts_that_do_not_add_up_are_refused(tmp_path: Path, counts: lis
     with pytest.raises(PayloadError) as caught:
         read_confusion(*_with_matrix(tmp_path, counts, COUNTS))
     assert caught.value.code == "evaluation"
+
+
+DEEP: list[TableRow] = [
+    ("model/first.weight", "fp32", (2,)),
+    ("model/block1.weight", "fp32", (3,)),
+    ("model/block2.weight", "fp32", (4,)),
+    ("model/block3.weight", "fp32", (5,)),
+    ("model/head.weight", "fp32", (6,)),
+    ("extra/block1.weight", "fp32", (7,)),
+    ("extra/block2.weight", "fp32", (8,)),
+]
+DEPTHWISE = PlanRules(groups=True, partial=True, auxiliary=True, max_models=2)
+
+
+def _deep(**changes: Any) -> Expected:
+    base = _container({"stem": "first"}, DEEP)
+    return _expected(base=parse_header(base, len(base)), rules=changes.pop("rules", DEPTHWISE), **changes)
+
+
+def _with_plan(groups: list[list[str]], skipped: list[str], **more: Any) -> dict[str, Any]:
+    return PARAMS | {"plan": PLAN | {"groups": groups, "skipped": skipped, **more}}
+
+
+@pytest.mark.parametrize(
+    ("groups", "skipped", "rows"),
+    [
+        ([], [], [0, 1, 2, 3, 4]),
+        ([["block1", "block2", "block3"]], [], [0, 1, 2, 3, 4]),
+        ([["block1"], ["block2", "block3"]], [], [0, 1, 2, 3, 4, 5]),
+        ([["block2"], ["block3"]], ["block1"], [2, 3, 4, 6]),
+        ([["block3"]], ["block1", "block2"], [3, 4]),
+    ],
+)
+def test_an_update_has_exactly_what_its_plan_trains(
+    tmp_path: Path, groups: list[list[str]], skipped: list[str], rows: list[int]
+) -> None:
+    """With a skipped block the stem, here `first`, is missing, too; heads come from the ends of groups but the last.
+
+    One tensor more or one less is refused, whichever it is.
+    """
+    path, meta = tmp_path / "update.bin", _with_plan(groups, skipped)
+    path.write_bytes(_container(meta, [DEEP[row] for row in rows]))
+    assert check_header(path, _deep(evaluate=False)).plan is not None
+    for row in range(len(DEEP)):
+        table = [DEEP[r] for r in sorted({*rows} ^ {row})]
+        error = _refusal(tmp_path, meta, table, _deep(evaluate=False))
+        assert error.code == "names"
+        assert ("missing: " if row in rows else "unknown: ") in error.detail
+
+
+def test_a_refused_part_of_a_model_says_what_its_plan_leaves_out(tmp_path: Path) -> None:
+    """The line that a person reads."""
+    error = _refusal(tmp_path, _with_plan([["block2"], ["block3"]], ["block1"]), DEEP, _deep())
+    assert error.detail == (
+        "update from 'jetson-3' for round 12 has 7 tensors, assignment listed 4 without the 3 that its plan leaves "
+        "untrained (unknown: 'first.weight', 'block1.weight', 'extra/block1.weight')"
+    )
+
+
+def test_with_plain_averaging_everything_comes_back(tmp_path: Path) -> None:
+    """Also what the plan left untrained."""
+    path, rules = tmp_path / "update.bin", dataclasses.replace(DEPTHWISE, masked=False)
+    path.write_bytes(_container(_with_plan([["block3"]], ["block1", "block2"]), DEEP))
+    assert check_header(path, _deep(rules=rules)).num_samples == 100
+
+
+@pytest.mark.parametrize(
+    ("meta", "rules", "message"),
+    [
+        (_with_plan([["a"], ["b"]], []), PlanRules(), "it has 2 groups"),
+        (_with_plan([["b"]], ["a"]), PlanRules(groups=True), "it skips 1 blocks"),
+        (_with_plan([], [], num_models=3), DEPTHWISE, "it has 3 models, the run's method allows 2"),
+    ],
+)
+def test_a_plan_that_the_runs_method_does_not_allow_is_refused(
+    tmp_path: Path, meta: dict[str, Any], rules: PlanRules, message: str
+) -> None:
+    """Whatever the tensors are."""
+    error = _refusal(tmp_path, meta, DEEP, _deep(rules=rules))
+    assert (error.code, message in error.detail) == ("plan", True)
+
+
+def test_twelve_blocks_one_by_one_stay_within_the_steps(tmp_path: Path) -> None:
+    """ViT-S with 12 groups, 10 epochs, 100 samples in batches of 1: 12,000 steps; 64 x 10 x 100 are let through."""
+    path = tmp_path / "update.bin"
+    path.write_bytes(_container(PARAMS | {"steps": 12_000}, MODEL))
+    assert check_header(path, _expected(epochs=10)).steps == 12_000

@@ -370,3 +370,159 @@ def test_a_smaller_plan_takes_smaller_pieces_at_once_and_is_in_force_after_the_p
     )
     first, second = [("train", 8), *[("train", 4)] * 4], [("second", 4)] * 6
     assert client.seen == [*first, "replan", smaller, *second]
+
+
+class Beside(PlainClient):
+    """Trains a head of its own behind the model's first unit, which stays frozen."""
+
+    def __init__(self, key: str = "extra/own") -> None:
+        self.key = key
+        torch.manual_seed(2)
+        self.own = nn.Linear(64, 10)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {self.key: self.own}
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(name="train", trainable=frozenset({f"{self.key}.weight"}), after="stem"),)
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        assert not batch.x.requires_grad
+        yield Term(name="ce", each=nn.functional.cross_entropy(self.own(batch.x), batch.y, reduction="none"))
+        yield Term(name="silent", weight=0.0, once=self.own.weight.sum() + 5.0, told=False)
+
+
+def test_modules_beside_the_model_are_trained_by_their_key() -> None:
+    """w <- w - lr * gradient for the named weight alone; the model and the other parameter stay; `told` = the loss."""
+    model, data, client = _model("mlp"), _data(8), Beside()
+    start, reference = {n: v.clone() for n, v in model.state_dict().items()}, Beside().own
+    loss = nn.functional.cross_entropy(reference(data.x.flatten(1)), data.labels)
+    (grad,) = torch.autograd.grad(loss, [reference.weight])
+    trained = _train(model, data, client)
+    assert trained.mean_loss == pytest.approx(loss.item(), rel=1e-5)
+    torch.testing.assert_close(client.own.weight, reference.weight - 0.1 * grad)
+    assert torch.equal(client.own.bias, reference.bias)
+    assert client.own.bias.requires_grad
+    assert all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
+
+
+def test_a_module_that_hides_a_parameter_of_the_model_is_refused() -> None:
+    """`head.weight` would be two things."""
+    with pytest.raises(ValueError, match=r"'head\.weight' of the module 'head' is one of the model"):
+        _train(_model("mlp"), _data(8), Beside("head"))
+
+
+class Behind(PlainClient):
+    """Trains the head behind a frozen first part."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase(name="train", trainable=frozenset({"head.weight"}), after="norm"),)
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        logits = self.job.model.forward_from("head", batch.x)
+        yield Term(name="ce", each=nn.functional.cross_entropy(logits, batch.y, reduction="none"))
+
+
+def test_frozen_units_use_their_running_statistics_and_leave_them() -> None:
+    """Mean 1, variance 4: the head is trained on (x - 1) / 2, whatever the batch; no dropout, and no counter moves."""
+    layers = nn.Sequential()
+    for name, layer in (
+        ("flatten", nn.Flatten()),
+        ("norm", nn.Sequential(nn.BatchNorm1d(64, eps=1e-12), nn.Dropout(0.5))),
+        ("head", nn.Linear(64, 10, bias=False)),
+    ):
+        layers.add_module(name, layer)
+    torch.manual_seed(1)
+    model, data = from_sequential(layers, input_shape=(1, 8, 8)), _data(8)
+    model.get_buffer("norm.0.running_mean").fill_(1.0)
+    model.get_buffer("norm.0.running_var").fill_(4.0)
+    weight = model.get_parameter("head.weight").detach().clone().requires_grad_()
+    loss = nn.functional.cross_entropy((data.x.flatten(1) - 1) / 2 @ weight.T, data.labels)
+    (grad,) = torch.autograd.grad(loss, [weight])
+    _train(model, data, Behind())
+    torch.testing.assert_close(model.get_parameter("head.weight"), weight - 0.1 * grad, rtol=1e-5, atol=1e-6)
+    assert int(model.get_buffer("norm.0.num_batches_tracked")) == 0
+    assert bool((model.get_buffer("norm.0.running_mean") == 1.0).all())
+
+
+def _plan(microbatch: int) -> TrainingPlan:
+    return TrainingPlan(microbatch=microbatch, budget_bytes=0, predicted_bytes=0)
+
+
+class Watching(PlainClient):
+    """Two phases; notes what it is told and how large its pieces are."""
+
+    def __init__(self) -> None:
+        self.pieces: list[int] = []
+        self.plans: list[int] = []
+
+    def phases(self) -> tuple[Phase, ...]:
+        (phase,) = super().phases()
+        return (phase, Phase(name="again", trainable=phase.trainable))
+
+    def replan(self, plan: TrainingPlan) -> None:
+        self.plans.append(plan.microbatch)
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        self.pieces.append(len(batch.x))
+        yield from super().terms(batch, phase)
+
+
+def test_a_new_plan_makes_microbatches_smaller_from_the_next_batch_on() -> None:
+    """24 samples, batches of 8: whole ones, then from the third on pieces of 4; the method hears it after its phase.
+
+    What is asked before a batch is 6 times; both phases are trained once, also by a method that ignores the plan.
+    """
+    model, client = _model("mlp"), Watching()
+    client.begin(_job(model))
+    plans = iter([None, None, _plan(4), None, None, _plan(2)])
+    settings = Settings(batch=8, microbatch=8, learning_rate=0.1, seed=5)
+    done = train(model, client, _data(), settings, replan=lambda: next(plans))
+    assert done.steps == 6
+    assert client.pieces == [8, 8, 4, 4, 4, 4, 4, 4, 2, 2, 2, 2]
+    assert client.plans == [4]  # the last phase has nothing after it
+    with pytest.raises(StopIteration):
+        next(plans)
+
+
+def test_a_new_plan_changes_rounding_only() -> None:
+    """The same steps with smaller pieces: a model without BatchNorm agrees to float32."""
+    steady, changed = _model("mlp"), _model("mlp")
+    _train(steady, _data())
+    client = PlainClient()
+    client.begin(_job(changed))
+    plans = iter([None, _plan(3)])
+    settings = Settings(batch=8, microbatch=8, learning_rate=0.1, seed=5)
+    assert train(changed, client, _data(), settings, replan=lambda: next(plans, None)).steps == 3
+    for one, other in zip(steady.parameters(), changed.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_phases_share_a_bound_on_steps_in_proportion() -> None:
+    """Two phases of 3 steps, at most 5: 2 and 3 (floors of 2.5 and 5); at most 1: one each."""
+    for most, steps in ((5, 5), (1, 2), (6, 6)):
+        client = Watching()
+        assert _train(_model("mlp"), _data(), client, max_steps=most).steps == steps
+    assert _train(_model("mlp"), _data(0), Watching(), max_steps=1).steps == 0
+
+
+def test_fractions_of_epochs_are_rounded_up_to_batches() -> None:
+    """7/3 epochs of 3 batches are 7 steps, though 7/3 * 3 may be more than 7 in floating point; 1/2 are 2."""
+
+    class Share(PlainClient):
+        epochs = 7 / 3
+
+        def phases(self) -> tuple[Phase, ...]:
+            (phase,) = super().phases()
+            return (Phase(name="train", trainable=phase.trainable, epochs=self.epochs),)
+
+    client = Share()
+    assert _train(_model("mlp"), _data(), client).steps == 7
+    client.epochs = 0.5
+    assert _train(_model("mlp"), _data(), client).steps == 2
+
+
+def test_buffered_outputs_need_a_folder() -> None:
+    """A mistake of the caller."""
+    with pytest.raises(ValueError, match="need a folder"):
+        _train(_model("mlp"), _data(), buffered=True)

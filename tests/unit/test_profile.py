@@ -13,7 +13,7 @@ import pytest
 
 from edge_client.device import gpus
 from edge_client.device.cgroups import MemoryLimit
-from edge_client.device.probe import Found, Memory, find_torch, probe
+from edge_client.device.probe import Found, Memory, find_torch, native_bf16, probe
 from edge_client.device.profile import derive_budget, measure
 from edge_client.device.report import report_found, to_json
 from edge_client.errors import InputError, MachineError
@@ -386,3 +386,26 @@ def test_this_machine_has_a_profile() -> None:
     assert report.torch == build
     assert build is None or build.version[0].isdigit()
     assert to_json(report).keys() == to_json(report_found(TREES / "gpu-host", None)).keys()
+
+
+# lines of /proc/cpuinfo as kernels print them, shortened: EPYC of 2022 and 2021, Xeon of 2023, Graviton 3, Pi 5, Orin
+CPU_FLAGS = [
+    ("flags\t\t: fpu sse2 avx avx2 avx512f avx512_vnni avx512_bf16 clzero", True),
+    ("flags\t\t: fpu sse2 avx avx2 fma sha_ni clzero", False),
+    ("flags\t\t: fpu avx512f amx_bf16 avx512_fp16 amx_tile amx_int8", True),
+    ("Features\t: fp asimd evtstrm sve asimdfhm svebf16 i8mm bf16 dgh rng", True),
+    ("Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp asimddp", False),
+    ("Features\t: fp asimd evtstrm aes asimddp uscat ilrcpc flagm paca pacg svebf16x", False),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), CPU_FLAGS)
+def test_a_processor_tells_whether_it_computes_in_bf16(line: str, expected: bool, tmp_path: Path) -> None:
+    """Whole words of the flags of all cores: one core without it would hold up the others."""
+    (tmp_path / "proc").mkdir()
+    assert not native_bf16(tmp_path)
+    cpuinfo = tmp_path / "proc/cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: bf16\n{line}\n\nprocessor\t: 1\n{line}\n")
+    assert native_bf16(tmp_path) is expected
+    cpuinfo.write_text(cpuinfo.read_text() + "\nprocessor\t: 2\nflags\t\t: fpu sse2\n")
+    assert not native_bf16(tmp_path)

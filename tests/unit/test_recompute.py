@@ -266,23 +266,41 @@ def test_a_second_pass_finds_the_buffers_of_the_first() -> None:
 
 
 class _Overwrites(nn.Module):
-    """A function in place, which no attribute shows."""
+    """A function in place, which no attribute shows; `late`: only in training, which describing a model does not do."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, late: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(2, 2)
+        self.linear = nn.Linear(4, 4)
+        self.late = late
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.linear(x.relu_())
+        output: Tensor = self.linear(x.mul_(2) if self.training or not self.late else x)
         return output
 
 
-def test_a_unit_that_changes_its_input_is_named() -> None:
+def _overwriting(*, late: bool) -> Model:
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Linear(4, 4), _Overwrites(late=late), nn.Linear(4, 4))
+    return from_sequential(layers, input_shape=(4,)).train()
+
+
+def test_a_unit_that_overwrites_its_input_runs_again_on_the_input() -> None:
+    """Doubled twice, it would give other gradients."""
+    found = []
+    for kind in (None, "units"):
+        model = _overwriting(late=False)
+        model.recompute = kind
+        found.append(torch.autograd.grad(model(torch.eye(4)).square().sum(), list(model.parameters())))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_unit_that_overwrites_its_input_unseen_is_named() -> None:
     """The second pass would begin with the changed one."""
-    model = from_sequential(nn.Sequential(nn.Linear(2, 2), _Overwrites(), nn.Linear(2, 2)), input_shape=(2,))
+    model = _overwriting(late=True)
     model.recompute = "units"
     with pytest.raises(InputError, match=r"unit '1' changes its input in place.*makes a new tensor"):
-        model(torch.ones(3, 2))
+        model(torch.ones(3, 4))
 
 
 class _Shut(nn.Module):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from coordinator.aggregation import Aggregation
 from rows import lease_row, model_row, round_row, run_row, update_row
 
 from coordinator import rounds
-from coordinator.aggregation import Aggregation
 from coordinator.conductor import KEPT_MODELS, Conductor
 from coordinator.roster import Roster
 from coordinator.store.sqlite import SqliteStore

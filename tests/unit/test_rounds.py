@@ -556,3 +556,39 @@ def test_after_a_restart_a_failed_round_waits_for_substitutes_to_come_back() -> 
     assert [lease.device for lease in added.leases] == ["b"]
     machine = _machine(**restored)
     assert "Abandon" in _kinds(_tick(machine, "", 10.0, enrolled=2))
+
+
+def test_r8_a_simulation_asks_exactly_its_cohort() -> None:
+    """Half of ten devices: always the same five; of a fleet, which loses some, more would be asked."""
+    half = {"devices": {"fraction": 0.5}}
+    cohorts = []
+    for simulated in (True, True, False):
+        machine = _machine(file=half, simulated=simulated)
+        _tick(machine, "abcdefghij", 0)
+        cohorts.append({lease.device for lease in machine.leases.values()})
+    assert len(cohorts[0]) == 5
+    assert cohorts[0] == cohorts[1]
+    assert len(cohorts[2]) > 5
+
+
+def test_r8_a_simulated_round_has_no_deadline_and_waits_for_all_who_only_evaluate() -> None:
+    """A run file's deadline is of devices: after a day nothing is late; the set is frozen when the last one judged."""
+    file = {"devices": {"fraction": 0.5}, "evaluate": {"every": 1}}
+    machine = _machine(file=file, simulated=True)
+    _tick(machine, "ab", 0)
+    trains, judges = sorted(machine.leases.values(), key=lambda lease: not lease.train)
+    for lease in (trains, judges):
+        machine.handle(rounds.Accepted(lease.id), 1)
+    _store(machine, trains.device, now=80_000)
+    assert _of(_tick(machine, "ab", 90_000), rounds.Freeze) == []
+    told = report(num_samples=0, payload="none", evaluation=Evaluation(num_samples=10, num_correct=7, loss_sum=1.0))
+    assert len(_of(_store(machine, judges.device, now=99_000, report=told), rounds.Freeze)) == 1
+
+
+def test_a_machine_tells_how_often_its_round_was_begun() -> None:
+    """Once; and a second time after all devices declined."""
+    machine = _machine()
+    assert machine.attempt == 1
+    _tick(machine, "a", 0)
+    machine.handle(rounds.Declined(lease=_lease_of(machine, "a"), code="crashed"), 1)
+    assert (machine.round, machine.attempt) == (None, 2)

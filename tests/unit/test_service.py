@@ -30,7 +30,7 @@ from rows import (
     update_row,
 )
 
-from coordinator import aggregation
+from coordinator import job_child
 from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
 from coordinator.commands import Commands
 from coordinator.service import Service, ServiceOptions
@@ -68,7 +68,7 @@ def aggregator(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         return real([sys.executable, "-c", _CHILD], **options)
 
-    monkeypatch.setattr(aggregation.subprocess, "Popen", start)
+    monkeypatch.setattr(job_child.subprocess, "Popen", start)
 
 
 class Site:
@@ -102,7 +102,7 @@ class Site:
         )
         with contextlib.ExitStack() as opened:
             opened.callback(service._aggregation.close)
-            service._begin(opened)
+            service.begin(opened)
             self.service = service
             yield service
 

@@ -1,4 +1,4 @@
-"""The aggregator child as the service sees it: real processes, among them some that misbehave."""
+"""A child that does jobs, as the loop sees it: real processes, among them some that misbehave."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from coordinator import aggregation
-from coordinator.aggregation import Aggregation
+from coordinator import job_child
+from coordinator.job_child import AGGREGATOR, JobChild
 
 _CHILD = """
 import json, os, sys
@@ -33,21 +33,21 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[Aggregation]:
-    """An `Aggregation` whose child answers without torch."""
+def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobChild]:
+    """A `JobChild` whose child answers without torch."""
     real = subprocess.Popen
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         assert command == [sys.executable, "-m", "coordinator.aggregator"]
         return real([sys.executable, "-c", _CHILD], **options)
 
-    monkeypatch.setattr(aggregation.subprocess, "Popen", start)
-    made = Aggregation()
+    monkeypatch.setattr(job_child.subprocess, "Popen", start)
+    made = JobChild(AGGREGATOR)
     yield made
     made.close()
 
 
-def _answers(child: Aggregation, jobs: list[str], now: float = 1000.0) -> list[dict[str, Any]]:
+def _answers(child: JobChild, jobs: list[str], now: float = 1000.0) -> list[dict[str, Any]]:
     got: list[dict[str, Any]] = []
     for job in jobs:
         child.submit({"job": job}, got.append)
@@ -59,7 +59,7 @@ def _answers(child: Aggregation, jobs: list[str], now: float = 1000.0) -> list[d
     return got
 
 
-def test_jobs_are_answered_in_order_by_one_child(child: Aggregation) -> None:
+def test_jobs_are_answered_in_order_by_one_child(child: JobChild) -> None:
     """Three jobs, one process."""
     answers = _answers(child, ["a", "b", "c"])
     assert [answer["job"] for answer in answers] == ["a", "b", "c"]
@@ -67,20 +67,20 @@ def test_jobs_are_answered_in_order_by_one_child(child: Aggregation) -> None:
 
 
 @pytest.mark.parametrize("job", ["die", "noise", "endless"])
-def test_a_job_that_breaks_its_child_three_times_fails_and_the_next_one_works(child: Aggregation, job: str) -> None:
+def test_a_job_that_breaks_its_child_three_times_fails_and_the_next_one_works(child: JobChild, job: str) -> None:
     """A crash, words on the output that are no answer, an answer without an end."""
     first, second = _answers(child, [job, "good"])
     assert (first["ok"], first["code"]) == (False, "crashed")
     assert second["ok"]
 
 
-def test_an_answer_to_another_job_is_ignored(child: Aggregation) -> None:
+def test_an_answer_to_another_job_is_ignored(child: JobChild) -> None:
     """Its id tells."""
     (answer,) = _answers(child, ["stale"])
     assert answer["ok"]
 
 
-def test_a_child_that_was_warmed_up_stays_until_it_was_idle_for_long(child: Aggregation) -> None:
+def test_a_child_that_was_warmed_up_stays_until_it_was_idle_for_long(child: JobChild) -> None:
     """Whatever the clock says at the start: 300 s count from the first look at it."""
     child.warm_up()
     pid = child.pid
@@ -95,7 +95,7 @@ def test_a_child_that_was_warmed_up_stays_until_it_was_idle_for_long(child: Aggr
     assert child.pid is None
 
 
-def test_forgotten_jobs_are_never_answered(child: Aggregation) -> None:
+def test_forgotten_jobs_are_never_answered(child: JobChild) -> None:
     """The service started over: the job in flight and the one behind it are gone with their child."""
     got: list[dict[str, Any]] = []
     child.submit({"job": "a"}, got.append)
@@ -107,7 +107,7 @@ def test_forgotten_jobs_are_never_answered(child: Aggregation) -> None:
     assert got == []
 
 
-def test_a_child_that_died_while_idle_is_replaced(child: Aggregation) -> None:
+def test_a_child_that_died_while_idle_is_replaced(child: JobChild) -> None:
     """Somebody killed it between two rounds."""
     child.warm_up()
     assert child._process is not None
@@ -117,7 +117,7 @@ def test_a_child_that_died_while_idle_is_replaced(child: Aggregation) -> None:
     assert answer["ok"]
 
 
-def test_a_long_job_for_a_child_that_does_not_read_yet_keeps_nobody_waiting(child: Aggregation) -> None:
+def test_a_long_job_for_a_child_that_does_not_read_yet_keeps_nobody_waiting(child: JobChild) -> None:
     """3 MB for a child that is stopped, as while it loads torch: more than its pipe takes; ticks bring the rest."""
     child.warm_up()
     assert child.pid is not None

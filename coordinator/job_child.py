@@ -1,8 +1,8 @@
-"""The aggregator child as the service sees it: jobs in, answers out, one at a time; a new child if one dies.
+"""A child process that does jobs, and how the loop sees it: jobs in, answers out, one at a time; a new one if it dies.
 
-The child stays between rounds, because loading torch takes longer than a small round, and ends when nobody needed it
-for a while. A job that kills its child again and again is answered as failed, so that one update cannot stop a
-federation.
+The aggregator is one, the workers of a simulation are others. A child stays between its jobs, because loading torch
+takes longer than a small round, and ends when nobody needed it for a while. A job that kills its child again and again
+is answered as failed, so that one update cannot stop a federation.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Aggregation"]
+__all__ = ["AGGREGATOR", "Answer", "JobChild", "answer_jobs"]
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +27,20 @@ _IDLE_S = 300.0
 _MAX_ANSWER_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20  # holds the fold of some thousand devices
 
+AGGREGATOR = "coordinator.aggregator"
+
 Answer = dict[str, Any]
 Done = Callable[[Answer], None]
 
 
-class Aggregation:
-    """Used by the service's loop only; `fd` is to be watched, `read` called when it is readable."""
+class JobChild:
+    """Used by one loop only; `fd` is to be watched, `read` called when it is readable."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, *, environment: Mapping[str, str] | None = None) -> None:
+        """`python -m module` reads a JSON job per line and answers each with a line that has its `id`."""
+        self._module = module
+        self._name = f"the {module.rpartition('.')[2].replace('_', ' ')}"  # for people
+        self._environment = environment
         self._jobs: deque[tuple[dict[str, Any], Done]] = deque()
         self._tries = 0
         self._number = 0
@@ -54,11 +60,19 @@ class Aggregation:
         """The child's process id."""
         return self._process.pid if self._process else None
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has no job."""
+        return not self._jobs
+
     def warm_up(self) -> None:
         """Start the child before it is needed."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "coordinator.aggregator"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **self._environment} if self._environment is not None else None,
             )
             assert self._process.stdout is not None
             assert self._process.stdin is not None
@@ -120,7 +134,7 @@ class Aggregation:
                 raise ValueError(f"a line of more than {_MAX_ANSWER_BYTES} bytes")
             answers = [json.loads(line) for line in lines]
         except ValueError as error:  # a library wrote to its output: what follows cannot be trusted either
-            log.error("the aggregator answered with something else than JSON (%s)", error)
+            log.error("%s answered with something else than JSON (%s)", self._name, error)
             assert self._process is not None
             self._process.kill()
             self._died()
@@ -143,11 +157,11 @@ class Aggregation:
             return
         self._in_flight = False
         job, done = self._jobs[0]
-        log.warning("the aggregator ended with code %s during %r (try %d)", code, job["job"], self._tries)
+        log.warning("%s ended with code %s during %r (try %d)", self._name, code, job["job"], self._tries)
         if self._tries >= _MAX_TRIES:
             self._jobs.popleft()
             self._tries = 0
-            done({"ok": False, "code": "crashed", "detail": f"the aggregator crashed {_MAX_TRIES} times on it"})
+            done({"ok": False, "code": "crashed", "detail": f"{self._name} crashed {_MAX_TRIES} times on it"})
         self._send_next()
 
     def _reap(self) -> int | None:
@@ -176,3 +190,19 @@ class Aggregation:
             self._process.kill()
             self._reap()
         self._in_flight = False
+
+
+def answer_jobs(do: Callable[[dict[str, Any]], Answer]) -> None:
+    """The child's side: answer every line of the standard input, until it ends.
+
+    The real standard output is kept for answers; whatever else prints goes to standard error.
+    """
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as stream:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            answer = do(json.loads(line))
+            try:
+                stream.write(json.dumps(answer, allow_nan=False) + "\n")
+                stream.flush()
+            except BrokenPipeError:  # the parent died before we asked to die with it; closing would flush again
+                os._exit(0)

@@ -1,0 +1,41 @@
+"""The task that a run file names, as it lies beside the file: its source, and its hash for the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from edge_client.errors import InputError
+from edge_client.run_file import RunFile, TaskSection
+from edge_client.task_files import read_task_file, split_place
+
+__all__ = ["RunWithTask", "with_task"]
+
+
+class RunWithTask(NamedTuple):
+    """A run and what it trains."""
+
+    file: RunFile  # with the task's hash
+    source: str  # the text of the task's file
+    place: str  # FILE.py:OBJECT, absolute
+
+
+def with_task(file: RunFile, task: TaskSection, path: Path) -> RunWithTask:
+    """Find the task of the run file at `path`: the file beside it. Raises `InputError`."""
+    try:
+        place, name = split_place(task.file or f"{task.name}.py:task")
+        found = path.parent / place
+        data = read_task_file(found)
+        source = data.decode()
+    except InputError as error:
+        hint = 'task = { name = "NAME", file = "FILE.py:OBJECT" } names another place'
+        raise InputError(f"{path}: task {task.name!r}: {error}; {hint}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{found}: expected Python in UTF-8, got {error}") from None
+    sha256 = hashlib.sha256(data).hexdigest()
+    if task.sha256 not in ("", sha256):
+        raise InputError(f"{path}: task.sha256 is {task.sha256}, but {found} has {sha256}")
+    section = dataclasses.replace(task, file=f"{found.name}:{name}", sha256=sha256)
+    return RunWithTask(dataclasses.replace(file, task=section), source, f"{found.resolve()}:{name}")

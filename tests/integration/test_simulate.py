@@ -1,0 +1,232 @@
+"""`coordinator simulate` with real worker processes: the same model whoever trains it, whenever it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import cli, simulation_data
+from coordinator.simulation import Processes, Setup, simulate
+from coordinator.simulation_file import Flags, combinations, complete
+from coordinator.worker_pool import WorkerPool
+from edge_client.errors import NothingFitsError
+from edge_client.wire.container import read_header
+
+Json = dict[str, Any]
+
+NAMES = {
+    "accuracy",
+    "accuracy_per_round",
+    "accuracy_per_architecture",
+    "bytes_up",
+    "bytes_down",
+    "rounds",
+    "devices",
+    "model_sha256",
+    "seconds",
+}
+# half of six devices in each of three rounds; a few steps are enough to tell models apart
+FLAGS = ["--name", "t", "--model", "mlp", "--devices", "6", "--rounds", "3", "--data", "digits"]
+FLAGS += ["--partition", "dirichlet:0.5", "--participation", "0.5"]
+FLAGS += ["--set", "model.hidden=[16]", "--set", "train.max-steps=3"]
+
+
+class Silent:
+    """Nobody watches."""
+
+    def moved(self, round_: int, done: int, asked: int) -> None:
+        """Nothing."""
+
+    def round_done(self, line: Json) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    """One worker for all runs that need no command."""
+    made = Processes(WorkerPool(1))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods with two seeds, by two workers."""
+    out = tmp_path_factory.mktemp("grid")
+    grid = ["--method", "fedavg,fedprox", "--seed", "1,2", "--set", "mu=5", "--workers", "2", "--out", str(out)]
+    assert cli.main(["simulate", *FLAGS, *grid]) == 0
+    return out
+
+
+def read(folder: Path) -> Json:
+    """A run's result."""
+    found: Json = json.loads((folder / "result.json").read_bytes())
+    return found
+
+
+def run(folder: Path, processes: Processes, *more: str, **changes: Any) -> Json:
+    """The same run by the one worker of this file; `more` are values of --set."""
+    fields: Json = {"name": "t", "model": "mlp", "devices": 6, "rounds": 3, "data": "digits"}
+    fields |= {"partition": "dirichlet:0.5", "participation": 0.5}
+    fields |= {"set": ["model.hidden=[16]", "train.max-steps=3", *more]}
+    (one,) = combinations(Flags(**fields | changes))
+    section = one.table["simulate"]
+    file = complete(one, simulation_data.describe(section["data"], section.get("partition", "")))
+    data = simulation_data.prepare(file, folder / "data")
+    return simulate(Setup(file=file, folder=folder / "run", data=data), processes, Silent())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, processes: Processes) -> Path:
+    """Seed 1 of the grid's FedAvg, by one worker."""
+    folder = tmp_path_factory.mktemp("alone")
+    run(folder, processes)
+    return folder / "run"
+
+
+def test_the_model_depends_on_the_run_and_not_on_the_number_of_workers(grid: Path, alone: Path) -> None:
+    """Four runs, four models; one worker makes the same as two, to the last bit, and as many bytes travel."""
+    results = {path.name: read(path) for path in sorted(grid.iterdir())}
+    assert list(results) == ["fedavg-seed-1", "fedavg-seed-2", "fedprox-seed-1", "fedprox-seed-2"]
+    assert len({result["model_sha256"] for result in results.values()}) == 4
+    same = ("model_sha256", "accuracy_per_round", "bytes_up", "bytes_down")
+    assert [read(alone)[key] for key in same] == [results["fedavg-seed-1"][key] for key in same]
+
+
+def test_a_result_has_everything_and_its_folder_no_more_than_that(alone: Path) -> None:
+    """Three rounds of three devices; sums of lines; the model's file is the model."""
+    result = read(alone)
+    assert result.keys() >= NAMES
+    lines = [json.loads(line) for line in (alone / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert [line["accuracy"] for line in lines] == result["accuracy_per_round"]
+    assert result["accuracy"] == lines[-1]["accuracy"] == result["accuracy_per_architecture"]["full"]
+    assert (result["rounds"], result["devices"]) == (3, 6)
+    for way in ("bytes_up", "bytes_down"):
+        assert result[way] == sum(line[way] for line in lines) == sum(row[way] for row in result["per_device"])
+    assert all(len(line["devices"]) == 3 and line["failures"] == [] for line in lines)
+    (first, *_) = lines[0]["devices"]
+    assert {"device", "plan", "predicted", "peak", "budget", "samples"} <= first.keys()
+    assert 0 < first["base"] <= first["peak"]
+    files = sorted(path.name for path in alone.iterdir())
+    assert files == ["model.bin", "result.json", "rounds.jsonl", "run.toml"]
+
+
+def test_bytes_are_those_of_the_wire(alone: Path) -> None:
+    """Each of nine assignments moves the model down and an update up, plus frames, messages and settings: 1 to 4 kB."""
+    _check_bytes(read(alone), alone / "model.bin")
+
+
+def _check_bytes(result: Json, model: Path) -> None:
+    payload = read_header(model).total_bytes
+    for way in ("bytes_up", "bytes_down"):
+        assert 9 * payload < result[way] < 9 * (payload + 4000)
+
+
+def test_devices_that_judge_see_what_the_server_sees(alone: Path, processes: Processes, tmp_path: Path) -> None:
+    """Their shares make up the whole test set, all of them answer, and judging changes no model."""
+    judged = run(tmp_path, processes, "evaluate.on=devices")
+    server = read(alone)
+    assert judged["model_sha256"] == server["model_sha256"]
+    assert judged["accuracy_per_round"] == pytest.approx(server["accuracy_per_round"])
+    lines = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    assert all(len(line["accuracy_per_device"]) == 6 for line in lines)
+    assert judged["bytes_up"] > server["bytes_up"]
+
+
+def test_what_is_finished_is_shown_and_not_done_again(
+    grid: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing starts: the results are printed as they are, also those of seed 1 alone."""
+    monkeypatch.setattr(simulation_data, "prepare", lambda *_: pytest.fail("a finished run was begun again"))
+    command = ["simulate", *FLAGS, "--method", "fedavg,fedprox", "--set", "mu=5", "--out", str(grid)]
+    assert cli.main([*command, "--seed", "1,2", "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["method"], one["seed"]) for one in shown] == [
+        (method, seed) for method in ("fedavg", "fedprox") for seed in (1, 2)
+    ]
+    assert shown[0]["model_sha256"] == read(grid / "fedavg-seed-1")["model_sha256"]
+    assert cli.main([*command, "--seed", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4  # head, rule, two methods
+
+
+def test_a_changed_run_is_refused(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """8, what changed, and what to do."""
+    command = ["simulate", *FLAGS, "--rounds", "4", "--method", "fedavg,fedprox", "--seed", "1,2", "--set", "mu=5"]
+    assert cli.main([*command, "--out", str(grid)]) == 8
+    told = capsys.readouterr().err
+    assert "holds a run of another file (stop.rounds: 3 there, 4 now); name another folder with --out" in told
+
+
+KILLS = (
+    "kill:store.initial.commit",  # while the first model is made
+    "kill:store.update.committed:2@2",  # between two updates of a round
+    "kill:store.round.committed@2",  # between commit and announcement
+    "kill:simulate.result.write",  # when everything is done
+)
+
+
+def test_a_simulation_that_is_killed_again_and_again_ends_with_the_same_model(
+    alone: Path, processes: Processes, tmp_path: Path
+) -> None:
+    """kill -9, four times; the same command goes on: same model and results, a line per round, every byte counted."""
+    assert [_killed(tmp_path, fault) for fault in KILLS] == [-signal.SIGKILL] * len(KILLS)
+    resumed = run(tmp_path, processes)
+    assert resumed["model_sha256"] == read(alone)["model_sha256"]
+    assert resumed["accuracy_per_round"] == read(alone)["accuracy_per_round"]
+    assert len((tmp_path / "run/rounds.jsonl").read_text().splitlines()) == 3
+    _check_bytes(resumed, tmp_path / "run/model.bin")
+
+
+def _killed(folder: Path, fault: str) -> int:
+    """The command on a machine where it is killed at that point; returns its exit code."""
+    command = [sys.executable, "-m", "coordinator", "simulate", *FLAGS, "--workers", "1", "--out", str(folder / "run")]
+    environment = os.environ | {"FEDFIT_FAULT": fault}
+    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120).returncode
+
+
+def test_devices_that_cannot_take_part_end_a_simulation(processes: Processes, tmp_path: Path) -> None:
+    """BatchNorm needs two samples at a time, a batch has one: every device declines, and nobody waits for ever."""
+    narrow = ["train.batch=1", "model.base-width=4"]
+    with pytest.raises(NothingFitsError, match=r"failed on 2 devices; d000[12]: nothing_fits: train\.batch"):
+        run(tmp_path, processes, model="resnet10", devices=2, participation=1.0, set=narrow)
+
+
+BAD = {
+    "unknown key": (["--set", "train.epoch=2"], 3, "unknown key 'train.epoch'; did you mean 'epochs'?"),
+    "more devices than samples": (["--devices", "2000"], 3, "1438 samples"),
+    "an empty device": (["--partition", "dirichlet:0.001", "--devices", "140"], 3, "dirichlet:0.001"),
+    "no such data": (["--data", "npz:/nowhere.npz"], 3, "/nowhere.npz does not exist"),
+    "no such source": (["--data", "digit"], 3, "unknown data source 'digit'"),
+    "no such file": (["none.toml"], 3, "cannot read none.toml"),
+    "no workers": (["--workers", "0"], 3, "--workers: expected 1 or more, got 0"),
+}
+
+
+@pytest.mark.parametrize("what", list(BAD))
+def test_bad_input_is_one_line_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    """Exit code and message; no run was begun."""
+    arguments, code, told = BAD[what]
+    assert cli.main(["simulate", *FLAGS, *arguments, "--out", str(tmp_path / "out")]) == code
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out/run.toml").exists()
+
+
+def test_a_run_file_with_a_simulate_table_is_a_simulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags change it; an unknown key of the table names the nearest one, and a fleet's coordinator takes the file."""
+    path = tmp_path / "run.toml"
+    path.write_text('name = "f"\nmodel = "mlp"\n[simulate]\ndata = "digits"\ndevises = 3\n')
+    assert cli.main(["simulate", str(path)]) == 3
+    assert "unknown key 'simulate.devises'; did you mean 'devices'?" in capsys.readouterr().err
