@@ -14,7 +14,7 @@ from edge_client.calibration import calibrated, job_for
 from edge_client.files import parse_table
 from edge_client.fitting import Fitting
 from edge_client.methods import registry as methods
-from edge_client.planning.cost import Shape, training_bytes
+from edge_client.planning.cost import Shape, evaluation_batch, training_bytes
 from edge_client.planning.rows import ModelRows
 from edge_client.records import TrainingPlan
 from edge_client.run_file import RunFile
@@ -143,13 +143,13 @@ def plan_of(case: Case, rows: ModelRows) -> TrainingPlan:
         num_models=shape.num_models,
         budget_bytes=0,
         predicted_bytes=0,
+        training_bytes=predicted(case, rows),
     )
 
 
-def trial(case: Case, plan: TrainingPlan, *, steps: int = 2, epochs: int = 1, repeats: int = 0) -> Measured:
-    """The case in a process of its own."""
+def trial(case: Case, plan: TrainingPlan, rows: ModelRows, **settings: int) -> Measured:
+    """The case in a process of its own, evaluated first as a worker does."""
     run = run_of(case)
     assert run.model is not None
-    return tried(
-        Trial(run=run, input_shape=run.model.input, plan=plan, steps=steps, epochs=epochs, repeats=repeats)
-    )
+    evaluated = evaluation_batch(rows, plan.training_bytes, plan.microbatch)
+    return tried(Trial(run=run, input_shape=run.model.input, plan=plan, evaluated=evaluated, **settings))

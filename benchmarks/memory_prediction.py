@@ -81,9 +81,9 @@ def measure(*, quick: bool) -> list[Figure]:
     with cache() as folder:
         for case in CASES[::4] if quick else CASES:
             rows = rows_of(case, folder)
-            told, peak = predicted(case, rows), trial(case, plan_of(case, rows)).peak_bytes
+            told, peak = predicted(case, rows), trial(case, plan_of(case, rows), rows).peak_bytes
             excess = 100 * (told / peak - 1)
-            print(f"   {str(case):<66} {told / 1e6:7.1f} MB predicted {peak / 1e6:7.1f} measured {excess:+5.1f} %")
+            print(f"   {case!s:<66} {told / 1e6:7.1f} MB predicted {peak / 1e6:7.1f} measured {excess:+5.1f} %")
             found.append(excess)
             figures.append(Figure(name=str(case), unit="% excess", values=(excess,)))
     return [

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 import edge_client.assignment  # all that a worker loads: its base is measured here  # noqa: F401
+from edge_client.data.sources import open_data
+from edge_client.files import DataSection
 from edge_client.methods import registry
 from edge_client.methods.base import Client, Job, Method
 from edge_client.models.contract import Model
@@ -106,17 +108,14 @@ def prepare(
 ) -> Rehearsal:
     """Build the run's model or a slice of it, lay it out, warm the process up; raises `InputError`."""
     torch.set_num_threads(run.train.threads)
+    _open_some_data()
     source = read_source(*split_place(task)) if task is not None else None
     made = recipe(run, source)
     model = made.build(input_shape, FULL if cut == "full" else parse(cut))
     channels_last = allows_channels_last(model)
     if channels_last:
         to_channels_last(model)
-    warm_up(
-        model,
-        Settings(batch=1, microbatch=1, learning_rate=0.0, seed=0, channels_last=channels_last, dtype=dtype),
-    )
-    return Rehearsal(
+    rehearsal = Rehearsal(
         run=run,
         recipe=made,
         model=model,
@@ -124,3 +123,11 @@ def prepare(
         channels_last=channels_last,
         dtype=dtype,
     )
+    warm_up(model, rehearsal.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))
+    return rehearsal
+
+
+def _open_some_data() -> None:
+    """As a worker does: what it loads for that stays."""
+    section = DataSection(source="digits", partition="dirichlet:1", part=(0, 2))
+    open_data(section, tuple(str(digit) for digit in range(10)), (1, 8, 8), {})

@@ -1,7 +1,8 @@
 """Trains a few steps by a plan and measures them; a process of its own (`apart`), as a worker is.
 
-Malloc is pinned, the model is built, laid out and warmed up; then the real loop trains with the method's client half
-on random samples.
+Malloc is pinned, the model is built, laid out and warmed up; then it is evaluated and trained for two epochs on random
+samples, by the real loop and the method's client half. The last batch of an epoch is a smaller one, as in real life:
+libraries keep code and tables for every number of samples that they have met.
 
     base    RSS of the warm process
     peak    largest RSS while it trained, without the base
@@ -39,9 +40,10 @@ class Trial:
     input_shape: tuple[int, ...]
     plan: TrainingPlan
     task: str | None = None  # path of the task's file
-    steps: Positive = 2  # of each group per epoch
-    epochs: Positive = 1
-    repeats: Count = 0  # times that the whole is done again for the clock
+    evaluated: Count = 0  # samples at a time in the evaluation before the training; 0: none
+    whole_batches: Positive = 1  # in an epoch; a smaller one comes on top
+    epochs: Positive = 2
+    repeats: Count = 0  # times that whole batches are trained again for the clock
     limit_bytes: Count = 0  # that the process may grow by; 0: no limit
 
 
@@ -72,10 +74,14 @@ def measure(trial: Trial) -> Measured:
     base_bytes = meter.rss_bytes()
     if trial.limit_bytes:
         guard.limit_growth(trial.limit_bytes)
+    batch = trial.run.train.batch
+    rest = batch // 2 + trial.plan.microbatch // 4
     with tempfile.TemporaryDirectory(prefix="fedfit-trial-") as folder:
-        _train(made, trial, Path(folder))
+        if trial.evaluated:
+            _evaluate(made, trial.evaluated)
+        _train(made, trial, trial.whole_batches * batch + rest, Path(folder))
         peak_bytes = meter.peak_rss_bytes() - base_bytes
-        spent = [_train(made, trial, Path(folder)) for _ in range(trial.repeats)]
+        spent = [_train(made, trial, trial.whole_batches * batch, Path(folder)) for _ in range(trial.repeats)]
     return Measured(
         base_bytes=base_bytes,
         peak_bytes=max(0, peak_bytes),
@@ -84,15 +90,28 @@ def measure(trial: Trial) -> Measured:
     )
 
 
-def _train(made: Rehearsal, trial: Trial, folder: Path) -> tuple[float, float]:
+def _evaluate(made: Rehearsal, microbatch: int) -> None:
+    from edge_client.training.evaluate import evaluate
+
+    evaluate(
+        made.model,
+        made.model,
+        made.samples(microbatch + microbatch // 2),
+        num_classes=made.num_classes,
+        microbatch=microbatch,
+        channels_last=made.channels_last,
+        dtype=made.dtype,
+    )
+
+
+def _train(made: Rehearsal, trial: Trial, num_samples: int, folder: Path) -> tuple[float, float]:
     """Train once; seconds per sample and epoch, by the clock and of the processor."""
     from edge_client.training.loop import train
 
-    batch = trial.run.train.batch
-    num_samples = trial.steps * batch
     wall, cpu = time.perf_counter(), time.process_time()
     client = made.client(trial.plan, epochs=trial.epochs)
-    train(made.model, client, made.samples(num_samples), made.settings(batch, trial.plan, folder))
+    settings = made.settings(trial.run.train.batch, trial.plan, folder)
+    train(made.model, client, made.samples(num_samples), settings)
     client.end()
     shared = num_samples * trial.epochs
     return (time.perf_counter() - wall) / shared, (time.process_time() - cpu) / shared
