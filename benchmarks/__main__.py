@@ -19,7 +19,11 @@ _KNOWN = {
     "restart": ("restart", "measure"),
     "thousand_devices": ("thousand_devices", "measure"),
     "first_fleet": ("first_fleet", "measure"),
+    "simulator": ("simulator", "measure"),
+    "thousand_virtual": ("thousand_virtual", "measure"),
     "recompute": ("recompute", "measure"),
+    "aggregation_speed": ("aggregation_speed", "measure"),
+    "training_step": ("training_step", "measure"),
 }
 
 

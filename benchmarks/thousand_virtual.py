@@ -32,7 +32,7 @@ _NUM_WORKERS = 2
 
 def measure(*, quick: bool) -> list[Figure]:
     """One fleet after another; the first round also loads torch into the aggregator, and is left out."""
-    rounds = 2 if quick else 4
+    rounds = 2 if quick else 3
     figures: list[Figure] = []
     for num in (10, 100) if quick else (10, 100, 1000):
         found = _fleet(num, rounds)

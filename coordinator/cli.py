@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import launch, tables
+from coordinator.cli_compare import add_compare
 from coordinator.cli_devices import add_device_verbs
 from coordinator.cli_models import add_models
 from coordinator.cli_options import formatted, show, verb
@@ -35,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     add_run(nouns)
     add_models(nouns)
     add_simulate(nouns)
+    add_compare(nouns)
     add_verbs(nouns)
     return parser
 

@@ -23,9 +23,9 @@ def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argp
     return parser
 
 
-def formatted(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """A verb that prints data."""
-    parser.add_argument("--format", choices=["table", "json"], default="table", help="default: %(default)s")
+def formatted(parser: argparse.ArgumentParser, *more: str) -> argparse.ArgumentParser:
+    """A verb that prints data; `more` are formats beside table and json."""
+    parser.add_argument("--format", choices=["table", *more, "json"], default="table", help="default: %(default)s")
     return parser
 
 

@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coordinator import control, tables
+from coordinator import control, run_folders, run_record, tables
 from coordinator.cli_options import formatted, listing, show, show_list, verb
 from coordinator.run_commands import check_run
+from coordinator.run_record import RunRecord
 from coordinator.task_source import with_task
 from edge_client.errors import InputError, NothingFitsError, RunFailedError
-from edge_client.records import to_map
+from edge_client.records import is_id, to_map
 from edge_client.run_file import load_run_file
 
 __all__ = ["add_run"]
@@ -36,9 +37,11 @@ def add_run(nouns: Any) -> None:
     stop = verb(run, "stop", _stop, "end a run after its round; its last model is kept")
     stop.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
     stop.add_argument("--now", action="store_true", help="drop the round that is under way")
-    report = verb(run, "report", _report, "write one HTML page with plots about a run")
-    report.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
-    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN.html here")
+    report = verb(run, "report", _report, "write one HTML page with plots about a run, or about simulations")
+    report.add_argument(
+        "run", metavar="RUN|DIR", help="id, unique prefix or latest; or the folder of a simulation, or of several"
+    )
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN.html or DIR.html here")
 
 
 def _start(options: argparse.Namespace) -> None:
@@ -121,9 +124,24 @@ def _stop(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from coordinator.report import write_report  # loads the plots' library
+    from coordinator import report  # loads the plots' library
 
-    data = control.request(options.state_dir, "run-show", run=options.run, newest=1000)
-    path = options.out or Path(f"{data['run']}.html")
-    write_report(data, path)
+    runs = _runs_to_report(options)
+    name = runs[0].name if len(runs) == 1 else Path(options.run).resolve().name
+    path = options.out or Path(f"{name}.html")
+    if len(runs) == 1:
+        report.write_page(report.render(runs[0]), path)
+    else:
+        from coordinator import report_comparison
+
+        report.write_page(report_comparison.render(name, runs), path)
     print(path)
+
+
+def _runs_to_report(options: argparse.Namespace) -> list[RunRecord]:
+    """Of a folder the simulations in it; else of the coordinator, whose runs have no slash in their names."""
+    place = Path(options.run)
+    if run_folders.holds_runs(place) or not is_id(options.run):
+        return [run_folders.read_run(folder) for folder in run_folders.find_runs([place])]
+    shown = control.request(options.state_dir, "run-show", run=options.run, newest=1000)
+    return [run_record.from_answer(shown)]

@@ -74,7 +74,11 @@ def _simulate(options: argparse.Namespace) -> None:
     flags = Flags(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Flags)})
     made = combinations(flags)
     runs = _resolve(made, options)
-    results = _run_all(runs, options)
+    try:
+        results = _run_all(runs, options)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was", file=sys.stderr)
+        raise
     if len(made) == 1:
         show(options, results[0], simulation_report.result)
     else:
@@ -130,8 +134,9 @@ def _run_all(runs: Sequence[_Run], options: argparse.Namespace) -> list[Json]:
                 results.append({**run.finished, "out": str(run.folder)})
                 continue
             if processes is None:
-                num_workers = options.workers or max(1, measure(None).cores)
-                processes = Processes(WorkerPool(num_workers, threads=run.file.train.threads))
+                threads = run.file.train.threads
+                num_workers = options.workers or max(1, measure(None).cores // threads)
+                processes = Processes(WorkerPool(num_workers, threads=threads))
                 opened.callback(processes.close)
             results.append(_run_one(run, processes))
     for run in runs:

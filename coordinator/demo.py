@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator import control, follow
+from coordinator import control, follow, run_record
 from edge_client import durable, identity
 from edge_client.calibration import calibrated, job_for
 from edge_client.device import guard
@@ -102,10 +102,10 @@ def run_demo(options: DemoOptions) -> Json:
 
 
 def _report(shown: Json, folder: Path) -> str:
-    from coordinator.report import write_report  # loads the plots' library
+    from coordinator import report  # loads the plots' library
 
     path = folder / f"{shown['run']}.html"
-    write_report(shown, path)
+    report.write_page(report.render(run_record.from_answer(shown)), path)
     return str(path)
 
 

@@ -1,4 +1,4 @@
-"""The plots of a run's report, as PNG: results over the rounds, recall per class, bytes and memory per device.
+"""The plots of reports, as PNG: lines over rounds or bytes, and bars with limits.
 
 The only module that loads matplotlib, by its object interface: no global state, no window system.
 """
@@ -7,29 +7,36 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["MAX_BARS", "Bars", "bars", "progress"]
+__all__ = ["MAX_BARS", "MAX_CURVES", "Bars", "Curve", "Line", "Panel", "bars", "bytes_panel", "lines", "unit"]
 
-MAX_BARS = 40  # more cannot be read
+MAX_BARS, MAX_CURVES = 40, 12  # more cannot be read: who asks for a plot chooses
 _MAX_THIN_LINES = 200
+_MAX_MARKED = 20  # points of a curve; of more only the line is seen
 _MAX_LABEL = 22
+_MAX_NAME = 44  # in a legend
 _SIZE = (5.6, 3.2)  # inches: small, so that letters stay readable on a phone
 _DPI = 180
-_BLUE, _ORANGE, _GREY, _RED, _INK = "#2563eb", "#ea580c", "#94a3b8", "#dc2626", "#334155"
+_GREY, _RED, _INK, _PALE = "#94a3b8", "#dc2626", "#334155", "#cbd5e1"
+_COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#0891b2", "#be123c", "#a16207", "#64748b")
+_DASHES = ("solid", (0, (5, 2)), (0, (1.2, 1.6)))  # more curves than colours begin again, dashed
 _STYLE: Any = {  # the names of settings are a type of their own in some versions
     "font.size": 9,
-    "axes.edgecolor": "#cbd5e1",
+    "axes.edgecolor": _PALE,
     "axes.labelcolor": _INK,
     "axes.titlecolor": _INK,
+    "axes.titlesize": 9,
+    "text.color": _INK,
     "xtick.color": _INK,
     "ytick.color": _INK,
     "axes.grid": True,
@@ -41,81 +48,192 @@ _STYLE: Any = {  # the names of settings are a type of their own in some version
     "legend.frameon": False,
 }
 
-Line = Sequence[tuple[int, float]]  # (round, value)
+Line = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A line; `spread` is how far the band around each of its points goes up and down."""
+
+    name: str
+    points: Line
+    spread: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes; equal names have equal colours in all panels of a plot."""
+
+    curves: Sequence[Curve]
+    y: str = ""
+    title: str = ""
+    thin: Sequence[Line] = ()  # behind the curves
+    thin_name: str = ""
+    marked_x: float | None = None
+    marked_name: str = ""
+    limits: tuple[float, float] | None = None  # of y; None: what the curves need
+    highest: float | None = None  # that y can be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Horizontal bars: per label one value per part, stacked; `limits` are marked beside them."""
+    """Horizontal bars: per label one value per part, stacked; limits and marks stand on them, notes beside them."""
 
     labels: Sequence[str]
     parts: Mapping[str, Sequence[float]]
     limits: Sequence[float | None] = ()
+    limit_name: str = "budget"
+    marks: Sequence[float | None] = ()
+    mark_name: str = "predicted"
+    notes: Sequence[str] = ()
     unit: str = ""
     highest: float | None = None  # end of the axis
 
 
-def progress(fleet: Mapping[str, Line], devices: Sequence[Line], *, best: int | None) -> bytes:
-    """Results of the whole fleet over the rounds as thick lines, each device's accuracy as a thin one."""
+def lines(panels: Sequence[Panel], *, x: str, whole: bool = True) -> bytes:
+    """Panels one below the other over the same x, which counts something if `whole`; one legend for all."""
+    names = list(dict.fromkeys(curve.name for panel in panels for curve in panel.curves))
+    places = {name: number for number, name in enumerate(names)}
     with rc_context(_STYLE):
-        figure, axes = _figure(_SIZE)
-        for number, line in enumerate(devices[:_MAX_THIN_LINES]):
-            label = "accuracy, each device" if number == 0 else None
-            axes.plot(*_columns(line), color=_GREY, linewidth=0.8, alpha=0.55, label=label, zorder=2)
-        for (name, line), colour in zip(fleet.items(), (_BLUE, _ORANGE), strict=False):
-            axes.plot(*_columns(line), color=colour, linewidth=2.2, marker="o", markersize=3.2, label=name, zorder=3)
-        if best is not None:
-            axes.axvline(best, color=_INK, linewidth=1.0, linestyle=(0, (3, 3)), label="best version", zorder=1)
-        axes.set_ylim(-0.02, 1.02)
-        axes.set_xlabel("after round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
+        height = _SIZE[1] if len(panels) == 1 else 0.7 + 2.1 * len(panels)
+        figure = _figure((_SIZE[0], height))
+        drawn: list[Axes] = list(figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0])
+        for axes, panel in zip(drawn, panels, strict=True):
+            _draw(axes, panel, places)
+        drawn[-1].set_xlabel(x)
+        drawn[-1].xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=whole))
+        _legend(figure, drawn)
         return _png(figure)
 
 
+def _draw(axes: Axes, panel: Panel, places: Mapping[str, int]) -> None:
+    for number, line in enumerate(panel.thin[:_MAX_THIN_LINES]):
+        name = panel.thin_name if number == 0 else None
+        axes.plot(*_columns(line), color=_GREY, linewidth=0.8, alpha=0.55, label=name, zorder=2)
+    for curve in panel.curves:
+        _draw_curve(axes, curve, places[curve.name])
+    if panel.marked_x is not None:
+        dashed = (0, (3, 3))
+        axes.axvline(panel.marked_x, color=_INK, linewidth=1.0, linestyle=dashed, label=panel.marked_name, zorder=1)
+    axes.set_ylabel(panel.y)
+    axes.set_title(panel.title, loc="left", parse_math=False)
+    if panel.limits is not None:
+        axes.set_ylim(*panel.limits)
+    elif panel.highest is not None:
+        axes.set_ylim(top=min(axes.get_ylim()[1], panel.highest))
+
+
+def _draw_curve(axes: Axes, curve: Curve, place: int) -> None:
+    colour = _COLOURS[place % len(_COLOURS)]
+    dash = _DASHES[place // len(_COLOURS) % len(_DASHES)]
+    xs, ys = _columns(curve.points)
+    known = [(x, y, s) for (x, y), s in zip(curve.points, curve.spread, strict=False) if s is not None]
+    if known:
+        lower, upper = [y - s for _, y, s in known], [y + s for _, y, s in known]
+        axes.fill_between([x for x, _, _ in known], lower, upper, color=colour, alpha=0.18, linewidth=0, zorder=2)
+    marker = "o" if len(xs) <= _MAX_MARKED else None
+    name = _short(curve.name, _MAX_NAME)
+    axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=2.0, marker=marker, markersize=3.0, label=name, zorder=3)
+
+
+def _legend(figure: Figure, drawn: Sequence[Axes], *, first: Iterable[str] = ()) -> None:
+    """Each name once, in the order of drawing but for those that come first; a plot of one thing needs none."""
+    found: dict[str, Artist] = {}
+    for axes in drawn:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    if len(found) > 1:
+        longest = max(map(len, found))
+        names = [*(name for name in first if name in found), *(name for name in found if name not in set(first))]
+        legend = figure.legend(
+            [found[name] for name in names],
+            names,
+            loc="outside lower center",
+            ncols=1 if longest > 30 else 2 if longest > 22 else 3,
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+
 def bars(chart: Bars) -> bytes:
-    """Bars from top to bottom in the order that is given; at most `MAX_BARS` of them."""
-    labels = [_label(label) for label in chart.labels[:MAX_BARS]]
+    """Bars from top to bottom in the order that is given."""
+    labels = [_short(label, _MAX_LABEL) for label in chart.labels]
     places = range(len(labels))
     with rc_context(_STYLE):
-        figure, axes = _figure((_SIZE[0], 1.0 + 0.26 * max(3, len(labels))))
+        figure = _figure((_SIZE[0], 1.0 + 0.26 * max(3, len(labels))))
+        axes = figure.add_subplot()
         left = [0.0] * len(labels)
-        for (name, values), colour in zip(chart.parts.items(), (_BLUE, _ORANGE), strict=False):
-            axes.barh(places, values[: len(labels)], left=left, height=0.62, color=colour, label=name)
-            left = [a + b for a, b in zip(left, values, strict=False)]
-        _mark_limits(axes, chart.limits[: len(labels)])
+        for (name, values), colour in zip(chart.parts.items(), _COLOURS, strict=False):
+            axes.barh(places, values, left=left, height=0.62, color=colour, label=name)
+            left = [a + b for a, b in zip(left, values, strict=True)]
+        _mark(axes, chart.marks, _INK, chart.mark_name, half=0.24)
+        _mark(axes, chart.limits, _RED, chart.limit_name, half=0.42)
         axes.set_yticks(places, labels, parse_math=False)  # a class may be called $x$
         axes.set_ylim(max(3, len(labels)) - 0.5, -0.5)
         axes.set_xlim(0, chart.highest)
         axes.set_xlabel(chart.unit)
         axes.grid(axis="y", visible=False)
-        if len(chart.parts) > 1 or chart.limits:
-            figure.legend(loc="outside lower center", ncols=3)
+        axes.tick_params(axis="y", length=0)
+        over = [limit is not None and end > limit for end, limit in zip(left, chart.limits, strict=False)]
+        _note(axes, chart.notes, over)
+        _legend(figure, [axes], first=chart.parts)
         return _png(figure)
 
 
-def _mark_limits(axes: Axes, limits: Sequence[float | None]) -> None:
-    known = [(place, limit) for place, limit in enumerate(limits) if limit is not None]
-    places = [place for place, _ in known]
-    ends = ([place - 0.42 for place in places], [place + 0.42 for place in places])
+def _mark(axes: Axes, values: Sequence[float | None], colour: str, name: str, *, half: float) -> None:
+    known = [(place, value) for place, value in enumerate(values) if value is not None]
+    ends = ([place - half for place, _ in known], [place + half for place, _ in known])
     if known:
-        axes.vlines([limit for _, limit in known], *ends, color=_RED, linewidth=2.0, label="budget")
+        axes.vlines([value for _, value in known], *ends, color=colour, linewidth=2.0, label=name, zorder=4)
 
 
-def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
+def _note(axes: Axes, notes: Sequence[str], over: Sequence[bool]) -> None:
+    """At the right end, like a second axis; red where a bar is longer than its limit."""
+    if any(notes):
+        beside = axes.twinx()
+        beside.set_ylim(*axes.get_ylim())
+        beside.set_yticks(range(len(notes)), notes, parse_math=False)
+        beside.tick_params(length=0, labelsize=8)
+        beside.grid(visible=False)
+        for label, is_over in zip(beside.get_yticklabels(), over, strict=False):
+            label.set(color=_RED if is_over else _INK, fontweight="bold" if is_over else "normal")
+
+
+def unit(highest: float) -> tuple[str, int]:
+    """The unit of an axis up to so many bytes, and its size."""
+    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
+    return next(((name, size) for name, size in units if highest >= size), ("bytes", 1))
+
+
+def bytes_panel(curves: Sequence[Curve], title: str) -> Panel:
+    """Curves of bytes from 0 on, in the unit that fits them."""
+    highest = max((y for curve in curves for _, y in curve.points), default=0.0)
+    name, size = unit(highest)
+    scaled = [
+        Curve(
+            name=curve.name,
+            points=[(x, y / size) for x, y in curve.points],
+            spread=[spread / size if spread is not None else None for spread in curve.spread],
+        )
+        for curve in curves
+    ]
+    return Panel(curves=scaled, y=name, title=title, limits=(0, max(highest / size, 1e-9) * 1.08))
+
+
+def _figure(size: tuple[float, float]) -> Figure:
     figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    return figure
 
 
-def _columns(line: Line) -> tuple[list[int], list[float]]:
+def _columns(line: Line) -> tuple[list[float], list[float]]:
     return [x for x, _ in line], [y for _, y in line]
 
 
-def _label(text: str) -> str:
+def _short(text: str, longest: int) -> str:
     """One short line."""
     plain = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return plain if len(plain) <= _MAX_LABEL else f"{plain[: _MAX_LABEL - 1]}…"
+    return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
 
 
 def _png(figure: Figure) -> bytes:

@@ -1,377 +1,256 @@
 """`coordinator run report`: one HTML page about a run, plots included; nothing in it comes from the network.
 
-Made from the answer to `run-show`; a key that is not there counts as empty. Whatever came from a device or a file is
-text: it is escaped at the one place where text becomes HTML (`_text`).
+Covers: a run of a fleet or of a simulation; both are the same record.
+Does not cover: several runs side by side (`coordinator.report_comparison`).
 """
 
 from __future__ import annotations
 
-import base64
-import html
+import itertools
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from coordinator import plots
-from coordinator.new import toml_value
+from coordinator import plots, report_tables
+from coordinator import report_html as page
+from coordinator.run_record import DeviceRecord, RoundRecord, RunRecord
 from edge_client import durable
 from edge_client.errors import InputError
 from edge_client.files import format_bytes
 
-__all__ = ["render", "write_report"]
+__all__ = ["render", "write_page"]
 
-Json = Mapping[str, Any]
-
-_METRICS = {"accuracy": "accuracy", "balanced-accuracy": "balanced_accuracy", "macro-f1": "macro_f1", "loss": "loss"}
-_SHOWN = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro-F1", "loss": "loss"}
-_INLINE = ("parameters", "options")  # their keys stand in the table itself, as in the file
-_STYLE = """
-:root { color-scheme: light; --ink: #0f172a; --soft: #475569; --line: #e2e8f0; --card: #fff; --page: #f1f5f9; }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1160px; margin: 0 auto; padding: 24px 16px 64px; }
-h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px; margin: 0 0 12px; }
-header p, .note { color: var(--soft); margin: 4px 0 0; }
-.state { display: inline-block; font-size: 13px; font-weight: 600; padding: 2px 10px; border-radius: 99px;
-  vertical-align: 5px; margin-left: 8px; background: #e2e8f0; }
-.finished { background: #dcfce7; color: #166534; } .failed { background: #fee2e2; color: #991b1b; }
-.running, .queued { background: #dbeafe; color: #1e40af; } .stopped { background: #fef3c7; color: #92400e; }
-.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0; } .tile { flex: 1 1 150px; }
-.tile, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-.tile { padding: 12px 14px; } .tile b { display: block; font-size: 22px; line-height: 1.25; overflow-wrap: anywhere; }
-.tile span { color: var(--soft); font-size: 13px; }
-section { padding: 16px; margin: 0 0 16px; min-width: 0; }
-.pair { display: flex; flex-wrap: wrap; gap: 0 16px; align-items: flex-start; } .pair section { flex: 1 1 440px; }
-img { display: block; width: 100%; max-width: 760px; height: auto; margin: 0 auto; }
-@media (max-width: 520px) { .pair section { flex-basis: 100%; } }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--soft); font-weight: 600; white-space: nowrap; }
-.lines td { white-space: nowrap; } td p { margin: 0; min-width: 220px; }
-.right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.over { color: #b91c1c; font-weight: 600; }
-pre { margin: 0; overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; } td pre { white-space: pre-wrap; }
-details { margin-top: 10px; } summary { cursor: pointer; color: var(--soft); font-size: 14px; }
-"""
+_SHOWN = {"accuracy": "accuracy", "balanced-accuracy": "balanced accuracy", "macro-f1": "macro-F1", "loss": "loss"}
+_STATES = ("finished", "failed", "running", "queued", "stopped", "unfinished")
+_VERBS = {"queued": "Waits", "running": "Is running", "unfinished": "Is not finished"}
 
 
-def write_report(show: Json, path: Path) -> None:
-    """Write the page; `show` is the answer to `run-show`. Raises `InputError` for what is there and no plain file."""
+def write_page(content: str, path: Path) -> None:
+    """Write a page, whole or not at all; raises `InputError` for what is there and no plain file."""
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode) and not path.is_dir():
         # it would be renamed over: a link, a pipe, or as root a device such as /dev/stdout
         raise InputError(f"{path}: expected a new file or a plain one, got something else; name another file")
     with durable.disk_errors(f"cannot write {path}"):
-        durable.write_bytes(path, render(show).encode("utf-8", "replace"), point="report", mode=0o644)
+        durable.write_bytes(path, content.encode("utf-8", "replace"), point="report", mode=0o644)
 
 
-def render(show: Json) -> str:
-    """The page."""
-    pieces = "\n".join(
-        piece
-        for piece in (
-            _head(show),
-            _tiles(show),
-            _pair(_progress(show), _recall(show)),
-            _pair(_memory(show), _traffic(show)),
-            _devices(show),
-            _failures(show),
-            _run_file(show),
-            _environment(show),
-        )
-        if piece
+def render(run: RunRecord) -> str:
+    """The page about a run."""
+    drawn = (_progress(run), _architectures(run), _recall(run), _traffic(run), _memory(run), _traffic_of_devices(run))
+    pieces = (
+        _head(run),
+        page.tiles(_facts(run)),
+        page.pairs(drawn),
+        *report_tables.sections(run),
     )
-    title = _text(show.get("run", "run"))
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        "style-src 'unsafe-inline'\">\n"
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{pieces}\n</main>\n</body>\n</html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    """Any value as HTML text."""
-    return html.escape(str(value), quote=True)
+    return page.page(run.name, pieces)
 
 
 # how the run ended
 
 
-def _head(show: Json) -> str:
-    state, reason = str(show.get("state", "")), show.get("reason") or ""
-    known = state if state in ("finished", "failed", "running", "queued", "stopped") else ""
-    file = show.get("file") or {}
-    what = [str(show.get("model") or ""), str((file.get("method") or {}).get("name") or "")]
-    if show.get("created_s"):
-        what.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(show["created_s"])))
+def _head(run: RunRecord) -> str:
+    what = [run.file.what, run.file.method.name]
+    if run.folder is not None:
+        what.append(f"seed {run.file.seed}, simulated")
+    if run.created_s:
+        what.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run.created_s)))
+    known = run.state if run.state in _STATES else ""
     return (
-        f'<header><h1>{_text(show.get("run", "run"))}<span class="state {known}">{_text(state)}</span></h1>'
-        f"<p>{_text(' · '.join(filter(None, what)))}</p><p>{_text(_verdict(show, str(reason)))}</p></header>"
+        f'<header><h1>{page.text(run.name)}<span class="state {known}">{page.text(run.state)}</span></h1>'
+        f"{page.note(' · '.join(filter(None, what)), _verdict(run))}</header>"
     )
 
 
-def _verdict(show: Json, reason: str) -> str:
+def _verdict(run: RunRecord) -> str:
     """One or two sentences: how far it came and why it ended, which version is the best."""
-    verb = {"queued": "Waits", "running": "Is running"}.get(str(show.get("state")), "Ended")
-    why = f"; reason: {reason}" if reason else ""
-    ended = f"{verb} after {_num_rounds(show)} of {show.get('rounds', '?')} rounds{why}."
-    best = _best(show)
+    why = f"; reason: {run.reason}" if run.reason else ""
+    verb = _VERBS.get(run.state, "Ended")
+    ended = f"{verb} after {run.num_rounds} of {run.file.stop.rounds} rounds{why}."
+    best = _best(run)
     if best is None:
         return f"{ended} No version was judged."
-    metric = str(show.get("metric") or "accuracy")
-    value = best.get(_METRICS.get(metric, metric))
-    by = f" ({metric} {value:.4f})" if isinstance(value, float) else ""
-    return f"{ended} The best version is the one {_after(best['version'])}{by}."
+    value = best.value(run.file.stop.metric)
+    by = f" ({run.file.stop.metric} {value:.4f})" if value is not None else ""
+    return f"{ended} The best version is the one {_after(best.number)}{by}."
 
 
 def _after(version: int) -> str:
     return f"after round {version}" if version else "before the first round"
 
 
-def _num_rounds(show: Json) -> int:
-    models = show.get("models") or []
-    return int(models[-1]["version"]) if models else int(show.get("round") or 0)
+def _best(run: RunRecord) -> RoundRecord | None:
+    """The best version; the newest judged one, if the run names none."""
+    named = [judged for judged in run.judged if judged.number == run.best]
+    return next(iter(named or run.judged[-1:]), None)
 
 
-def _best(show: Json) -> Json | None:
-    """The result of the best version; of the newest judged one, if the run names none."""
-    judged: list[Json] = list(show.get("evaluations") or [])
-    named = [result for result in judged if result["version"] == show.get("best_version")]
-    return next(iter(named or judged[-1:]), None)
-
-
-def _tiles(show: Json) -> str:
-    devices = show.get("devices") or []
-    moved = sum(d.get("bytes_up", 0) + d.get("bytes_down", 0) for d in devices)
-    tiles = [("rounds", f"{_num_rounds(show)} / {show.get('rounds', '?')}"), ("devices", str(len(devices)))]
-    best = _best(show)
+def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
+    yield "rounds", f"{run.num_rounds} / {run.file.stop.rounds}"
+    yield "devices", str(len(run.devices))
+    best = _best(run)
     if best is not None:
-        tiles.append(("best version", _after(best["version"])))
-        tiles += [(name, f"{best[key]:.4f}") for key, name in _SHOWN.items() if isinstance(best.get(key), float)]
-        if best.get("num_samples"):
-            tiles.append(("test samples", f"{best['num_samples']:,}"))
-    tiles.append(("moved, all devices", format_bytes(moved)))
-    shown = "".join(f'<div class="tile"><b>{_text(v)}</b><span>{_text(n)}</span></div>' for n, v in tiles)
-    return f'<div class="tiles">{shown}</div>'
+        yield "best version", _after(best.number)
+        for metric, name in _SHOWN.items():
+            value = best.value(metric)
+            if value is not None:
+                yield name, f"{value:.4f}"
+        if best.num_samples:
+            yield "test samples", f"{best.num_samples:,}"
+    yield "moved, all devices", format_bytes(run.moved_bytes)
 
 
 # plots
 
 
-def _image(png: bytes, alt: str) -> str:
-    return f'<img alt="{_text(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
-
-
-def _section(title: str, *pieces: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>{''.join(pieces)}</section>"
-
-
-def _pair(*sections: str) -> str:
-    shown = "".join(sections)
-    return f'<div class="pair">{shown}</div>' if shown else ""
-
-
-def _progress(show: Json) -> str:
-    judged = show.get("evaluations") or []
-    if not judged:
+def _progress(run: RunRecord) -> str:
+    if not run.judged:
         return ""
-    names = {"accuracy": "accuracy", "macro_f1": "macro-F1"}
-    fleet = {f"{name}, all devices": [(r["version"], r[key]) for r in judged] for key, name in names.items()}
-    devices: dict[str, list[tuple[int, float]]] = {}
-    for row in show.get("device_evaluations") or []:
-        if row.get("accuracy") is not None:
-            devices.setdefault(str(row["device"]), []).append((row["version"], row["accuracy"]))
-    best = show.get("best_version")
-    png = plots.progress(fleet, [devices[name] for name in sorted(devices)], best=best)
-    keys = ("version", "accuracy", "balanced_accuracy", "macro_f1", "loss", "num_samples", "num_devices")
+    names = sorted({name for found in run.rounds for name in found.per_device})
+    of_all = ", all devices" if names else ""
+    fleet = []
+    for metric in ("accuracy", "macro-f1"):
+        points = _points((r.number, r.value(metric)) for r in run.rounds)
+        fleet.append(plots.Curve(name=f"{_SHOWN[metric]}{of_all}", points=points))
+    panel = plots.Panel(
+        curves=[curve for curve in fleet if curve.points],
+        thin=[_points((r.number, r.per_device.get(name)) for r in run.rounds) for name in names],
+        thin_name="accuracy, each device",
+        marked_x=run.best,
+        marked_name="best version",
+        limits=(-0.02, 1.02),
+    )
+    return page.section(
+        "Results over the rounds",
+        page.image(plots.lines([panel], x="after round"), "accuracy and macro-F1 after each round"),
+        page.details("numbers", _results(run.judged)),
+    )
+
+
+def _points(values: Iterable[tuple[int, float | None]]) -> list[tuple[float, float]]:
+    """Without those that are not known."""
+    return [(number, value) for number, value in values if value is not None]
+
+
+def _results(judged: Sequence[RoundRecord]) -> str:
     heads = ("after round", "accuracy", "balanced", "macro-F1", "loss", "test samples", "devices")
-    rows = [[f"{r[k]:.4f}" if isinstance(r.get(k), float) else r.get(k, "") for k in keys] for r in judged]
-    numbers = f"<details><summary>numbers</summary>{_table(heads, rows, right=range(len(keys)))}</details>"
-    return _section("Results over the rounds", _image(png, "accuracy and macro-F1 after each round"), numbers)
+    rows = [
+        [
+            found.number,
+            *(_decimal(value) for value in (found.accuracy, found.balanced_accuracy, found.macro_f1, found.loss)),
+            found.num_samples,
+            found.num_devices,
+        ]
+        for found in judged
+    ]
+    return page.table_of_known(heads, rows, right=range(len(heads)))
 
 
-def _recall(show: Json) -> str:
-    best = _best(show)
-    recall = list(best.get("recall") or []) if best is not None else []
-    classes = [str(name) for name in (show.get("file") or {}).get("classes") or range(len(recall))]
-    found = [(name, value) for name, value in zip(classes, recall, strict=False) if value is not None]
-    if best is None or not found:
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _architectures(run: RunRecord) -> str:
+    """Of a method that keeps several models."""
+    names = sorted({name for found in run.rounds for name in found.per_architecture})
+    if len(names) < 2:
+        return ""
+    curves = [
+        plots.Curve(name=name, points=_points((r.number, r.per_architecture.get(name)) for r in run.rounds))
+        for name in names[: plots.MAX_CURVES]
+    ]
+    panel = plots.Panel(curves=curves, y="accuracy", limits=(-0.02, 1.02))
+    last = next(found for found in reversed(run.rounds) if found.per_architecture)
+    rows = [[name, _decimal(last.per_architecture.get(name))] for name in names]
+    return page.section(
+        "Accuracy of each architecture",
+        page.image(plots.lines([panel], x="after round"), "accuracy of each architecture after each round"),
+        page.details("numbers", page.table(("architecture", f"after round {last.number}"), rows, right=(1,))),
+    )
+
+
+def _recall(run: RunRecord) -> str:
+    best = _best(run)
+    recall = best.recall if best is not None else ()
+    found = [(name, value) for name, value in zip(run.file.classes, recall, strict=False) if value is not None]
+    if not found:
         return ""
     worst = sorted(found, key=lambda pair: pair[1])[: plots.MAX_BARS] if len(found) > plots.MAX_BARS else found
     parts = {"recall": [value for _, value in worst]}
     chart = plots.Bars(labels=[name for name, _ in worst], parts=parts, unit="recall", highest=1.0)
     told = ("nobody has it" if value is None else f"{value:.4f}" for value in recall)
-    rows = list(zip(classes, told, strict=False))
-    return _section(
+    rows = list(zip(run.file.classes, told, strict=False))
+    return page.section(
         "Recall per class, best version",
-        _image(plots.bars(chart), "recall of each class"),
+        page.image(plots.bars(chart), "recall of each class"),
         _more(len(found), "the lowest"),
-        f"<details><summary>numbers</summary>{_table(('class', 'recall'), rows, right=(1,))}</details>",
+        page.details("numbers", page.table(("class", "recall"), rows, right=(1,))),
     )
+
+
+def _traffic(run: RunRecord) -> str:
+    """Round by round, and added up."""
+    moved = [
+        plots.Curve(name="up, from the devices", points=_points((r.number, r.bytes_up) for r in run.rounds)),
+        plots.Curve(name="down, to the devices", points=_points((r.number, r.bytes_down) for r in run.rounds)),
+    ]
+    if not any(curve.points for curve in moved):
+        return ""
+    so_far = [plots.Curve(name=curve.name, points=_added_up(curve.points)) for curve in moved]
+    png = plots.lines([plots.bytes_panel(moved, "in the round"), plots.bytes_panel(so_far, "so far")], x="round")
+    last = run.rounds[-1].number
+    told = page.note(f"round {last} only judged the model of round {run.num_rounds}") if last > run.num_rounds else ""
+    return page.section("Bytes moved", page.image(png, "bytes moved in each round, and so far"), told)
+
+
+def _added_up(points: plots.Line) -> list[tuple[float, float]]:
+    return list(zip((x for x, _ in points), itertools.accumulate(y for _, y in points), strict=True))
 
 
 def _more(count: int, which: str) -> str:
-    return f'<p class="note">{which} {plots.MAX_BARS} of {count}</p>' if count > plots.MAX_BARS else ""
+    return page.note(f"{which} {plots.MAX_BARS} of {count}") if count > plots.MAX_BARS else ""
 
 
-def _largest(devices: Sequence[Json], key: str) -> list[Json]:
-    """In the order of the table, unless there are too many to show."""
-    if len(devices) <= plots.MAX_BARS:
-        return list(devices)
-    return sorted(devices, key=lambda d: -int(d.get(key) or 0))[: plots.MAX_BARS]
-
-
-def _memory(show: Json) -> str:
-    devices = show.get("devices") or []
-    if not devices:
+def _memory(run: RunRecord) -> str:
+    measured = [device for device in run.devices if device.peak_bytes]
+    if not measured:
         return ""
-    shown = _largest(devices, "peak_bytes")
-    unit, size = _unit(max(max(d.get("peak_bytes") or 0, d.get("budget_bytes") or 0) for d in shown))
+    nearest = sorted(measured, key=lambda d: (-_share(d), -(d.peak_bytes or 0)))[: plots.MAX_BARS]
+    shown = sorted(nearest, key=lambda device: (device.budget_bytes or 0, device.name))
+    unit, size = plots.unit(max(max(d.peak_bytes or 0, d.budget_bytes or 0, d.predicted_bytes or 0) for d in shown))
     chart = plots.Bars(
-        labels=[str(d["id"]) for d in shown],
-        parts={"peak": [(d.get("peak_bytes") or 0) / size for d in shown]},
-        limits=[d["budget_bytes"] / size if d.get("budget_bytes") else None for d in shown],
+        labels=[device.name for device in shown],
+        parts={"measured peak": [(device.peak_bytes or 0) / size for device in shown]},
+        marks=[device.predicted_bytes / size if device.predicted_bytes else None for device in shown],
+        limits=[device.budget_bytes / size if device.budget_bytes else None for device in shown],
+        notes=[f"{100 * _share(device):.0f} %" if device.budget_bytes else "" for device in shown],
         unit=unit,
     )
-    return _section(
-        "Peak memory of a worker against its budget",
-        _image(plots.bars(chart), "peak memory and budget of each device"),
-        _more(len(devices), "the highest"),
+    return page.section(
+        f"Peak memory of {run.memory_of} against its budget",
+        page.image(plots.bars(chart), "peak memory, prediction and budget of each device"),
+        _more(len(measured), "the nearest to their budgets,"),
     )
 
 
-def _traffic(show: Json) -> str:
-    devices = show.get("devices") or []
-    if not devices:
+def _share(device: DeviceRecord) -> float:
+    return (device.peak_bytes or 0) / device.budget_bytes if device.budget_bytes else 0.0
+
+
+def _traffic_of_devices(run: RunRecord) -> str:
+    moved = [(d.name, d.bytes_up or 0, d.bytes_down or 0) for d in run.devices if d.bytes_up or d.bytes_down]
+    if not moved:
         return ""
-    shown = _largest([{**d, "moved": d.get("bytes_up", 0) + d.get("bytes_down", 0)} for d in devices], "moved")
-    unit, size = _unit(max(d["moved"] for d in shown))
-    parts = {name: [d.get(key, 0) / size for d in shown] for name, key in (("up", "bytes_up"), ("down", "bytes_down"))}
-    chart = plots.Bars(labels=[str(d["id"]) for d in shown], parts=parts, unit=unit)
-    return _section(
+    shown = moved
+    if len(shown) > plots.MAX_BARS:
+        shown = sorted(moved, key=lambda row: -(row[1] + row[2]))[: plots.MAX_BARS]
+    unit, size = plots.unit(max(up + down for _, up, down in shown))
+    parts = {"up": [up / size for _, up, _ in shown], "down": [down / size for _, _, down in shown]}
+    chart = plots.Bars(labels=[name for name, _, _ in shown], parts=parts, unit=unit)
+    return page.section(
         "Bytes moved per device",
-        _image(plots.bars(chart), "bytes sent and received by each device"),
-        _more(len(devices), "the highest"),
+        page.image(plots.bars(chart), "bytes sent and received by each device"),
+        _more(len(moved), "the highest"),
     )
-
-
-def _unit(highest: int) -> tuple[str, int]:
-    units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
-    return next(((name, size) for name, size in units if highest >= size), ("bytes", 1))
-
-
-# tables
-
-
-def _table(
-    heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = (), kind: str = "lines"
-) -> str:
-    """Cells are text; one that is `_Html` is taken as it is. `lines`: no cell is broken; a narrow screen scrolls."""
-
-    def line(cells: Sequence[object], tag: str) -> str:
-        shown = (f'<{tag}{" class=right" if i in right else ""}>{_cell(c)}</{tag}>' for i, c in enumerate(cells))
-        return f"<tr>{''.join(shown)}</tr>"
-
-    body = "".join(line(row, "td") for row in rows)
-    head = f"<thead>{line(heads, 'th')}</thead>"
-    return f'<div class="wide"><table class="{kind}">{head}<tbody>{body}</tbody></table></div>'
-
-
-class _Html(str):
-    """Text that is HTML already."""
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, _Html) else _text(value)
-
-
-def _size(value: object) -> str:
-    return format_bytes(value) if isinstance(value, int) and value else "-"
-
-
-def _devices(show: Json) -> str:
-    devices = show.get("devices") or []
-    if not devices:
-        return ""
-    heads = ("device", "budget", "plan", "predicted", "measured", "replans", "samples", "test samples", "up", "down")
-    rows = [_device_row(device) for device in devices]
-    return _section("Devices", _table((*heads, "machine"), rows, right=(1, 3, 4, 5, 6, 7, 8, 9)))
-
-
-def _device_row(device: Json) -> list[object]:
-    peak, budget = device.get("peak_bytes") or 0, device.get("budget_bytes") or 0
-    over = not device.get("inside_budget", True)
-    profile = device.get("profile") or {}
-    machine = [profile.get("machine") or profile.get("kind") or ""]
-    machine += [f"{name} {version}" for name, version in (device.get("versions") or {}).items()]
-    return [
-        device.get("id", ""),
-        _size(budget),
-        device.get("plan") or "-",
-        _size(device.get("predicted_bytes")),
-        _Html(f'<span class="over">{_text(_size(peak))}</span>') if over else _size(peak),
-        device.get("replans", 0),
-        device.get("num_samples", "-"),
-        device.get("num_test", "-"),
-        _size(device.get("bytes_up")),
-        _size(device.get("bytes_down")),
-        ", ".join(filter(None, map(str, machine))) or "-",
-    ]
-
-
-def _failures(show: Json) -> str:
-    failures = show.get("failures") or [lease for lease in show.get("leases") or [] if lease.get("code")]
-    abandoned = [r for r in show.get("round_rows") or [] if r.get("state") == "ABANDONED"]
-    rows = [[f.get("device", ""), f.get("round", ""), f.get("state", ""), f.get("code", ""), _why(f)] for f in failures]
-    rows += [["all", r["number"], f"abandoned, try {r['attempt']}", "", r.get("reason", "")] for r in abandoned]
-    if not rows:
-        return _section("Failures", '<p class="note">none</p>')
-    heads = ("device", "round", "end", "reason", "detail")
-    return _section("Failures", _table(heads, rows, right=(1,), kind="words"))
-
-
-def _why(failure: Json) -> _Html:
-    lines = "\n".join(str(line) for line in failure.get("log") or [])
-    log = f"<details><summary>log</summary><pre>{_text(lines)}</pre></details>" if lines else ""
-    return _Html(f"<p>{_text(failure.get('detail') or '')}</p>{log}")
-
-
-# what it was made with
-
-
-def _run_file(show: Json) -> str:
-    file = show.get("file") or {}
-    return _section("Run file, with all defaults", f"<pre>{_text(_as_toml(file))}</pre>") if file else ""
-
-
-def _as_toml(file: Json) -> str:
-    """As it could be typed: keys outside of tables first; what is not set is left out."""
-    plain = {key: value for key, value in file.items() if not isinstance(value, Mapping)}
-    blocks = ["\n".join(_toml_lines(plain))]
-    for name, table in file.items():
-        if isinstance(table, Mapping):
-            flat = {key: value for key, value in table.items() if key not in _INLINE}
-            for inner in _INLINE:
-                flat |= table.get(inner) or {}
-            blocks.append("\n".join((f"[{name}]", *_toml_lines(flat))))
-    return "\n\n".join(blocks)
-
-
-def _toml_lines(table: Json) -> Iterator[str]:
-    yield from (f"{key.replace('_', '-')} = {toml_value(v)}" for key, v in table.items() if v is not None)
-
-
-def _environment(show: Json) -> str:
-    found = show.get("environment") or {}
-    known = {key: value for key, value in found.items() if value != ""}
-    rows = [[key.removesuffix("_bytes"), _size(v) if key.endswith("_bytes") else v] for key, v in known.items()]
-    models = show.get("models") or []
-    if models:
-        rows.append(["last model, sha256", models[-1].get("sha256", "")])
-    if not rows:
-        return ""
-    return _section("Versions and the server's hardware", _table(("what", "value"), rows))

@@ -122,6 +122,7 @@ class RoundLog:
             "base": report.base_bytes,
             "budget": self._budgets[update.device],
             "samples": report.num_samples,
+            "replans": int(report.scalars.get("replans", 0.0)),
             "seconds": report.seconds,
             "loss": report.scalars.get("loss"),
         }
@@ -154,6 +155,7 @@ class RoundLog:
             "devices": len(self._budgets),
             "seconds": round(sum(line["seconds"] for line in self._lines), 3),
             "reason": row.reason if row is not None else "",
+            "environment": dict(row.environment) if row is not None else {},
             "peak_bytes": {
                 "coordinator": meter.peak_rss_bytes(),
                 "worker": max((device["peak"] for device in self._trained()), default=0),
@@ -172,6 +174,7 @@ class RoundLog:
         trained: dict[str, list[Json]] = {name: [] for name in self._budgets}
         for device in self._trained():
             trained[device["device"]].append(device)
+        failed = {failure["device"]: failure["code"] for line in self._lines for failure in line["failures"]}
         return [
             {
                 "device": name,
@@ -183,6 +186,7 @@ class RoundLog:
                 "training_peak": max((device["peak"] - device["base"] for device in mine), default=None),
                 "bytes_up": traffic.get(name, (0, 0))[0],
                 "bytes_down": traffic.get(name, (0, 0))[1],
+                "failure": failed.get(name, ""),
             }
             for name, mine in trained.items()
         ]

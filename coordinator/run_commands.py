@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator import environment, evaluation
 from coordinator.eligibility import Obstacle
 from coordinator.rounds import RunMachine
-from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, RunRow
+from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, RoundRow, RunRow
 from edge_client.errors import ConflictError, InputError, NoSuchNameError, PayloadError
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
@@ -146,13 +146,14 @@ class RunCommands:
     # show
 
     def _show(self, run: str, newest: int = 200) -> Json:
-        """`newest` evaluations and, of a long run, the newest models: the counts tell how many there are."""
+        """`newest` evaluations and rounds' bytes and, of a long run, the newest models: the counts tell how many."""
         row = self._find(run)
         store = self._service.store
         kept = store.models(row.id)
         versions = store.evaluated_versions(row.id)
         shown = versions[-newest:] if newest > 0 else []
         judged = {version: store.evaluations(row.id, version) for version in shown}
+        rounds = store.rounds(row.id)
         return {
             **self._line(row),
             "dry": row.dry,
@@ -168,7 +169,8 @@ class RunCommands:
             "evaluations": _summaries(row, judged),
             "num_evaluations": len(versions),
             "device_evaluations": [_judged(e) for rows in judged.values() for e in rows],
-            "round_rows": [to_map(r) for r in store.rounds(row.id)[-_SHOWN_ROUNDS:]],
+            "round_rows": [to_map(r) for r in rounds[-_SHOWN_ROUNDS:]],
+            "moved_by_round": _moved_by_round(rounds)[-newest:] if newest > 0 else [],
             "leases": self._leases(row),
             "failures": [_failure(lease) for lease in store.run_failures(row.id, _SHOWN_FAILURES)],
             "devices": self._devices(row),
@@ -289,6 +291,19 @@ def _judged(row: EvaluationRow) -> Json:
         "num_samples": row.num_samples,
         "accuracy": row.num_correct / row.num_samples if row.num_samples else None,
     }
+
+
+def _moved_by_round(rounds: Sequence[RoundRow]) -> list[Json]:
+    """What travelled between the announcement of the round before and its own; rounds of old layouts do not tell."""
+    totals = {0: (0, 0)}
+    for row in rounds:
+        if row.state == "ANNOUNCED" and row.bytes_up is not None and row.bytes_down is not None:
+            totals[row.number] = (row.bytes_up, row.bytes_down)
+    return [
+        {"round": number, "bytes_up": up - totals[number - 1][0], "bytes_down": down - totals[number - 1][1]}
+        for number, (up, down) in sorted(totals.items())
+        if number - 1 in totals
+    ]
 
 
 def _failure(lease: LeaseRow) -> Json:

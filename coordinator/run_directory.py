@@ -23,10 +23,11 @@ from edge_client.errors import ConflictError, InputError
 from edge_client.files import to_table
 from edge_client.run_file import RunFile, load_run_file
 
-__all__ = ["DATA", "LOG", "RunDirectory"]
+__all__ = ["DATA", "LOG", "RESULT", "ROUNDS", "RUN", "STATE", "RunDirectory", "flat"]
 
 Json = dict[str, Any]
 
+RUN, ROUNDS, RESULT, STATE = "run.toml", "rounds.jsonl", "result.json", "state"
 DATA = "data"  # a folder beside the run file: what the devices share, while there is something to train
 LOG = "log.txt"  # in `state`
 _MAX_TOLD = 5  # differences
@@ -37,10 +38,10 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.state = path / "state"
-        self._run = path / "run.toml"
-        self._rounds = path / "rounds.jsonl"
-        self._result = path / "result.json"
+        self.state = path / STATE
+        self._run = path / RUN
+        self._rounds = path / ROUNDS
+        self._result = path / RESULT
         self.model = path / "model.bin"
 
     def check(self, file: RunFile) -> Json | None:
@@ -60,7 +61,7 @@ class RunDirectory:
             found = load_run_file(self._run)
         except InputError as error:
             raise ConflictError(f"{error}; name another folder with --out") from None
-        before, now = dict(_flat(to_table(found))), dict(_flat(to_table(file)))
+        before, now = dict(flat(to_table(found))), dict(flat(to_table(file)))
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if changed:
             differences = (f"{key}: {_shown(before, key)} there, {_shown(now, key)} now" for key in changed)
@@ -114,10 +115,11 @@ class RunDirectory:
         shutil.rmtree(self.state, ignore_errors=True)
 
 
-def _flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """The keys of a table and of those in it, as `section.key`."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{section}{key}.")
+            yield from flat(value, f"{section}{key}.")
         else:
             yield f"{section}{key}", value
 

@@ -38,7 +38,15 @@ from edge_client.transport.base import Connected, Disconnected, Event, Received,
 from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull, Refuse
 from edge_client.wire.topics import Topics
 
-__all__ = ["STATE_KIND", "STATE_VERSION", "Service", "ServiceOptions", "access_of", "default_state_dir"]
+__all__ = [
+    "STATE_KIND",
+    "STATE_VERSION",
+    "Service",
+    "ServiceOptions",
+    "access_of",
+    "allow_many_files",
+    "default_state_dir",
+]
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +62,12 @@ _LONGEST_DISK_RETRY_S = 60.0
 def default_state_dir() -> Path:
     """`$FEDFIT_STATE_DIR`, or the usual place of a coordinator's state."""
     return durable.default_state_dir(STATE_KIND, variable="FEDFIT_STATE_DIR")
+
+
+def allow_many_files() -> None:
+    """As many as this process may have open: every upload under way has two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def access_of(device: DeviceRow, topics: Topics) -> DeviceAccess:
@@ -123,8 +137,7 @@ class Service:
         """Serve until SIGTERM or SIGINT."""
         signal.signal(signal.SIGTERM, self.request_stop)
         signal.signal(signal.SIGINT, self.request_stop)
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        allow_many_files()
         retry_s, before = _DISK_RETRY_S, ""  # the same write fails again: wait longer
         commands = Commands(self)
         control = ControlServer(self._state_dir, commands.handle)

@@ -26,7 +26,7 @@ from coordinator.commands import Commands
 from coordinator.job_child import AGGREGATOR, JobChild
 from coordinator.round_log import RoundLog, budgets_by_name
 from coordinator.run_directory import LOG, RunDirectory
-from coordinator.service import Service, ServiceOptions
+from coordinator.service import Service, ServiceOptions, allow_many_files
 from coordinator.simulation_data import Prepared
 from coordinator.store.base import DeviceRow, RunRow
 from coordinator.store.sqlite import SqliteStore
@@ -88,6 +88,7 @@ class Processes:
 
 def simulate(setup: Setup, processes: Processes, observer: Observer) -> Json:
     """Run it to its end, or go on with it; returns the result, which is in the run's folder as well."""
+    allow_many_files()
     directory = RunDirectory(setup.folder)
     directory.begin(setup.file)
     with durable.relaxed(), contextlib.ExitStack() as opened:
@@ -276,9 +277,8 @@ class Simulation:
             return
         if machine.attempt > self._first_attempt:
             raise self._failure()
-        if machine.round is not None:
-            asked = [lease for lease in machine.leases.values() if lease.train]
-            self._observer.moved(machine.number, sum(lease.state == "stored" for lease in asked), len(asked))
+        if machine.round is not None and machine.round.goal > 0:
+            self._observer.moved(machine.number, len(machine.updates), machine.round.goal)
         self._tell(self._log.write(self._run, over=False))
 
     def _tell(self, lines: Iterator[Json]) -> None:

@@ -79,6 +79,8 @@ class Missing:
 def combinations(flags: Flags) -> list[Combination]:
     """One per method and seed, in the order in which they were typed; raises `InputError`."""
     table = raw_table(flags)
+    if flags.file is None and not ("model" in table and "data" in table.get("simulate", {})):
+        raise InputError("without a run file, --model and --data are needed, such as --model small-cnn --data digits")
     source = str(flags.file) if flags.file is not None else _SOURCE
     method = table.get("method", {"name": "fedavg"})
     names = _listed(flags.method, "--method") if flags.method is not None else [str(method.get("name", "fedavg"))]
@@ -252,6 +254,8 @@ def check_simulation(file: RunFile) -> None:
     if section.data:
         data.split_source(section.data)
     data.parse_partition(section.partition)
+    if file.init != "random":
+        raise InputError(f"init = {file.init!r}: a simulation knows no runs of a coordinator; take init = \"random\"")
     if file.devices.min > section.devices:
         raise InputError(
             f"devices.min = {file.devices.min}, and there are {section.devices} devices: no round would ever begin; "

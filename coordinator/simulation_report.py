@@ -156,7 +156,7 @@ def _groups(devices: Sequence[Json]) -> str:
     """Devices with one budget and one plan are one row."""
 
     def same(row: Json) -> tuple[int, str]:
-        return row["budget"] or 0, row["plan"]
+        return row["budget"] or 0, row["plan"] or row["failure"] or "never asked"
 
     rows = []
     for (budget, plan), members in itertools.groupby(sorted(devices, key=same), key=same):
@@ -167,7 +167,7 @@ def _groups(devices: Sequence[Json]) -> str:
             [
                 len(group),
                 format_bytes(budget) if budget else "no limit",
-                plan or "never asked",
+                plan,
                 format_bytes(max(peaks)) if peaks else "-",
                 f"{min(samples)} to {max(samples)}" if samples else "-",
                 sum(row["rounds"] for row in group),

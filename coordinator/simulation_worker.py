@@ -5,7 +5,7 @@ answers with the exit code that a worker of its own would have ended with. torch
 stays open. Each assignment begins as in a new process: its peak is its own, and no limit of the one before holds.
 
 Covers: the process. Does not cover: the work (`edge_client.assignment`), whose turn it is (`coordinator.worker_pool`).
-After a failure that may have left something behind (out of memory, disk) the process ends, and the pool starts another.
+After a failure of the disk, or a bug, the process ends, and the pool starts another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge_client.device import guard, meter
 
 __all__ = ["main"]
 
-_GOOD = (0, 76)  # done, declined: nothing happened to the process
+_UNHARMED = (0, 75, 76)  # done, over budget, declined: nothing of it stays in the process
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
         guard.lift_limit()
         meter.reset_peak()
         code = worker.attempt(Path(job["folder"]), kept)
-        failed = code not in _GOOD
+        failed = code not in _UNHARMED
         return {"id": job["id"], "ok": True, "code": code}
 
     with durable.relaxed():

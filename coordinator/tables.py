@@ -17,6 +17,7 @@ __all__ = [
     "duration",
     "failure",
     "labels",
+    "plain",
     "run",
     "runs",
 ]
@@ -26,7 +27,7 @@ Json = dict[str, Any]
 
 def align(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
     """A table with padded columns; those in `right` are numbers."""
-    cells = [[_plain(cell) for cell in row] for row in (headers, *rows)]
+    cells = [[plain(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
 
     def line(row: list[str]) -> str:
@@ -36,7 +37,7 @@ def align(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Se
     return "\n".join([line(cells[0]), "  ".join("-" * w for w in widths), *(line(row) for row in cells[1:])])
 
 
-def _plain(cell: object) -> str:
+def plain(cell: object) -> str:
     """One line without control characters: what devices say may not move a terminal's cursor."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(cell).split()))
 
@@ -96,7 +97,7 @@ def device(data: Json) -> str:
         *(("new bundles name", broker) for broker in data["brokers"]),
     ]
     width = max(len(name) for name, _ in facts)
-    pieces = ["\n".join([data["id"], *(f"  {name:<{width}}  {_plain(value)}" for name, value in facts)])]
+    pieces = ["\n".join([data["id"], *(f"  {name:<{width}}  {plain(value)}" for name, value in facts)])]
     if data["failures"]:
         pieces.append("\n".join(["last failures", *(failure({**f, "device": f["run"]}) for f in data["failures"])]))
     return "\n\n".join(pieces)
@@ -142,7 +143,7 @@ def _best(row: Json) -> str:
 
 def run(data: Json) -> str:
     """`coordinator run show`."""
-    reason = f" ({_plain(data['reason'])})" if data["reason"] else ""
+    reason = f" ({plain(data['reason'])})" if data["reason"] else ""
     best = f"; best {_best(data)}" if data["best_score"] is not None else ""
     pieces = [f"{data['run']}: {data['state']}{reason}, round {data['round']} of {data['rounds']}{best}"]
     if data["progress"] and data["progress"]["waiting"]:
@@ -156,15 +157,15 @@ def run(data: Json) -> str:
     if data["failures"]:
         pieces.append("\n".join(failure(found) for found in data["failures"]))
     abandoned = [r for r in data["round_rows"] if r["state"] == "ABANDONED"]
-    pieces += [f"round {r['number']}, try {r['attempt']}: abandoned, {_plain(r['reason'])}" for r in abandoned]
+    pieces += [f"round {r['number']}, try {r['attempt']}: abandoned, {plain(r['reason'])}" for r in abandoned]
     return "\n\n".join(piece for piece in pieces if piece)
 
 
 def failure(found: Json) -> str:
     """A lease that brought nothing: who, when, why, and the last lines of its log where the owner shares them."""
-    detail = f": {_plain(found['detail'])}" if found["detail"] else ""
+    detail = f": {plain(found['detail'])}" if found["detail"] else ""
     head = f"{found['device']} {found['state']} in round {found['round']}: {found['code']}{detail}"
-    return "\n".join([head, *(f"    {_plain(line)}" for line in found["log"])])
+    return "\n".join([head, *(f"    {plain(line)}" for line in found["log"])])
 
 
 def _waiting(progress: Json) -> str:
@@ -243,7 +244,7 @@ def dry_run(result: Json) -> str:
         ],
         right=(1, 3, 4, 5, 6, 7),
     )
-    problems = [f"{r['id']} cannot: {r['code']}: {_plain(r['detail'])}" for r in result["devices"] if r["code"]]
+    problems = [f"{r['id']} cannot: {r['code']}: {plain(r['detail'])}" for r in result["devices"] if r["code"]]
     count = f"{len(able)} of {len(result['devices'])} devices can train; nothing was trained"
     return "\n\n".join(piece for piece in (table if able else "", "\n".join(problems), count) if piece)
 

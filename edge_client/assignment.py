@@ -33,6 +33,7 @@ from edge_client.data.given import as_set
 from edge_client.data.labels import UnknownClassError
 from edge_client.data.sources import Samples, divide, open_data
 from edge_client.device import guard, meter
+from edge_client.device.probe import native_bf16
 from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
 from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent_rows
@@ -152,6 +153,7 @@ class _Work:
         self.replans = order.replans
         self.extra: dict[str, Tensor] = {}  # the method's tensors, as they were received
         self.fitting: Fitting
+        self.warm_bytes = 0  # measured; what is planned with is `base_bytes`
         self.base_bytes = 0
 
     def load(self) -> TrainingPlan:
@@ -171,14 +173,15 @@ class _Work:
             self._open_data()
         with _declining("nothing_fits", "nothing_fits"):
             self._check_weights(sizes)
-        rows = self._find_rows()
+        rows, half = self._find_rows(), self._find_half()
         self._limit(room_bytes)  # building runs one sample: bounded, too
         with _declining("bad_model", "unknown_model"):
             self.model = self._build()
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
-        self._lay_out(rows)
+        self._lay_out(rows, half)
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
             warm_up(self.model, self._settings(None))
+        self.warm_bytes = meter.rss_bytes()
         self.base_bytes = self._base(rows)
         self._begin_allowance()
         with _declining("nothing_fits", "nothing_fits"):
@@ -194,21 +197,29 @@ class _Work:
                 f"{format_bytes(self.allowance.budget_bytes)}; set limits.memory to more, or take a smaller model"
             )
 
-    def _find_rows(self) -> ModelRows | None:
+    def _find_rows(self, dtype: str = "fp32") -> ModelRows | None:
         """What this model's units cost; raises `CalibrationNeededError` the first time, where that is allowed."""
         task = self.device.tasks.get(self.run.task.name) if self.run.task is not None else None
-        job = job_for(self.run, self.method.plans, self.train_data.shape, task=task)
-        tried = (self.workdir / "calibration.json").exists()
+        job = job_for(self.run, self.method.plans, self.train_data.shape, task=task, dtype=dtype)
+        note = self.workdir / "calibration.json"
+        tried = note.exists() and _read_json(note).get("key") == job.key
         room = self.allowance.budget_bytes - meter.rss_bytes()
-        return find_rows(job, self.sent_rows, may_measure=self.device.limits.calibrate and not tried, room_bytes=room)
+        may_measure = self.device.limits.calibrate and not tried
+        sent = self.sent_rows if dtype == "fp32" else None
+        return find_rows(job, sent, may_measure=may_measure, room_bytes=room)
 
-    def _lay_out(self, rows: ModelRows | None) -> None:
+    def _find_half(self) -> ModelRows | None:
+        """The same in bf16, where the run allows it and this processor has it."""
+        return self._find_rows("bf16") if self.run.train.dtype == "auto" and native_bf16() else None
+
+    def _lay_out(self, rows: ModelRows | None, half: ModelRows | None) -> None:
         """The layout that the rows were measured in, and room for the method to plan with."""
         self.fitting = Fitting.of(
             self.run,
             self.method.plans,
-            rows,
             self.model,
+            rows=rows,
+            half=half,
             num_samples=len(self.train_data),
             disk_bytes=min(durable.free_bytes(self.workdir) // 2, self.device.limits.disk),
         )
@@ -222,7 +233,7 @@ class _Work:
         """
         known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
         known += self.train_data.held_bytes + self.test_data.held_bytes
-        above = max(0, meter.rss_bytes() - known)
+        above = max(0, self.warm_bytes - known)
         return known + -(-above // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
 
     def _begin_allowance(self) -> None:
@@ -443,7 +454,7 @@ class _Work:
             buffered=training_plan is not None and training_plan.buffered,
             folder=self.workdir,
             channels_last=self.fitting.rows.channels_last,
-            dtype=self.fitting.rows.dtype,
+            dtype=training_plan.dtype if training_plan is not None else "fp32",
         )
 
     def write(
@@ -531,7 +542,7 @@ class _Work:
             payload=payload_kind(self.run.rounds.codec) if trained is not None else "none",
             plan=training_plan,
             peak_bytes=self.allowance.peak_bytes(),
-            base_bytes=self.base_bytes,
+            base_bytes=self.warm_bytes,
             seconds=round(time.monotonic() - self.started, 3),
             scalars=scalars,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)[:64]},

@@ -84,16 +84,27 @@ class Fitting:
     run: RunFile
     rules: PlanRules
     rows: ModelRows
+    half: ModelRows | None = None  # the same in bf16, where that may be used
     num_samples: int = 0
     disk_bytes: int = 0
 
     @classmethod
-    def of(cls, run: RunFile, rules: PlanRules, rows: ModelRows | None, model: Model, **room: int) -> Fitting:
+    def of(
+        cls,
+        run: RunFile,
+        rules: PlanRules,
+        model: Model,
+        *,
+        rows: ModelRows | None,
+        half: ModelRows | None,
+        num_samples: int,
+        disk_bytes: int,
+    ) -> Fitting:
         """With rows from shapes if there are no better ones."""
         if rows is None:
             _log.warning("this model was not measured: planned from shapes, which needs more room than the truth")
             rows = rows_from_shapes(model, channels_last=allows_channels_last(model))
-        return cls(run=run, rules=rules, rows=rows, **room)
+        return cls(run=run, rules=rules, rows=rows, half=half, num_samples=num_samples, disk_bytes=disk_bytes)
 
     def choose(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> planner.Choice:
         """The plan for a worker that has `base_bytes` and may grow by `training_bytes`; raises `NothingFitsError`."""
@@ -108,6 +119,7 @@ class Fitting:
     def _request(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None) -> planner.Request:
         return planner.Request(
             variants={"full": self.rows},
+            halves={} if self.half is None else {"full": self.half},
             workload=self.workload(),
             rules=self.rules,
             base_bytes=base_bytes,

@@ -65,6 +65,9 @@ class TrainSection:
         "learning rate over the rounds: constant, cosine (to 0 at stop.rounds), exponential:FACTOR (per round)",
         "constant",
     )
+    dtype: Annotated[str, Matches(r"fp32|auto")] = described(
+        "of activations; auto: bf16 on a device whose processor has it and on which fp32 does not fit", "fp32"
+    )
     threads: Annotated[int, Between(1, 1024)] = described("CPU threads of a worker; part of the result's bits", 1)
 
 

@@ -20,7 +20,11 @@ from edge_client.wire.topics import Topics
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One cache of cost rows for the whole run of tests, xdist's processes included: each model is measured once."""
+    """One cache of cost rows for the whole run of tests, xdist's processes included: each model is measured once.
+
+    One thread: several processes with several threads each wait for each other.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "FEDFIT_CACHE_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="fedfit-cache-")
         os.environ["FEDFIT_CACHE_DIR"] = folder

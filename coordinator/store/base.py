@@ -89,6 +89,8 @@ class RoundRow:
     extended: bool = False
     reason: str = ""
     elapsed_s: float = 0.0  # how long the run has been active, as last saved
+    bytes_up: int | None = None  # what all devices had sent for the run when its end was announced
+    bytes_down: int | None = None  # and got
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,9 @@ class Store(Protocol):
     def last_counted_lease(self, run_id: str, device: str) -> str | None: ...
     def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None: ...
     def commit_round(self, number: int, attempt: int, model: ModelRow) -> None: ...
-    def announce(self, run_id: str, number: int, attempt: int) -> None: ...
+    def announce(self, run_id: str, number: int, attempt: int) -> None:
+        """The devices have been told; what has travelled for the run by now is kept with the round."""
+
     def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None: ...
 
     def save_evaluation(self, evaluation: EvaluationRow) -> None: ...

@@ -432,9 +432,11 @@ class MemoryStore:
             self._rounds.change((model.run, number, attempt), state="COMMITTED")
 
     def announce(self, run_id: str, number: int, attempt: int) -> None:
-        """The devices have been told."""
+        """The devices have been told; what has travelled for the run by now is kept with the round."""
         with self._transaction("announce"):
-            self._rounds.change((run_id, number, attempt), state="ANNOUNCED")
+            moved = self.traffic(run_id).values()
+            up, down = sum(up for up, _ in moved), sum(down for _, down in moved)
+            self._rounds.change((run_id, number, attempt), state="ANNOUNCED", bytes_up=up, bytes_down=down)
 
     def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None:
         """The attempt ends without a model; its updates stay on record and count nowhere."""

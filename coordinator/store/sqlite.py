@@ -28,7 +28,7 @@ __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
 
-_LAYOUT = 2
+_LAYOUT = 3
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -47,7 +47,7 @@ CREATE TABLE round (
     run TEXT NOT NULL REFERENCES run(id), number INTEGER NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL,
     goal INTEGER NOT NULL, quorum INTEGER NOT NULL, remaining_s REAL NOT NULL, extended INTEGER NOT NULL,
     reason TEXT NOT NULL, set_hash TEXT NOT NULL DEFAULT '', elapsed_s REAL NOT NULL DEFAULT 0,
-    PRIMARY KEY (run, number, attempt)
+    bytes_up INTEGER, bytes_down INTEGER, PRIMARY KEY (run, number, attempt)
 ) STRICT;
 CREATE TABLE lease (
     issue INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL, run TEXT NOT NULL,
@@ -87,6 +87,10 @@ CREATE INDEX lease_device ON lease (device, issue);
 CREATE TABLE run_device (
     run TEXT NOT NULL, device TEXT NOT NULL, info TEXT NOT NULL, PRIMARY KEY (run, device)
 ) STRICT;
+""",
+    2: """
+ALTER TABLE round ADD COLUMN bytes_up INTEGER;
+ALTER TABLE round ADD COLUMN bytes_down INTEGER;
 """,
 }
 
@@ -490,10 +494,13 @@ class SqliteStore:
             )
 
     def announce(self, run_id: str, number: int, attempt: int) -> None:
-        """The devices have been told."""
+        """The devices have been told; what has travelled for the run by now is kept with the round."""
         with self._transaction("announce") as db:
             db.execute(
-                "UPDATE round SET state = 'ANNOUNCED' WHERE run = ? AND number = ? AND attempt = ?",
+                """UPDATE round SET state = 'ANNOUNCED',
+                       bytes_up = (SELECT coalesce(sum(up), 0) FROM traffic WHERE run = ?1),
+                       bytes_down = (SELECT coalesce(sum(down), 0) FROM traffic WHERE run = ?1)
+                   WHERE run = ?1 AND number = ?2 AND attempt = ?3""",
                 (run_id, number, attempt),
             )
 

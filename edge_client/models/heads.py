@@ -7,9 +7,9 @@ activation is its channels, the others are positions:
     channels    zeros on both sides, floor(gap / 2) of them on the left; where there are too many, means of neighbours
     a map in front of a head that takes a vector is flattened first; tokens as wide as the vector are averaged
 
-Sub-sampling comes first: 16 channels of 32x32 padded to the 64 of a head are 4 times as large as they were, the 8x8 that
-are left of them, padded, a quarter. A head that pools at once could be given the mean instead; next to what a block
-keeps for backward that would not show.
+Sub-sampling comes first: 16 channels of 32x32 padded to the 64 of a head are 4 times as large as they were, the 8x8
+that are left of them, padded, a quarter. A head that pools at once could be given the mean instead; next to what a
+block keeps for backward that would not show.
 
 `auxiliary` makes a head for one block (m-FeDepth): BatchNorm, mean over positions, linear; for tokens that the model's
 head could read, a head like that one; for vectors, linear.

@@ -4,7 +4,8 @@
     all at once | groups of blocks   as few groups as fit, put together from left to right
     partial training                 first blocks that do not fit stay untrained
     microbatch                       the batch, its half, its quarter, ...
-    recompute, dtype                 activations made again, or kept in half the bytes
+    recompute                        activations made again in backward
+    dtype                            kept in half the bytes, where the run allows it and the processor has bf16
     several models                   that teach each other, where memory is left over
 
 Each candidate has a predicted peak (`cost`), an upper bound; the first that fits wins. BatchNorm sees a microbatch
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.files import format_bytes
@@ -36,6 +38,7 @@ class Request:
     """What to plan for."""
 
     variants: Mapping[str, ModelRows]  # slice -> its rows, the largest first; "full" is the whole model
+    halves: Mapping[str, ModelRows] = field(default_factory=dict)  # the same in bf16, where the processor has it
     workload: Workload
     rules: PlanRules
     base_bytes: int  # of the worker, warmed up
@@ -51,6 +54,7 @@ class Candidate:
 
     slice: str
     shape: Shape
+    dtype: str = "fp32"
     training_bytes: int
     relative_time: float  # against the whole model at once, with the whole batch
 
@@ -77,6 +81,8 @@ def microbatches(batch: int) -> list[int]:
 
 def choose(request: Request) -> Choice:
     """The first candidate that fits; raises `NothingFitsError` with the smallest budget that would do."""
+    if request.rules.cost == "table-1" and request.ceiling_bytes is None:
+        return _choose_by_table(request)
     limit = _limit(request)
     fitting = _take(_candidates(request, limit), limit, 1 + _NUM_ALTERNATIVES)
     if not fitting:
@@ -92,7 +98,7 @@ def choose(request: Request) -> Choice:
 
 def shrink(request: Request, plan: TrainingPlan) -> TrainingPlan | None:
     """The same plan with smaller microbatches, which a training can take in its middle; None if none of them fits."""
-    rows = request.variants[plan.slice]
+    rows = (request.variants if plan.dtype == "fp32" else request.halves)[plan.slice]
     for size in microbatches(plan.microbatch)[1:]:
         shape = Shape(
             microbatch=size,
@@ -159,7 +165,7 @@ def _candidates(request: Request, limit: int) -> Iterator[Candidate]:
             yield _candidate(request, "full", shape)
     exact = not first.has_batchnorm
     if exact and not request.rules.groups and len(request.variants) == 1:
-        yield from sorted(_ways(request, sizes, limit), key=lambda c: _expected_time(c.shape, request.workload.batch))
+        yield from sorted(_ways(request, sizes, limit), key=partial(_expected_time, request.workload.batch))
         return
     large = [size for size in sizes if exact or size >= _LEAST_STATISTICS]
     yield from _ways(request, large, limit)
@@ -172,9 +178,10 @@ def _candidates(request: Request, limit: int) -> Iterator[Candidate]:
             yield from _grouped(request, size, limit, partial=True)
 
 
-def _expected_time(shape: Shape, batch: int) -> float:
+def _expected_time(batch: int, candidate: Candidate) -> tuple[bool, float]:
     """Against all at once, by rule: the measured times differ a little each time, and a plan must not."""
-    return _MODE_TIMES[shape.recompute or "plain"] + 0.05 * math.log2(batch / shape.microbatch)
+    mode = _MODE_TIMES[candidate.shape.recompute or "plain"]
+    return candidate.dtype != "fp32", mode + 0.05 * math.log2(batch / candidate.shape.microbatch)
 
 
 def _ways(request: Request, sizes: Sequence[int], limit: int) -> Iterator[Candidate]:
@@ -185,6 +192,8 @@ def _ways(request: Request, sizes: Sequence[int], limit: int) -> Iterator[Candid
             if request.rules.groups:
                 yield from _grouped(request, size, limit, partial=False)
             yield from _whole(request, name, rows, size, ("units",))
+            if name in request.halves:
+                yield _candidate(request, name, Shape(microbatch=size), half=True)
 
 
 def _whole(request: Request, name: str, rows: ModelRows, size: int, modes: Sequence[str]) -> Iterator[Candidate]:
@@ -254,13 +263,14 @@ def _buffered(request: Request, rows: ModelRows, shape: Shape, limit: int) -> Sh
     return made if training_bytes(rows, request.workload, made) <= limit else shape
 
 
-def _candidate(request: Request, name: str, shape: Shape) -> Candidate:
-    rows = request.variants[name]
+def _candidate(request: Request, name: str, shape: Shape, *, half: bool = False) -> Candidate:
+    rows = request.halves[name] if half else request.variants[name]
     whole = request.variants.get("full", rows)
     share = _seconds(rows) / _seconds(whole) if whole is not rows else 1.0
     return Candidate(
         slice=name,
         shape=shape,
+        dtype=rows.dtype,
         training_bytes=training_bytes(rows, request.workload, shape),
         relative_time=round(relative_time(rows, request.workload, shape) * share, 3),
     )
@@ -272,7 +282,8 @@ def _seconds(rows: ModelRows) -> float:
 
 
 def _plan(request: Request, chosen: Candidate) -> TrainingPlan:
-    shape, rows = chosen.shape, request.variants[chosen.slice]
+    shape = chosen.shape
+    rows = (request.variants if chosen.dtype == "fp32" else request.halves)[chosen.slice]
     return TrainingPlan(
         slice=chosen.slice,
         groups=shape.groups,

@@ -670,3 +670,31 @@ def test_the_newest_counted_lease_and_the_newest_plan_are_known(store: Store) ->
         store.commit_round(number, 1, model_row(number))
     assert store.last_counted_lease("r-1", "a") == "lease-2"
     assert store.last_plans("r-1") == {"a": plans[3]}
+
+
+def test_a_round_that_is_announced_keeps_what_had_travelled(store: Store) -> None:
+    """5 + 1 up and 7 + 2 down by then; what comes later belongs to the next round."""
+    _with_round(store)
+    store.add_traffic("r-1", {"a": (5, 7), "b": (1, 2)})
+    store.commit_round(1, 1, model_row(1))
+    assert store.rounds("r-1")[0].bytes_up is None
+    store.announce("r-1", 1, 1)
+    store.add_traffic("r-1", {"a": (100, 100)})
+    (row,) = store.rounds("r-1")
+    assert (row.state, row.bytes_up, row.bytes_down) == ("ANNOUNCED", 6, 9)
+
+
+def test_a_database_of_the_layout_before_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Rounds of then do not tell what travelled; those of now do."""
+    store = _with_round(SqliteStore(tmp_path / "state.db"))
+    store.close()
+    old = sqlite3.connect(tmp_path / "state.db")
+    old.executescript(
+        "ALTER TABLE round DROP COLUMN bytes_up; ALTER TABLE round DROP COLUMN bytes_down; PRAGMA user_version = 2"
+    )
+    old.close()
+    store = SqliteStore(tmp_path / "state.db")
+    assert store.rounds("r-1") == [round_row()]
+    store.announce("r-1", 1, 1)
+    assert store.rounds("r-1")[0].bytes_down == 0
+    store.close()

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 from sites import FAST, BrokerSite, Client, ExternalSite, HubSite, Site, connected, pump, settle
@@ -503,3 +504,42 @@ def test_each_hub_fault_does_what_it_says() -> None:
     assert 140 <= len(damaged) <= 260
     flipped = [int.from_bytes(a, "big") ^ int.from_bytes(b, "big") for a, b in damaged]
     assert all(bits.bit_count() == 1 for bits in flipped)
+
+
+def test_a_hub_wakes_whoever_polls_it() -> None:
+    """The descriptors are the caller's: so is what ends its waiting."""
+    woken: list[str] = []
+    hub = Hub(on_wake=lambda: woken.append("yes"))
+    hub.transport("d1", lambda event: None).wake()
+    assert woken == ["yes"]
+
+
+def test_a_hub_is_busy_until_everybody_has_heard_everything() -> None:
+    """Two that answer each other ten times, and a third who has nothing to do and is never asked."""
+    hub, heard = Hub(), Counter[str]()
+
+    def client(name: str, other: str) -> None:
+        def hear(event: object) -> None:
+            if isinstance(event, Received) and heard[name] < 10:
+                heard[name] += 1
+                transport.publish(other, b"again")
+
+        transport = hub.transport(name, hear)
+        transport.subscribe((name,))
+        transport.connect()
+        clients[name] = transport
+
+    clients: dict[str, Any] = {}
+    client("a", "b")
+    client("b", "a")
+    client("c", "a")
+    hub.poll()
+    assert not hub.busy
+    clients["a"].publish("b", b"first")
+    assert hub.busy
+    hub.poll()
+    assert not hub.busy
+    assert heard == Counter(a=10, b=10)
+    for transport in clients.values():
+        transport.close()
+    assert not hub.busy

@@ -128,3 +128,16 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(data)
     assert durable.sha256_file(tmp_path / "f") == hashlib.sha256(data).hexdigest()
     assert durable.free_bytes(tmp_path) > 0
+
+
+def test_a_simulation_syncs_nothing_and_writes_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file and its folder: two syncs before and after, none meanwhile."""
+    synced: list[int] = []
+    monkeypatch.setattr(durable.os, "fsync", synced.append)
+    durable.write_bytes(tmp_path / "a", b"1", point="test")
+    with durable.relaxed():
+        durable.write_bytes(tmp_path / "b", b"2", point="test")
+        durable.sync_dir(tmp_path)
+    durable.write_bytes(tmp_path / "c", b"3", point="test")
+    assert len(synced) == 4
+    assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"1", b"2", b"3"]

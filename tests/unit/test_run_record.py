@@ -1,0 +1,77 @@
+"""A coordinator's answer as a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rows import round_row, run_file
+
+from coordinator.run_commands import _moved_by_round
+from coordinator.run_record import DeviceRecord, FailureRecord, RoundRecord, RunRecord, from_answer
+from edge_client.records import to_map
+
+FILE = run_file()
+EVALUATION: dict[str, Any] = {"version": 2, "accuracy": 0.5, "balanced_accuracy": 0.4, "macro_f1": 0.3, "loss": 1.5}
+EVALUATION |= {"num_samples": 10, "num_devices": 1, "recall": [0.25, None]}
+DEVICE: dict[str, Any] = {"id": "a", "budget_bytes": 10, "plan": "full", "predicted_bytes": 0, "peak_bytes": 9}
+DEVICE |= {"inside_budget": True, "replans": 2, "num_samples": 7, "num_test": 3, "bytes_up": 1, "bytes_down": 2}
+
+
+def test_an_answer_becomes_a_record() -> None:
+    """Versions and rounds come together; a device's own result is with its version, the server's is no device's."""
+    own = [
+        {"version": 2, "device": "a", "num_samples": 4, "accuracy": 0.75},
+        {"version": 2, "device": "b", "num_samples": 0, "accuracy": None},
+        {"version": 2, "device": "server", "num_samples": 4, "accuracy": 0.75},
+    ]
+    failed = {"device": "b", "round": 2, "attempt": 1, "state": "late", "code": "c", "detail": "d", "log": ["l"]}
+    abandoned = {"number": 1, "attempt": 1, "state": "ABANDONED", "reason": "too few"}
+    answer = {"run": "r-1", "file": to_map(FILE), "state": "finished", "reason": "end", "round": 2, "best_version": 2}
+    answer |= {"evaluations": [EVALUATION], "device_evaluations": own, "devices": [DEVICE], "failures": [failed]}
+    answer |= {"round_rows": [abandoned], "models": [{"sha256": "ab"}], "created_s": 5, "environment": {"a": 1}}
+    answer["moved_by_round"] = [{"round": number, "bytes_up": number, "bytes_down": 3} for number in (1, 2)]
+    judged = {name: EVALUATION[name] for name in EVALUATION if name not in ("version", "recall")}
+    assert from_answer(answer) == RunRecord(
+        name="r-1",
+        file=FILE,
+        state="finished",
+        reason="end",
+        num_rounds=2,
+        best=2,
+        created_s=5,
+        rounds=[
+            RoundRecord(number=1, bytes_up=1, bytes_down=3),
+            RoundRecord(number=2, **judged, recall=(0.25, None), per_device={"a": 0.75}, bytes_up=2, bytes_down=3),
+        ],
+        devices=[
+            DeviceRecord(
+                **{key: value for key, value in DEVICE.items() if key not in ("id", "predicted_bytes")}, name="a"
+            )
+        ],
+        failures=[
+            FailureRecord(device="b", round=2, state="late", code="c", detail="d", log=["l"]),
+            FailureRecord(device="all", round=1, state="abandoned, try 1", detail="too few"),
+        ],
+        environment={"a": 1},
+        model_sha256="ab",
+    )
+
+
+def test_a_device_tells_its_machine() -> None:
+    """Its model, else what kind it is, and its versions."""
+    jetson = DEVICE | {"profile": {"machine": "Jetson", "kind": "jetson"}, "versions": {"torch": "2.13"}}
+    plain = DEVICE | {"profile": {"machine": "", "kind": "host"}}
+    answer = {"run": "r-1", "file": to_map(FILE), "state": "queued", "devices": [jetson, plain]}
+    assert [device.machine for device in from_answer(answer).devices] == ["Jetson, torch 2.13", "host"]
+
+
+def test_bytes_of_a_round_are_what_was_added_since_the_one_before() -> None:
+    """100, then 250 in all: 150 in round 2; round 4 is not told of, because nobody knows what was there before it."""
+    totals = {1: (100, 10), 2: (250, 30), 4: (400, 40)}
+    rows = [round_row(number, state="ANNOUNCED", bytes_up=u, bytes_down=d) for number, (u, d) in totals.items()]
+    rows.insert(1, round_row(2, state="ABANDONED"))
+    rows.insert(3, round_row(3, state="ANNOUNCED"))
+    assert _moved_by_round(rows) == [
+        {"round": 1, "bytes_up": 100, "bytes_down": 10},
+        {"round": 2, "bytes_up": 150, "bytes_down": 20},
+    ]
