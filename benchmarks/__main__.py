@@ -22,6 +22,8 @@ _KNOWN = {
     "simulator": ("simulator", "measure"),
     "thousand_virtual": ("thousand_virtual", "measure"),
     "recompute": ("recompute", "measure"),
+    "aggregation_speed": ("aggregation_speed", "measure"),
+    "training_step": ("training_step", "measure"),
 }
 
 

@@ -22,7 +22,7 @@ from coordinator.worker_pool import WorkerPool
 from edge_client.files import parse_table
 from edge_client.run_file import RunFile
 
-__all__ = ["Rounds", "measure"]
+__all__ = ["measure"]
 
 Json = dict[str, Any]
 
@@ -32,7 +32,7 @@ _NUM_WORKERS = 2
 
 def measure(*, quick: bool) -> list[Figure]:
     """One fleet after another; the first round also loads torch into the aggregator, and is left out."""
-    rounds = 2 if quick else 4
+    rounds = 2 if quick else 3
     figures: list[Figure] = []
     for num in (10, 100) if quick else (10, 100, 1000):
         found = _fleet(num, rounds)
@@ -51,7 +51,7 @@ def _fleet(num: int, rounds: int) -> Json:
     return found
 
 
-class Rounds:
+class _Rounds:
     """Remembers how long each round took."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def main() -> int:
     """One fleet; figures as JSON on standard output."""
     num, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     processes = Processes(WorkerPool(_NUM_WORKERS, module="benchmarks.no_training_pool"))
-    watch = Rounds()
+    watch = _Rounds()
     nothing = Prepared(path="", parts="", sizes=(), num_test=0)  # nobody opens it
     try:
         simulate(Setup(file=_run_file(num, rounds), folder=folder / "run", data=nothing), processes, watch)

@@ -159,7 +159,8 @@ def _report(codec: str) -> Json:
         scalars={"loss": 0.5, "replans": 0.0},
         versions=versions,
     )
-    return to_map(report)
+    described: dict[str, Any] = to_map(report)
+    return described
 
 
 def _num_bytes(meta: Mapping[str, Any], table: Sequence[TableRow]) -> int:

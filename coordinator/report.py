@@ -200,7 +200,9 @@ def _traffic(run: RunRecord) -> str:
         return ""
     so_far = [plots.Curve(name=curve.name, points=_added_up(curve.points)) for curve in moved]
     png = plots.lines([plots.bytes_panel(moved, "in the round"), plots.bytes_panel(so_far, "so far")], x="round")
-    return page.section("Bytes moved", page.image(png, "bytes moved in each round, and so far"))
+    last = run.rounds[-1].number
+    told = page.note(f"round {last} only judged the model of round {run.num_rounds}") if last > run.num_rounds else ""
+    return page.section("Bytes moved", page.image(png, "bytes moved in each round, and so far"), told)
 
 
 def _added_up(points: plots.Line) -> list[tuple[float, float]]:

@@ -16,11 +16,11 @@ import os
 import platform
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -60,6 +60,8 @@ __all__ = ["CalibrationNeededError", "DeclinedError", "Kept", "carry_out", "memo
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
 _KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
@@ -78,22 +80,21 @@ class DeclinedError(FedfitError):
 
 
 class Kept:
-    """What a process that does many assignments opens once: the data of built-in sources, by what names it.
+    """What a process that does many assignments does once: what follows from files that never change.
 
-    Nothing that an assignment changes is kept, so that each begins as in a process of its own.
+    Nothing that an assignment changes is kept, so that each begins as in a process of its own, warmed up.
     """
 
     def __init__(self) -> None:
-        self._data: dict[str, tuple[Samples, Samples]] = {}
+        self._made: dict[str, Any] = {}
 
-    def data(
-        self, section: DataSection, classes: Sequence[str], shape: Sequence[int], rename: Mapping[str, str]
-    ) -> tuple[Samples, Samples]:
-        """As `open_data`."""
-        key = json.dumps([to_map(section), list(classes), list(shape), dict(rename)], sort_keys=True)
-        if key not in self._data:
-            self._data[key] = open_data(section, classes, shape, rename)
-        return self._data[key]
+    def once(self, what: str, key: object, make: Callable[[], T]) -> T:
+        """What `make` makes, or made before of an equal `key`, a record or plain data."""
+        name = f"{what} {json.dumps(to_map(key), sort_keys=True)}"
+        if name not in self._made:
+            self._made[name] = make()
+        made: T = self._made[name]
+        return made
 
 
 def carry_out(order: WorkOrder, workdir: Path, kept: Kept | None = None) -> None:
@@ -139,9 +140,8 @@ class _Work:
         torch.set_num_threads(order.threads)
         if torch.get_num_interop_threads() != 1:  # it can be set once in a process
             torch.set_num_interop_threads(1)
-        settings = _read_json(self._part("run"))
-        self.run: RunFile = from_map(RunFile, settings, where="run")
-        self.sent_rows = sent_rows(settings)
+        path = self._part("run")
+        self.run, self.sent_rows = kept.once("run", str(path), lambda: _read_settings(path))
         self.device: DeviceFile = from_map(DeviceFile, order.device_file, where="device file")
         self.recipe: Recipe
         self.method: Method
@@ -166,7 +166,7 @@ class _Work:
         with _declining("bad_task", "bad_task"):
             self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):
-            sizes = self.recipe.parameter_sizes()
+            sizes = self.kept.once("sizes", self.order.parts["run"], self.recipe.parameter_sizes)
         room_bytes = _LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES
         self._limit(room_bytes)  # what is compressed is unpacked, what a task returns is in memory: bounded, too
         with _declining("bad_data", "bad_data"), self._fitting("its data"):
@@ -180,7 +180,7 @@ class _Work:
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
         self._lay_out(rows, half)
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
-            warm_up(self.model, self._settings(None))
+            self.kept.once("warm", order.parts["run"], lambda: warm_up(self.model, self._settings(None)))
         self.warm_bytes = meter.rss_bytes()
         self.base_bytes = self._base(rows)
         self._begin_allowance()
@@ -206,7 +206,9 @@ class _Work:
         room = self.allowance.budget_bytes - meter.rss_bytes()
         may_measure = self.device.limits.calibrate and not tried
         sent = self.sent_rows if dtype == "fp32" else None
-        return find_rows(job, sent, may_measure=may_measure, room_bytes=room)
+        return self.kept.once(
+            "rows", job.key, lambda: find_rows(job, sent, may_measure=may_measure, room_bytes=room)
+        )
 
     def _find_half(self) -> ModelRows | None:
         """The same in bf16, where the run allows it and this processor has it."""
@@ -486,8 +488,9 @@ class _Work:
             if section is None or not section.source:
                 raise DeclinedError("no_data", "this device has no data; name it in the data section of device.toml")
             assert run.model is not None
-            self.train_data, self.test_data = self.kept.data(
-                section, run.classes, run.model.input, self.device.rename
+            shape, rename, own = run.model.input, self.device.rename, section
+            self.train_data, self.test_data = self.kept.once(
+                "data", [own, run.classes, shape, rename], lambda: open_data(own, run.classes, shape, rename)
             )
             source = f"data source {section.source!r}"
         only_evaluates = self.order.evaluate and not self.order.train
@@ -591,6 +594,12 @@ def memory_key(run: RunFile) -> str:
     workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
     text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_settings(path: Path) -> tuple[RunFile, ModelRows | None]:
+    """The run, and the cost rows that came with it."""
+    settings = _read_json(path)
+    return from_map(RunFile, settings, where="run"), sent_rows(settings)
 
 
 def _read_json(path: Path) -> Any:

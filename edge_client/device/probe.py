@@ -7,6 +7,7 @@ Every path is taken below a root, so that a recorded system is read like this on
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -99,6 +100,7 @@ def probe(root: Path = Path("/"), *, nvml: Nvml | None = None) -> Found:
     )
 
 
+@functools.cache
 def find_torch() -> TorchBuild | None:
     """The torch that this Python would load."""
     from importlib import metadata  # it loads the email package: not for the daemon

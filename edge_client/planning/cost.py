@@ -21,7 +21,7 @@ __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_
 
 # what a process takes beyond torch's allocations and what was seen hidden: rounding to pages, small objects
 _MARGIN = 1.01
-_SLACK_BYTES = 2 * 2**20
+_SLACK_BYTES = 2**19
 _STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
 _CHUNK = 16  # samples at a time through frozen units
 
@@ -66,15 +66,15 @@ def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
     """What training adds to a warmed-up worker at most."""
     units = rows.modes[shape.recompute or "plain"]
     worst = max(_phase(rows, workload, shape, group) for group in _groups(units, shape))
-    kept = workload.weight_copies * rows.model_bytes
-    predicted = (kept + worst * shape.num_models) * _MARGIN * rows.margin + rows.hidden_bytes + _SLACK_BYTES
+    kept = (workload.weight_copies + shape.num_models - 1) * rows.model_bytes
+    predicted = (kept + worst) * _MARGIN * rows.margin + _SLACK_BYTES
     return int(predicted * faults.scale("planning.predicted"))
 
 
 def measured_bytes(rows: ModelRows, recompute: str | None, batch: int) -> int:
     """What torch allocates in a step of the whole model, without margins: what a measurement is held against."""
     group = _Group(0, rows.modes[recompute or "plain"], None)
-    return int(max(_pass(group, batch, accumulates=False)))
+    return int(max(_pass(group, batch, adds=False)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,36 +108,47 @@ def _groups(units: Sequence[UnitRow], shape: Shape) -> Iterator[_Group]:
 
 
 def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> float:
-    """The worst moment while a group is trained."""
-    state = workload.state_copies * group.parameter_bytes
-    accumulates = shape.microbatch < workload.batch  # gradients of earlier pieces wait for the later ones
-    waiting = group.parameter_bytes if accumulates else 0
-    step = group.parameter_bytes + workload.most_step_copies * group.largest_bytes
-    moments = [step, waiting + _frozen(rows, shape, group), *_pass(group, shape.microbatch, accumulates)]
-    return state + max(moments)
+    """The worst moment while a group is trained, and what libraries have taken until then."""
+    models, parameters = shape.num_models, group.parameter_bytes
+    adds = shape.microbatch < workload.batch  # gradients of earlier pieces wait for the later ones
+    waiting = models * parameters if adds else 0
+    step = models * parameters + workload.most_step_copies * group.largest_bytes
+    # of several models, the others have their activations in memory, or their gradients already
+    others = (models - 1) * max(parameters, _at_the_turn(group, shape.microbatch))
+    passes = waiting + others + max(_pass(group, shape.microbatch, adds))
+    worst = max(step, waiting + models * _frozen(rows, shape, group), passes)
+    hidden = rows.hidden_bytes if group.head is None else group.units[-1].hidden_bytes
+    return models * workload.state_copies * parameters + worst + hidden
 
 
-def _pass(group: _Group, microbatch: int, accumulates: bool) -> Iterator[float]:
-    """Forward and backward of one microbatch, moment by moment."""
+def _pass(group: _Group, microbatch: int, adds: bool) -> Iterator[float]:
+    """Forward and backward of one microbatch, moment by moment; gradients of earlier pieces come on top."""
 
     def at(held: Line, lines: Lines) -> float:
         return peak(tuple(plus(held, line) for line in lines), microbatch)
 
-    total = group.parameter_bytes
-    gradients = float(group.head.parameter_bytes) if group.head else 0.0  # that exist when the unit's backward begins
+    gradients = 0.0  # that exist when a unit's backward begins
     if group.head:
-        last = group.units[-1]
-        held = _held(group, len(group.units) - 1)
-        yield at(held, last.head_forward) + (total if accumulates else 0)
-        yield at(held, last.head_backward) + (total if accumulates else 0)
+        last, held = group.units[-1], _held(group, len(group.units) - 1)
+        yield at(held, last.head_forward)
+        yield at(held, last.head_adding if adds else last.head_backward)
+        gradients = float(group.head.parameter_bytes)
     for number in reversed(range(len(group.units))):
         unit = group.units[number]
         alone = number == 0 and group.first > 0
         held = (0.0, 0.0) if number == 0 else _held(group, number - 1)
-        yield at(held, unit.alone_forward if alone else unit.forward) + (total if accumulates else 0)
-        backward = at(held, unit.alone_backward if alone else unit.backward)
-        yield backward + (total if accumulates else gradients)
+        yield at(held, unit.alone_forward if alone else unit.forward)
+        if adds:
+            yield at(held, unit.alone_adding if alone else unit.adding)
+        else:
+            yield at(held, unit.alone_backward if alone else unit.backward) + gradients
         gradients += unit.parameter_bytes
+
+
+def _at_the_turn(group: _Group, microbatch: int) -> float:
+    """What stays after the forward pass of a group."""
+    last = group.units[-1]
+    return peak((_held(group, len(group.units) - 1),), microbatch) + last.out_bytes * microbatch
 
 
 def _held(group: _Group, number: int) -> Line:
@@ -151,11 +162,13 @@ def _frozen(rows: ModelRows, shape: Shape, group: _Group) -> float:
     if group.first == 0:
         return 0.0
     before = rows.modes["plain"][: group.first]
-    chunk = shape.microbatch if rows.has_batch_statistics else min(_CHUNK, shape.microbatch)
-    outputs = before[-1].out_bytes * shape.microbatch * (1 if chunk == shape.microbatch else 2)
+    out_bytes, microbatch = before[-1].out_bytes, shape.microbatch
+    chunk = microbatch if rows.has_batch_statistics else min(_CHUNK, microbatch)
+    running = max(peak(unit.evaluate, chunk) for unit in before)
+    copies = 2 if rows.channels_last else 1  # the file has its rows in the other layout
     if shape.buffered:
-        outputs = 2 * before[-1].out_bytes * shape.microbatch  # as bytes from the disk, and as a tensor
-    return max(peak(unit.evaluate, chunk) for unit in before) + outputs
+        return max(running + (copies - 1) * out_bytes * chunk, copies * out_bytes * microbatch)
+    return running + (out_bytes * microbatch if chunk < microbatch else 0)
 
 
 def evaluation_batch(rows: ModelRows, most_bytes: int, wanted: int) -> int:

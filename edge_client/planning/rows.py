@@ -22,6 +22,7 @@ from edge_client.errors import PayloadError
 from edge_client.records import Between, Count, Hash, Matches, Positive, Text, from_map, to_map
 
 __all__ = [
+    "FORMAT",
     "MODES",
     "Line",
     "Lines",
@@ -42,7 +43,7 @@ Line = tuple[float, float]  # bytes per sample, bytes
 Lines = tuple[Line, ...]
 
 MODES = ("plain", "fused", "units")  # what is recomputed: nothing, inside of units, whole units
-_FORMAT = 1
+FORMAT = 2
 _MAX_FILE_BYTES = 8 * 2**20
 
 
@@ -58,6 +59,7 @@ class UnitRow:
     held: Line
     forward: Lines  # above `held` of the unit before
     backward: Lines  # the same, gradients of its own parameters included; those of later units come on top
+    adding: Lines  # the same for a later piece of a batch: the gradients of earlier pieces come on top, of all units
     evaluate: Lines  # a forward pass without gradient, its input included
     forward_s: Line  # seconds
     backward_s: Line
@@ -66,15 +68,18 @@ class UnitRow:
     alone_held: Line = (0.0, 0.0)
     alone_forward: Lines = ()  # above nothing
     alone_backward: Lines = ()  # above nothing; gradients of its own parameters included
+    alone_adding: Lines = ()  # of a later piece
     head_forward: Lines = ()  # the head behind this block: above `alone_held`
     head_backward: Lines = ()  # the same, gradients of the head's parameters included
+    head_adding: Lines = ()  # of a later piece
+    hidden_bytes: Count = 0  # what libraries take and torch does not see, until this block has been trained as a group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRows:
     """All units of a model in each mode that it has, in one layout, as one build of torch runs them."""
 
-    format: Annotated[int, Between(_FORMAT, _FORMAT)] = _FORMAT
+    format: Annotated[int, Between(FORMAT, FORMAT)] = FORMAT
     key: Hash
     torch: Text
     machine: Text
@@ -83,7 +88,7 @@ class ModelRows:
     batches: tuple[Positive, Positive]
     base_bytes: Count  # RSS of a worker with this model, warmed up
     model_bytes: Count  # of that, parameters and buffers
-    hidden_bytes: Count  # what libraries take and torch does not see, measured on a whole step
+    hidden_bytes: Count  # what libraries take and torch does not see, where all units are trained at once
     has_batchnorm: bool  # whose statistics are those of a microbatch
     has_batch_statistics: bool  # a BatchNorm without running ones: frozen units need the whole microbatch, too
     min_batch: Positive

@@ -158,6 +158,29 @@ def test_what_is_finished_is_shown_and_not_done_again(
     assert len(capsys.readouterr().out.splitlines()) == 4  # head, rule, two methods
 
 
+def test_what_simulations_leave_can_be_compared_and_reported_on(
+    grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rows of two seeds whose means are those of the results; a page about all, and one about a run."""
+    assert cli.main(["compare", str(grid), "--format", "json", "--target", "0"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["settings"] for row in found["rows"]] == [
+        {"method.name": "fedavg"},
+        {"method.name": "fedprox", "method.mu": 5},
+    ]
+    for row in found["rows"]:
+        results = [read(Path(folder)) for folder in row["folders"]]
+        assert row["seeds"] == [1, 2]
+        assert row["last"]["values"] == [result["accuracy"] for result in results]
+        assert row["best"]["values"] == [result["best_accuracy"] for result in results]
+        assert row["bytes_up"] == sum(result["bytes_up"] for result in results) / 2
+        assert row["peak"]["peak_bytes"] == max(result["peak_bytes"]["training"] for result in results)
+        assert (row["to_target"]["num"], row["to_target"]["rounds"]) == (2, 1)
+    for folder, pieces in ((grid, ("fedprox, mu 5", "torch")), (grid / "fedavg-seed-1", ("Bytes moved", "torch"))):
+        assert cli.main(["run", "report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
+        assert all(piece in (tmp_path / "page.html").read_text(encoding="utf-8") for piece in pieces)
+
+
 def test_a_changed_run_is_refused(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """8, what changed, and what to do."""
     command = ["simulate", *FLAGS, "--rounds", "4", "--method", "fedavg,fedprox", "--seed", "1,2", "--set", "mu=5"]

@@ -204,3 +204,12 @@ def test_the_command_says_what_is_wrong(results: Path, capsys: pytest.CaptureFix
     (results / "avg-1/rounds.jsonl").write_text("?\n")
     assert cli.main(["compare", str(results)]) == 3
     assert f"{results / 'avg-1/rounds.jsonl'}, line 1: expected JSON" in capsys.readouterr().err
+
+
+def test_a_value_that_not_every_seed_has_says_so(tmp_path: Path) -> None:
+    """Seed 2 was never judged: the mean is that of one of two, without a spread."""
+    write_run(tmp_path / "a", [line(1, 0.5)])
+    write_run(tmp_path / "b", [line(1, None)], seed=2)
+    columns = {column.head: column.cells for column in compare_formats.columns(compared(tmp_path))}
+    assert columns["accuracy"] == ["0.5000 (1 of 2)"]
+    assert columns["seeds"] == ["2"]

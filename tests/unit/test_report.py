@@ -99,6 +99,14 @@ def test_the_plots_are_in_the_page(whole: str) -> None:
         assert image.width >= 1000
 
 
+def test_the_exchange_after_the_last_round_is_explained() -> None:
+    """A fleet judges its last model in one more, in which much travels down and little up."""
+    rounds = [RoundRecord(number=number, bytes_up=10, bytes_down=20) for number in (3, 4)]
+    told = "round 4 only judged the model of round 3"
+    assert told in Page(report.render(replace(RUN, rounds=rounds, devices=[]))).text
+    assert told not in Page(report.render(replace(RUN, rounds=rounds[:1], devices=[]))).text
+
+
 def test_architectures_have_a_plot_where_there_are_several() -> None:
     """A line for each of two; the numbers of the last round that has them."""
     rounds = [judged(number, per_architecture={"small": 0.125, "large": 0.375}) for number in (1, 2)]

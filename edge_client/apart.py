@@ -1,0 +1,88 @@
+"""A measurement in a process of its own: `python -m MODULE JOB.json RESULT.json`, and both of its sides.
+
+What is measured must not depend on what ran before, torch's profiler leaves tens of megabytes behind, and a model that
+ends its process ends no other. Covers: the process, its guards, its exit. Does not cover: what is measured
+(`calibration`, `trial`). No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edge_client.device import guard, meter
+from edge_client.errors import FedfitError, MachineError
+from edge_client.records import from_map, to_map
+
+__all__ = ["answer", "ask", "stand_guard"]
+
+J = TypeVar("J")
+
+_TIMEOUT_S = 3600.0
+_OVER_BUDGET = 75
+
+
+def ask(module: str, job: object, *, threads: int, what: str) -> Any:
+    """The result of `job` as plain data; raises `MachineError`, or `MemoryError` if it was more than it may use."""
+    env = {**os.environ, "FEDFIT_PARENT_PID": str(os.getpid()), "OMP_NUM_THREADS": str(threads)}
+    with tempfile.TemporaryDirectory(prefix="fedfit-") as folder:
+        given, out = Path(folder) / "job.json", Path(folder) / "result.json"
+        given.write_text(json.dumps(to_map(job)), encoding="utf-8")
+        command = [sys.executable, "-m", module, str(given), str(out)]
+        try:
+            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise MachineError(f"{what} did not end within {_TIMEOUT_S:g} s") from error
+        _check(done, what)
+        try:
+            return json.loads(out.read_bytes())
+        except (OSError, ValueError) as error:
+            raise MachineError(f"{what} ended without a result: {error}") from error
+
+
+def _check(done: subprocess.CompletedProcess[bytes], what: str) -> None:
+    if done.returncode == 0:
+        return
+    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("USDT:")]
+    why = lines[-1][:300] if lines else "it said nothing"
+    if done.returncode == _OVER_BUDGET:
+        raise MemoryError(why)
+    code = done.returncode
+    ended = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
+    raise MachineError(f"{what} ended with {ended}: {why}")
+
+
+def answer(kind: type[J], measure: Callable[[J], object], arguments: Sequence[str]) -> int:
+    """Read the job, measure, write the result; returns the exit code. Nothing has loaded torch before."""
+    given, out = Path(arguments[0]), Path(arguments[1])
+    stand_guard()
+    try:
+        found = measure(from_map(kind, json.loads(given.read_bytes()), where=kind.__name__))
+    except FedfitError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if not meter.is_out_of_memory(error):
+            raise
+        guard.lift_limit()
+        sys.stderr.write(f"{str(error) or 'an allocation failed'}\n".replace("\n", " ").strip() + "\n")
+        return _OVER_BUDGET
+    out.write_text(json.dumps(to_map(found)), encoding="utf-8")
+    return 0
+
+
+def stand_guard() -> None:
+    """As a worker does, before torch is loaded."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    parent = os.environ.get("FEDFIT_PARENT_PID", "")
+    guard.die_with_parent(int(parent) if parent.isdigit() else None)
+    guard.pin_malloc()
+    guard.raise_oom_score()

@@ -1,0 +1,133 @@
+"""A run's model and method on random samples, ready as in a worker: what calibrations and trials measure.
+
+Covers: building, layout, warm-up, a client half that has begun. Does not cover: what is measured (`calibration`,
+`trial`). Imports torch: malloc must be pinned before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import edge_client.assignment  # all that a worker loads: its base is measured here  # noqa: F401
+from edge_client.data.sources import open_data
+from edge_client.files import DataSection
+from edge_client.methods import registry
+from edge_client.methods.base import Client, Job, Method
+from edge_client.models.contract import Model
+from edge_client.models.layout import allows_channels_last, to_channels_last
+from edge_client.models.slicing import FULL, parse
+from edge_client.records import TrainingPlan
+from edge_client.run_file import RunFile
+from edge_client.run_model import Recipe, recipe
+from edge_client.task import read_source
+from edge_client.task_files import split_place
+from edge_client.training.loop import Settings, generator
+from edge_client.training.warmup import warm_up
+
+__all__ = ["RandomSamples", "Rehearsal", "prepare"]
+
+
+class RandomSamples:
+    """Samples that cost nothing but themselves."""
+
+    def __init__(self, shape: Sequence[int], num_samples: int, num_classes: int) -> None:
+        self._shape = tuple(shape)
+        self.labels = torch.arange(num_samples) % num_classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """New random numbers at every call."""
+        return torch.rand(len(indices), *self._shape), self.labels[indices]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A model that is laid out and warm, and what trains it."""
+
+    run: RunFile
+    recipe: Recipe
+    model: Model
+    method: Method
+    channels_last: bool
+    dtype: str = "fp32"
+
+    @property
+    def num_classes(self) -> int:
+        """Of the run."""
+        return len(self.run.classes)
+
+    def samples(self, num_samples: int) -> RandomSamples:
+        """Random ones of the model's shape."""
+        return RandomSamples(self.model.input_shape, num_samples, self.num_classes)
+
+    def client(self, plan: TrainingPlan, *, epochs: int = 1) -> Client:
+        """The method's client half, begun with a plan."""
+        client = self.method.client()
+        job = Job(
+            model=self.model,
+            round=1,
+            num_rounds=1,
+            epochs=epochs,
+            learning_rate=0.0,
+            class_counts=(1,) * self.num_classes,
+            plan=plan,
+            rng=lambda purpose: generator(0, purpose),
+            extra=self.method.extra_tensors(self.model),
+            build=lambda _: self.recipe.build(self.model.input_shape),
+        )
+        client.begin(job)
+        return client
+
+    def settings(self, batch: int, plan: TrainingPlan, folder: Path | None = None) -> Settings:
+        """As the run trains, with weights that stay as they are."""
+        section = self.run.train
+        return Settings(
+            batch=batch,
+            microbatch=plan.microbatch,
+            learning_rate=0.0,
+            seed=0,
+            optimizer=section.optimizer,
+            momentum=section.momentum,
+            weight_decay=section.weight_decay,
+            buffered=plan.buffered and folder is not None,
+            folder=folder,
+            channels_last=self.channels_last,
+            dtype=self.dtype,
+        )
+
+
+def prepare(
+    run: RunFile, input_shape: Sequence[int], *, task: str | None = None, cut: str = "full", dtype: str = "fp32"
+) -> Rehearsal:
+    """Build the run's model or a slice of it, lay it out, warm the process up; raises `InputError`."""
+    torch.set_num_threads(run.train.threads)
+    _open_some_data()
+    source = read_source(*split_place(task)) if task is not None else None
+    made = recipe(run, source)
+    model = made.build(input_shape, FULL if cut == "full" else parse(cut))
+    channels_last = allows_channels_last(model)
+    if channels_last:
+        to_channels_last(model)
+    rehearsal = Rehearsal(
+        run=run,
+        recipe=made,
+        model=model,
+        method=registry.get(run.method.name, run.method.parameters),
+        channels_last=channels_last,
+        dtype=dtype,
+    )
+    warm_up(model, rehearsal.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))
+    return rehearsal
+
+
+def _open_some_data() -> None:
+    """As a worker does: what it loads for that stays."""
+    section = DataSection(source="digits", partition="dirichlet:1", part=(0, 2))
+    open_data(section, tuple(str(digit) for digit in range(10)), (1, 8, 8), {})
