@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from torch import Tensor
+from torch.nn import functional
 
 from edge_client.methods.base import Batch, Job, Method, Phase, PlainClient, Term
 from edge_client.methods.fedavg import CoverageServer
@@ -54,7 +55,9 @@ class FedProxClient(PlainClient):
             return
         for name, param in named_parameters(self.job.model, self.job.modules).items():
             if name in phase.trainable:
-                yield Term(name="proximal", weight=self._mu / 2, once=(param - self._anchor[name]).square().sum())
+                # in one function: w - w_t and its square would each take as much again as the parameter
+                distance = functional.mse_loss(param, self._anchor[name], reduction="sum")
+                yield Term(name="proximal", weight=self._mu / 2, once=distance)
 
 
 def method(parameters: FedProxParameters) -> Method:

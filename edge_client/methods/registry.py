@@ -56,8 +56,8 @@ def _m_fedepth_plans(parameters: FeDepthParameters) -> PlanRules:
 
 
 def _fedprox_plans(parameters: FedProxParameters) -> PlanRules:
-    """The anchor; w - w_t, its square and its gradient, of one parameter at a time."""
-    return PlanRules(weight_copies=1, step_copies=3) if parameters.mu > 0 else PlanRules()
+    """The anchor; the gradient of the proximal term, of one parameter at a time."""
+    return PlanRules(weight_copies=1, step_copies=1) if parameters.mu > 0 else PlanRules()
 
 
 def _scaffold_plans(parameters: ScaffoldParameters) -> PlanRules:

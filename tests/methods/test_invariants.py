@@ -97,5 +97,5 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
         "scaffold": 2,
     }
     rules = registry.plan_rules("fedepth+fedprox", {})
-    assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 3)
+    assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 1)
     assert registry.plan_rules("moon", {"mu": 0}).weight_copies == 0

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from coordinator import aggregator
+from coordinator.cli_methods import describe_method
 from coordinator.intake import Expected, check_header
 from edge_client import assignment, notes, worker
 from edge_client.data.sources import open_data
@@ -176,7 +177,10 @@ def test_a_killed_worker_repeated_gives_the_same_tensors_bit_for_bit(tmp_path: P
 
 
 def test_a_lossy_codec_sends_deltas(tmp_path: Path, trained: Path) -> None:
-    """Sent + delta is the fp32 run's model within half precision of the delta."""
+    """Sent + delta is the fp32 run's model within half precision of the delta.
+
+    `coordinator methods show` tells the length of such an update; numbers of the report are a few bytes longer or not.
+    """
     work = make_work(tmp_path / "w", run={"rounds": {"codec": "fp16"}}, evaluate=False)
     assert run_worker(work) == 0
     report, tensors = read_update(work)
@@ -185,6 +189,9 @@ def test_a_lossy_codec_sends_deltas(tmp_path: Path, trained: Path) -> None:
     with ContainerReader(work / "model.bin") as sent:
         for name, delta in tensors.items():
             torch.testing.assert_close(sent.tensor(name) + delta, expected[name], rtol=0, atol=1e-4)
+    size = {"model": "small-cnn", "input_shape": (1, 8, 8), "num_classes": 10, "codec": "fp16"}
+    told = describe_method("fedavg", {}, **size)["bytes_up"]
+    assert (work / "update.bin").stat().st_size == pytest.approx(told, abs=64)  # headers are multiples of 64
 
 
 def test_evaluation_alone_sends_no_weights_and_tells_its_progress(tmp_path: Path) -> None:
