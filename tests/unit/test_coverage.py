@@ -60,7 +60,12 @@ def test_what_a_plan_leaves_untrained_is_left_out(
 
 @pytest.mark.parametrize(
     ("kept", "expected"),
-    [(("model/head.",), ["model/head.w"]), (("model/",), NAMES[:5]), (("extra/block10",), ["extra/block10.w"]), ((), [])],
+    [
+        (("model/head.",), ["model/head.w"]),
+        (("model/",), NAMES[:5]),
+        (("extra/block10",), ["extra/block10.w"]),
+        ((), []),
+    ],
 )
 def test_what_a_method_keeps_is_left_out_whatever_the_plan(kept: tuple[str, ...], expected: list[str]) -> None:
     """Described by the method, in the form in which a container's meta comes back; also where the mean is plain."""
