@@ -12,6 +12,7 @@ Covers: the measurement. Does not cover: its process and cache (`calibration`), 
 
 from __future__ import annotations
 
+import bisect
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -414,14 +415,17 @@ def _profiled() -> Iterator[_Trace]:
     _clock.clear()
     with profiler.profile(profile_memory=True) as profile:
         yield trace
-    found = []
+    found, norms = [], []
     for event in profile.kineto_results.events():
-        at = event.start_ns() if hasattr(event, "start_ns") else event.start_us() * 1000
-        if event.name() == "[memory]":
+        at, name = _start_ns(event), event.name()
+        if name == "[memory]":
             found.append((at, "", event.nbytes()))
-        elif event.name().startswith(_PREFIX):
-            found.append((at, event.name().removeprefix(_PREFIX), 0))
+        elif name.startswith(_PREFIX):
+            found.append((at, name.removeprefix(_PREFIX), 0))
+        elif name == "aten::native_batch_norm_backward":
+            norms.append((at, at + _duration_ns(event)))
     found.sort(key=lambda row: row[0])
+    _drop_early(found, sorted(norms))
     live, moments = 0.0, []
     for _, mark, num_bytes in found:
         live += num_bytes
@@ -430,3 +434,24 @@ def _profiled() -> Iterator[_Trace]:
         if mark:
             trace.add(mark, live, moments, _clock[len(trace.marks)])
             moments = []
+
+
+def _start_ns(event: Any) -> int:
+    return int(event.start_ns() if hasattr(event, "start_ns") else event.start_us() * 1000)
+
+
+def _duration_ns(event: Any) -> int:
+    return int(event.duration_ns() if hasattr(event, "duration_ns") else event.duration_us() * 1000)
+
+
+def _drop_early(found: list[tuple[int, str, int]], norms: Sequence[tuple[int, int]]) -> None:
+    """A BatchNorm's backward makes room for its result twice and drops the first before it writes: that is no memory.
+
+    The second of the two then comes after the end of the first. Both together would be the worst moment of many models.
+    """
+    starts = [start for start, _ in norms]
+    for number in range(len(found) - 2):
+        (at, _, one), (_, _, two), (_, _, three) = found[number : number + 3]
+        place = bisect.bisect_right(starts, at) - 1
+        if one == two == -three > 0 and place >= 0 and at <= norms[place][1]:
+            found[number + 1], found[number + 2] = found[number + 2], found[number + 1]

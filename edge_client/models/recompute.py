@@ -43,8 +43,29 @@ class Fusible(nn.Module):
         if self.fused and _is_trained(x, params):
             like = self._like if last else None
             return _Fused.apply(norm, relu, convs, like, x, *params)  # type: ignore[no-any-return, no-untyped-call]
-        active = relu(norm(x)) if torch.is_grad_enabled() else _activated(norm, relu, x)
+        if not torch.is_grad_enabled():
+            active = _activated(norm, relu, x)
+        elif relu._forward_hooks:
+            active = relu(norm(x))
+        else:
+            active = _Relu.apply(norm(x))  # type: ignore[no-untyped-call]
         return tuple(conv(active) for conv in convs)
+
+
+class _Relu(torch.autograd.Function):
+    """A ReLU in front of convolutions: their gradient is nobody else's, so it is overwritten in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        active = torch.relu(x)
+        ctx.save_for_backward(active)
+        return active
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (active,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward.grad_input(grad, active, 0, grad_input=grad)  # type: ignore[no-any-return]
 
 
 def _is_trained(x: Tensor, params: Sequence[Tensor | None]) -> bool:

@@ -23,7 +23,7 @@ LAYERS = [
     {"planning", "training", "run_model"},
     {"methods"},
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
-    | {"allowance", "notes", "calibration", "fitting"}
+    | {"allowance", "notes", "apart", "calibration", "rehearsal", "trial", "unit_costs", "fitting"}
     | {"found_data", "owner_file", "status"},
     {"daemon", "worker", "leaving", "plan_options", "plan_command", "cli", "client", "__main__"},
 ]
