@@ -20,7 +20,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,15 +219,22 @@ def complete(combination: Combination, missing: Missing | None) -> RunFile:
         _count_devices(simulate)
     table.setdefault("name", _name(table, ("model",) if combination.one_of_several else ("method", "model")))
     evaluate = table.setdefault("evaluate", {})
-    if isinstance(evaluate, dict):  # a task's data is opened by its own functions, on the devices
-        evaluate.setdefault("on", "simulate" if "task" not in table else "devices")
     file = parse_table(RunFile, table, source=combination.source)
     try:
+        if "on" not in evaluate:
+            file = replace(file, evaluate=replace(file.evaluate, on=_judge(file)))
         check_run(file)
         check_simulation(file)
     except FedfitError as error:
         raise InputError(f"{combination.source}: {error}") from None
     return file
+
+
+def _judge(file: RunFile) -> str:
+    """The server, unless a task's data is opened by its own functions, or the models live on the devices."""
+    method = file.method
+    judged_here = file.task is None and methods.has_global_model(method.name, method.parameters)
+    return "simulate" if judged_here else "devices"
 
 
 def _count_devices(simulate: Table) -> None:

@@ -665,8 +665,9 @@ def test_the_mean_of_a_tensor_is_over_those_who_trained_it(tmp_path: Path, avera
     for device, num_samples, value, plan in (("a", 10, 1.0, plans[0]), ("b", 30, 3.0, plans[1])):
         report = {**_report("params", num_samples, steps=4), "plan": plan}
         parsed = from_map(TrainingPlan, plan)
-        lacking = left_out([_stored(name) for name in old], parsed, rules, "stem")
-        trained = left_out([_stored(name) for name in old], parsed, dataclasses.replace(rules, masked=True), "stem")
+        names, meta = [_stored(name) for name in old], {"stem": "stem"}
+        lacking = left_out(names, parsed, rules, meta)
+        trained = left_out(names, parsed, dataclasses.replace(rules, masked=True), meta)
         sent = {name: v if _stored(name) in trained else v + int(value) for name, v in old.items()}
         path = _save(tmp_path / device, {n: v for n, v in sent.items() if _stored(n) not in lacking}, meta=report)
         want = Expected(

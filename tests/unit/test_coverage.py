@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edge_client.methods.base import PlanRules
-from edge_client.methods.coverage import left_out, problem
+from edge_client.methods.coverage import describe, left_out, problem
 from edge_client.records import TrainingPlan
 
 NAMES = [
@@ -55,7 +55,25 @@ def test_what_a_plan_leaves_untrained_is_left_out(
 
     `block1` is no part of `block10`.
     """
-    assert left_out(NAMES, plan, rules, "stem") == frozenset(expected)
+    assert left_out(NAMES, plan, rules, {"stem": "stem"}) == frozenset(expected)
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (("model/head.",), ["model/head.w"]),
+        (("model/",), NAMES[:5]),
+        (("extra/block10",), ["extra/block10.w"]),
+        ((), []),
+    ],
+)
+def test_what_a_method_keeps_is_left_out_whatever_the_plan(kept: tuple[str, ...], expected: list[str]) -> None:
+    """Described by the method, in the form in which a container's meta comes back; also where the mean is plain."""
+    for rules in (PlanRules(), PlanRules(masked=False)):
+        meta = describe(rules, stem="stem", kept=kept)
+        assert meta == ({"kept": list(kept)} if kept else {})
+        assert left_out(NAMES, None, rules, meta) == frozenset(expected)
+    assert describe(PARTIAL, stem="stem", kept=()) == {"stem": "stem"}
 
 
 @pytest.mark.parametrize(

@@ -428,8 +428,8 @@ def test_a_refused_part_of_a_model_says_what_its_plan_leaves_out(tmp_path: Path)
     """The line that a person reads."""
     error = _refusal(tmp_path, _with_plan([["block2"], ["block3"]], ["block1"]), DEEP, _deep())
     assert error.detail == (
-        "update from 'jetson-3' for round 12 has 7 tensors, assignment listed 4 without the 3 that its plan leaves "
-        "untrained (unknown: 'first.weight', 'block1.weight', 'extra/block1.weight')"
+        "update from 'jetson-3' for round 12 has 7 tensors, assignment listed 4 without the 3 that its method or its "
+        "plan leaves out (unknown: 'first.weight', 'block1.weight', 'extra/block1.weight')"
     )
 
 

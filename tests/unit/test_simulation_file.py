@@ -62,6 +62,20 @@ def test_a_file_says_what_no_flag_does(tmp_path: Path) -> None:
     assert (other.method.parameters, other.model and other.model.options) == ({}, {})
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "expected"),
+    [
+        ("local", [], "devices"),
+        ("fedper", [], "devices"),
+        ("fedper", ["personal=0"], "simulate"),
+        ("moon", [], "simulate"),
+    ],
+)
+def test_models_that_live_on_devices_are_judged_there(method: str, settings: list[str], expected: str) -> None:
+    """The server has nothing that it could judge; FedPer without personal layers is FedAvg."""
+    assert resolved(method=method, set=settings).evaluate.on == expected
+
+
 def test_methods_and_seeds_make_a_grid() -> None:
     """Two by three, methods first; mu is fedprox's alone; all have one name."""
     made = combinations(Flags(model="mlp", data="digits", method="fedavg,fedprox", seed="1,2,3", set=["mu=0.1"]))
