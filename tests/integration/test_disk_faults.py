@@ -415,5 +415,6 @@ def test_only_one_module_makes_files_permanent() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync", "rename", "replace")
         if ast.unparse(node.value) in ("os", "shutil") and path.name != "durable.py"
     }
-    unsafe = {f"edge_client/{name}.py: os.replace" for name in ("data/writing", "notes", "planning/rows", "spool", "status")}
+    names = ("data/writing", "notes", "planning/rows", "spool", "status")
+    unsafe = {f"edge_client/{name}.py: os.replace" for name in names}
     assert found == unsafe | {"coordinator/archive.py: os.fsync", "coordinator/backup.py: os.rename"}
