@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from coordinator.slice_choice import SliceChoice
 from coordinator.store.base import DeviceRow, EvaluationRow, LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
 from edge_client.files import parse_table
 from edge_client.records import DeviceProfile, PartRef, Report, TrainingPlan, to_map
@@ -25,6 +26,11 @@ def run_file(**tables: Any) -> RunFile:
     base: dict[str, Any] = {"name": "r", "model": {"name": "mlp", "input": [1, 2, 2]}, "classes": ["no", "yes"]}
     merged = {key: value for key, value in (base | tables).items() if value is not None}
     return parse_table(RunFile, merged, source="run.toml")
+
+
+def slice_choice(file: RunFile, budget_bytes: int | None = None) -> SliceChoice:
+    """Devices without labels, all with the same memory for training; nothing was measured."""
+    return SliceChoice(file, {}, budget_of=lambda _: budget_bytes, labels_of=lambda _: {}, of_training=True)
 
 
 def run_row(run: str = "r-1", file: RunFile | None = None, **changes: Any) -> RunRow:

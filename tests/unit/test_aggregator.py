@@ -41,6 +41,8 @@ RUN: dict[str, Any] = to_map(
     )
 )
 
+_INT8 = RUN | {"rounds": RUN["rounds"] | {"codec": "int8"}}
+
 
 def _save(
     path: Path, values: Mapping[str, Tensor], *, codec: str = "fp32", meta: Mapping[str, Any] | None = None
@@ -100,7 +102,7 @@ def test_encode_keeps_names_and_order_and_applies_the_rule(tmp_path: Path) -> No
         tmp_path / "m", {"w": torch.tensor([[127.0, -127.0]]), "b": torch.tensor([0.1]), "n": torch.tensor(3)}
     )
     reply = aggregator.answer(
-        {"id": 1, "job": "encode", "model": str(model), "codec": "int8", "out": str(tmp_path / "o")}
+        {"id": 1, "job": "encode", "run": _INT8, "model": str(model), "out": str(tmp_path / "o")}
     )
     assert reply["ok"]
     with ContainerReader(tmp_path / "o") as reader:
@@ -248,7 +250,7 @@ def test_steps_below_the_rounding_of_the_codec_add_up(tmp_path: Path) -> None:
     delta = _save(tmp_path / "d", {"w": torch.tensor([[0.0, 0.1]])}, codec="int8", meta=_report("delta"))
     for r in range(20):
         sent = tmp_path / f"sent{r}"
-        aggregator.answer({"id": 0, "job": "encode", "model": str(model), "codec": "int8", "out": str(sent)})
+        aggregator.answer({"id": 0, "job": "encode", "run": _INT8, "model": str(model), "out": str(sent)})
         reply = aggregator.answer(_fold_job(model, [("a", delta, 10)], tmp_path / f"m{r + 1}", base=sent))
         assert reply["ok"]
         model = tmp_path / f"m{r + 1}"
