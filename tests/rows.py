@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from coordinator.slice_choice import SliceChoice
-from coordinator.store.base import DeviceRow, EvaluationRow, LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
+from coordinator.store.base import DeviceRow, EvaluationRow, LeaseRow, ModelRow, PartRow, RoundRow, RunRow, UpdateRow
 from edge_client.files import parse_table
 from edge_client.records import DeviceProfile, PartRef, Report, TrainingPlan, to_map
 from edge_client.run_file import RunFile
@@ -48,6 +48,11 @@ def model_row(version: int, run: str = "r-1", **changes: Any) -> ModelRow:
     sha256 = digest(f"{run} model {version}")
     fields = {"run": run, "version": version, "sha256": sha256, "length": 100}
     return ModelRow(**fields | {"sent_sha256": sha256, "sent_length": 100} | changes)
+
+
+def part_row(version: int, cut: str = "width:1/2", run: str = "r-1") -> PartRow:
+    """A slice of a version."""
+    return PartRow(run=run, version=version, slice=cut, sha256=digest(f"{run} {version} {cut}"), length=50)
 
 
 def round_row(number: int = 1, attempt: int = 1, run: str = "r-1", **changes: Any) -> RoundRow:

@@ -372,7 +372,8 @@ class SqliteStore:
     def add_part(self, part: PartRow) -> list[PartRow]:
         """A slice of the newest version; those of older versions are forgotten, and returned."""
         with self._transaction("part") as db:
-            old = self._all(PartRow, "SELECT * FROM part WHERE run = ? AND version < ?", part.run, part.version)
+            query = "SELECT * FROM part WHERE run = ? AND version < ? ORDER BY slice"
+            old = self._all(PartRow, query, part.run, part.version)
             db.execute("DELETE FROM part WHERE run = ? AND version < ?", (part.run, part.version))
             db.execute("DELETE FROM part WHERE run = ? AND slice = ?", (part.run, part.slice))
             self._insert("part", part)

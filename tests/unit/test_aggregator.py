@@ -280,8 +280,8 @@ def test_a_fold_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     [
         ({"job": "dance"}, "malformed"),
         ({"job": ["fold"]}, "malformed"),
-        ({"job": "encode", "model": "/nowhere", "codec": "fp16", "out": "/nowhere/o"}, "machine"),
-        ({"job": "encode", "model": "/nowhere", "codec": "fp64", "out": "/nowhere/o"}, "malformed"),
+        ({"job": "encode", "run": RUN, "model": "/nowhere", "out": "/nowhere/o"}, "machine"),
+        ({"job": "encode", "run": RUN, "model": "/nowhere", "slice": "a b", "out": "/nowhere/o"}, "malformed"),
         ({"job": "init", "out": "/nowhere/o"}, "malformed"),
         ({"job": "init", "run": RUN, "out": "/nowhere/o"}, "machine"),
         (
@@ -365,7 +365,7 @@ def _process(lines: list[str], **environment: str) -> subprocess.CompletedProces
 def test_the_process_answers_every_job_in_order_and_ends_with_its_input(tmp_path: Path) -> None:
     """Three jobs, the second refused; nothing but answers on standard output."""
     init = {"id": "a", "job": "init", "run": RUN, "out": str(tmp_path / "m")}
-    encode = {"id": "c", "job": "encode", "model": str(tmp_path / "m"), "codec": "bf16", "out": str(tmp_path / "e")}
+    encode = {"id": "c", "job": "encode", "run": _INT8, "model": str(tmp_path / "m"), "out": str(tmp_path / "e")}
     done = _process([json.dumps(job) for job in (init, {"id": "b", "job": "dance"}, encode)])
     replies = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(reply["id"], reply["ok"]) for reply in replies] == [("a", True), ("b", False), ("c", True)]
@@ -545,7 +545,7 @@ def test_a_model_is_judged_on_the_servers_own_test_data(tmp_path: Path) -> None:
     fields = _task_run(tmp_path)
     _save(tmp_path / "m", {"head.weight": torch.tensor([[0.0, 0, 0, 1], [1, 0, 0, 0]]), "head.bias": torch.zeros(2)})
     x = np.array([[[1, 0], [0, 0]], [[0, 0], [0, 1]], [[0, 0], [0, 1]]], dtype=np.float32)
-    reply = _evaluate(tmp_path, fields, x=x, y=np.array(["b", "a", "b"]))
+    (reply,) = _evaluate(tmp_path, fields, x=x, y=np.array(["b", "a", "b"]))["results"]
     loss = 2 * math.log(1 + math.exp(-1)) + math.log(1 + math.e)
     assert reply["loss_sum"] == pytest.approx(loss, rel=1e-6)
     assert {key: reply[key] for key in ("num_samples", "num_correct", "confusion")} == {
@@ -612,7 +612,7 @@ def test_a_methods_own_tensors_are_made_with_the_model(tmp_path: Path) -> None:
     assert not torch.equal(heads["extra/block1.linear.weight"], other["extra/block1.linear.weight"])
     metas = [read_header(tmp_path / name).meta for name in ("avg", "deep", "m")]
     assert metas == [{}, {"stem": "stem"}, {"stem": "stem"}]
-    encode = {"id": 1, "job": "encode", "model": str(tmp_path / "m"), "codec": "fp16", "out": str(tmp_path / "e")}
+    encode = {"id": 1, "job": "encode", "run": _INT8, "model": str(tmp_path / "m"), "out": str(tmp_path / "e")}
     assert aggregator.answer(encode)["ok"]
     assert read_header(tmp_path / "e").meta == {"stem": "stem"}
     assert list(_load(tmp_path / "e")) == list(heads)
