@@ -80,10 +80,17 @@ class Rehearsal:
             plan=plan,
             rng=lambda purpose: generator(0, purpose),
             extra=self.method.extra_tensors(self.model),
-            build=lambda _: self.recipe.build(self.model.input_shape),
+            build=self._build_another,
         )
         client.begin(job)
         return client
+
+    def _build_another(self, purpose: str) -> Model:
+        model = self.recipe.build(self.model.input_shape)
+        if self.channels_last:
+            to_channels_last(model)
+        model.recompute = self.model.recompute
+        return model
 
     def settings(self, batch: int, plan: TrainingPlan, folder: Path | None = None) -> Settings:
         """As the run trains, with weights that stay as they are."""

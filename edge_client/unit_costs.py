@@ -13,6 +13,7 @@ Covers: the measurement. Does not cover: its process and cache (`calibration`), 
 from __future__ import annotations
 
 import bisect
+import gc
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -101,6 +102,14 @@ class _Hidden:
     until: dict[str, int]  # the same until a block has been trained, where each is trained by itself
 
 
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What a training left behind."""
+
+    own_bytes: int  # that the method keeps meanwhile: planners know of it by its rules
+    after: list[int]  # RSS after each group, without it
+
+
 @dataclass(slots=True, kw_only=True)
 class _Bench:
     """One model on the bench."""
@@ -136,13 +145,13 @@ class _Bench:
         base = meter.rss_bytes()
         self._evaluate(large, small)
         groups = self.singles()
-        first, second = self._train(small, groups), self._train(large, groups)
+        first, second = self._train(small, groups).after, self._train(large, groups).after
         grown = [max(0, one - base + other - first[-1]) for one, other in zip(first, second, strict=True)]
         meter.reset_peak()
-        self._train(large, ())
+        whole = self._train(large, ())
         return _Hidden(
             batch=large,
-            peak_bytes=meter.peak_rss_bytes() - base,
+            peak_bytes=meter.peak_rss_bytes() - base - whole.own_bytes,
             kept_bytes=max(0, meter.rss_bytes() - base),
             until={name: num_bytes for (name,), num_bytes in zip(groups, grown, strict=False)},
         )
@@ -175,11 +184,13 @@ class _Bench:
             self._train(batch, groups, pieces=2)
         return trace.parts()
 
-    def _train(self, batch: int, groups: Groups, pieces: int = 1) -> list[int]:
-        """One step of each group; returns the RSS after each."""
+    def _train(self, batch: int, groups: Groups, pieces: int = 1) -> _Trained:
+        """One step of each group."""
         plan = TrainingPlan(groups=groups, microbatch=batch, budget_bytes=0, predicted_bytes=0)
         settings = replace(self.made.settings(pieces * batch, plan), optimizer="sgd", momentum=0.0, weight_decay=0.0)
+        before = meter.rss_bytes()
         client = self.made.client(plan)
+        own = meter.rss_bytes() - before
         terms = client.terms
 
         def marked(batch: Batch, phase: Phase) -> Iterator[Term]:
@@ -189,8 +200,10 @@ class _Bench:
         client.terms = marked  # type: ignore[method-assign]
         after: list[int] = []
         samples = _Marked(self.made.samples(pieces * batch))
-        train(self.model, client, samples, settings, progress=lambda *_: after.append(meter.rss_bytes()))
-        return after
+        train(self.model, client, samples, settings, progress=lambda *_: after.append(meter.rss_bytes() - own))
+        del client, terms
+        gc.collect()  # a client half may be in a circle, and all that it keeps with it
+        return _Trained(own, after)
 
     def _forward(self, batch: int) -> _Trace:
         samples = in_layout(_Marked(self.made.samples(batch)), channels_last=self.made.channels_last)
@@ -425,7 +438,7 @@ def _profiled() -> Iterator[_Trace]:
         elif name == "aten::native_batch_norm_backward":
             norms.append((at, at + _duration_ns(event)))
     found.sort(key=lambda row: row[0])
-    _drop_early(found, sorted(norms))
+    _drop_early(found, norms)
     live, moments = 0.0, []
     for _, mark, num_bytes in found:
         live += num_bytes
@@ -449,9 +462,13 @@ def _drop_early(found: list[tuple[int, str, int]], norms: Sequence[tuple[int, in
 
     The second of the two then comes after the end of the first. Both together would be the worst moment of many models.
     """
-    starts = [start for start, _ in norms]
-    for number in range(len(found) - 2):
-        (at, _, one), (_, _, two), (_, _, three) = found[number : number + 3]
-        place = bisect.bisect_right(starts, at) - 1
-        if one == two == -three > 0 and place >= 0 and at <= norms[place][1]:
-            found[number + 1], found[number + 2] = found[number + 2], found[number + 1]
+    times = [at for at, _, _ in found]
+    for start, end in norms:
+        inside = range(bisect.bisect_left(times, start), bisect.bisect_right(times, end) - 1)
+        before: set[int] = set()
+        for number in inside:
+            size = found[number][2]
+            if size > 0 and size in before and found[number + 1][2] == -size:
+                found[number], found[number + 1] = found[number + 1], found[number]
+                break
+            before.add(size)

@@ -118,7 +118,7 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
     passes = waiting + others + max(_pass(group, shape.microbatch, adds))
     worst = max(step, waiting + models * _frozen(rows, shape, group), passes)
     hidden = rows.hidden_bytes if group.head is None else group.units[-1].hidden_bytes
-    return models * workload.state_copies * parameters + worst + hidden
+    return models * (workload.state_copies * parameters + hidden) + worst
 
 
 def _pass(group: _Group, microbatch: int, adds: bool) -> Iterator[float]:
