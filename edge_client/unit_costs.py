@@ -186,6 +186,11 @@ class _Bench:
 
     def _train(self, batch: int, groups: Groups, pieces: int = 1) -> _Trained:
         """One step of each group."""
+        done = self._train_once(batch, groups, pieces)
+        gc.collect()  # a client half may be in a circle, and all that it keeps with it
+        return done
+
+    def _train_once(self, batch: int, groups: Groups, pieces: int) -> _Trained:
         plan = TrainingPlan(groups=groups, microbatch=batch, budget_bytes=0, predicted_bytes=0)
         settings = replace(self.made.settings(pieces * batch, plan), optimizer="sgd", momentum=0.0, weight_decay=0.0)
         before = meter.rss_bytes()
@@ -201,8 +206,6 @@ class _Bench:
         after: list[int] = []
         samples = _Marked(self.made.samples(pieces * batch))
         train(self.model, client, samples, settings, progress=lambda *_: after.append(meter.rss_bytes() - own))
-        del client, terms
-        gc.collect()  # a client half may be in a circle, and all that it keeps with it
         return _Trained(own, after)
 
     def _forward(self, batch: int) -> _Trace:

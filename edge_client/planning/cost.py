@@ -184,13 +184,15 @@ def relative_time(rows: ModelRows, workload: Workload, shape: Shape) -> float:
     whole = sum(_seconds(unit, workload.batch) for unit in plain)
     units = rows.modes[shape.recompute or "plain"]
     pieces = -(-workload.batch // shape.microbatch)
-    spent = 0.0
+    spent, earlier = 0.0, 0
     for group in _groups(units, shape):
         trained = [*group.units, *([group.head] if group.head else [])]
         spent += pieces * sum(_seconds(unit, shape.microbatch) for unit in trained)
+        # with outputs on disk: once per group, from where the group before began
+        before = plain[earlier if shape.buffered else 0 : group.first]
         passes = 1 / workload.epochs if shape.buffered else 1
-        before = plain[: group.first]
         spent += pieces * passes * sum(peak((unit.forward_s,), shape.microbatch) for unit in before)
+        earlier = group.first
     return spent * shape.num_models / whole if whole > 0 else 1.0
 
 

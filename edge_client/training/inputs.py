@@ -1,8 +1,9 @@
 """What a phase trains on: samples as they are, or what the frozen units before it make of them.
 
 The frozen units run without gradient and in evaluation mode (the loop sets it), a few samples at a time: their
-activations would otherwise be the largest thing in memory. With `buffered` they run once per phase, and their outputs
-lie in a file that is read batch by batch with `pread`; the pages of a mapping would count as this process's memory.
+activations would otherwise be the largest thing in memory. With `buffered` each of them runs once: outputs lie in a
+file, and the next phase goes on from there (`Earlier`). It is read batch by batch with `pread`; the pages of a mapping
+would count as this process's memory.
 
 A group of samples always has the same size (the last one is filled up), so that an output has the same bits whether it
 was computed for a batch or for the file: kernels for one or two samples round differently. A BatchNorm without running
@@ -28,7 +29,7 @@ from edge_client.models.contract import Model
 from edge_client.models.layout import arranged, precision
 from edge_client.training.contract import Phase
 
-__all__ = ["Data", "Take", "frozen_units", "in_layout", "inputs"]
+__all__ = ["Data", "Earlier", "Take", "frozen_units", "in_layout", "inputs"]
 
 _CHUNK = 16  # samples that go through the frozen units at a time
 
@@ -71,6 +72,41 @@ def frozen_units(model: Model, phase: Phase) -> list[str]:
     return [name for name in model.order[: model.order.index(phase.after) + 1] if name not in phase.bypassed]
 
 
+class Earlier:
+    """The files of the phase before: its frozen units have not changed since, as later ones are frozen as well."""
+
+    def __init__(self) -> None:
+        self._after = ""
+        self._bypassed: frozenset[str] = frozenset()
+        self._files: dict[str, _File] = {}
+
+    def __enter__(self) -> Earlier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the disk back."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def begin(self, models: Mapping[str, Model], phase: Phase) -> tuple[str, dict[str, _File]]:
+        """The unit whose outputs there are, and their files by model; none if the phase cannot go on from there."""
+        known = self._after in frozen_units(models[""], phase) and self._bypassed == phase.bypassed
+        if not known or any(key not in self._files for key in models):
+            self.close()
+            return "", {}
+        return self._after, self._files
+
+    def keep(self, phase: Phase, files: dict[str, _File]) -> None:
+        """From now on these; those before them are closed."""
+        if files is not self._files:
+            self.close()
+        self._after, self._bypassed, self._files = phase.after, phase.bypassed, files
+
+
 @contextmanager
 def inputs(
     models: Mapping[str, Model],
@@ -81,26 +117,28 @@ def inputs(
     folder: Path | None = None,
     order: torch.Generator | None = None,
     dtype: str = "fp32",
+    earlier: Earlier | None = None,
 ) -> Iterator[Take]:
     """How to take samples in this phase; `folder` is where outputs of the frozen units are kept, none: nowhere.
 
-    `order` draws the random groups of samples that a BatchNorm without running statistics sees for the file; `dtype`
-    is that of the activations of frozen units.
+    `order` draws the random groups of samples that a BatchNorm without running statistics sees for the file: the same
+    in all phases. `dtype` is that of the activations of frozen units.
     """
-    if not phase.after:
-        yield lambda chosen, _: _plain(data, chosen)
-        return
-    frozen = _Frozen(models, phase, data, dtype)
-    if folder is None or len(data) == 0:
-        yield frozen.outputs
-        return
     with ExitStack() as stack:
-        files = {key: stack.enter_context(_File(folder)) for key in models}
-        for chosen, filled in _groups(len(data), frozen.size(microbatch), order if frozen.mixes else None):
-            outputs, _ = frozen.outputs(filled, len(filled))
-            for key, rows in outputs.items():
-                files[key].write(chosen, rows[: len(chosen)])
-        yield lambda chosen, _: ({key: file.read(chosen) for key, file in files.items()}, data.labels[chosen])
+        earlier = earlier or stack.enter_context(Earlier())
+        if not phase.after:
+            earlier.close()
+            yield lambda chosen, _: _plain(data, chosen)
+        elif folder is None or len(data) == 0:
+            earlier.close()
+            yield _Frozen(models, phase, data, dtype).outputs
+        else:
+            start, files = earlier.begin(models, phase)
+            if start != phase.after:
+                frozen = _Frozen(models, phase, data, dtype, start, files)
+                files = frozen.write(folder, microbatch, order)
+            earlier.keep(phase, files)
+            yield lambda chosen, _: ({key: file.read(chosen) for key, file in files.items()}, data.labels[chosen])
 
 
 def _plain(data: Data, chosen: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -119,10 +157,20 @@ def _groups(num_samples: int, size: int, order: torch.Generator | None) -> Itera
 class _Frozen:
     """The frozen units of one or more models."""
 
-    def __init__(self, models: Mapping[str, Model], phase: Phase, data: Data, dtype: str) -> None:
-        self._units = {key: frozen_units(model, phase) for key, model in models.items()}
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        phase: Phase,
+        data: Data,
+        dtype: str,
+        start: str = "",
+        files: Mapping[str, _File] | None = None,
+    ) -> None:
+        """`files` have the outputs of the units up to `start`, by model."""
+        self._units = {key: _beyond(start, frozen_units(model, phase)) for key, model in models.items()}
         self._models = models
         self._data = data
+        self._files = files or {}
         self._dtype = dtype
         modules = [model.get_submodule(unit) for key, model in models.items() for unit in self._units[key]]
         self.mixes = any(_mixes_samples(part) for module in modules for part in module.modules())
@@ -139,10 +187,12 @@ class _Frozen:
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
             filled = part if self.mixes else part[torch.arange(size) % len(part)]
-            x, _ = self._data.batch(filled)
+            x = None if self._files else self._data.batch(filled)[0]
             for key, model in self._models.items():
+                given = x if x is not None else self._files[key].read(filled)
                 with precision(self._dtype):
-                    rows = model.run_units(self._units[key], x)[: len(part)]
+                    rows = model.run_units(self._units[key], given)[: len(part)]
+                del given
                 if len(part) == len(chosen):
                     whole[key] = rows
                     continue
@@ -150,6 +200,22 @@ class _Frozen:
                     whole[key] = _room_for(len(chosen), rows)
                 whole[key][start : start + len(part)] = rows
         return whole, self._data.labels[chosen]
+
+
+    def write(self, folder: Path, microbatch: int, order: torch.Generator | None) -> dict[str, _File]:
+        """Files with the outputs for all samples, by model; `order` makes random groups where samples mix."""
+        with ExitStack() as stack:
+            files = {key: stack.enter_context(_File(folder)) for key in self._models}
+            for chosen, filled in _groups(len(self._data), self.size(microbatch), order if self.mixes else None):
+                outputs, _ = self.outputs(filled, len(filled))
+                for key, rows in outputs.items():
+                    files[key].write(chosen, rows[: len(chosen)])
+            stack.pop_all()  # nothing failed: they stay open
+        return files
+
+
+def _beyond(start: str, units: list[str]) -> list[str]:
+    return units[units.index(start) + 1 :] if start else units
 
 
 def _mixes_samples(part: nn.Module) -> bool:
@@ -181,6 +247,10 @@ class _File:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is left of it."""
         os.close(self._fd)
 
     def write(self, positions: Tensor, rows: Tensor) -> None:
