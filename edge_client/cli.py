@@ -65,6 +65,7 @@ def _add_owners_commands(commands: Any) -> None:
     _state_dir(profile)
     profile.set_defaults(do=_profile)
     _add_plan(commands)
+    _add_bench(commands)
     leave = commands.add_parser("leave", help="end this device's membership; device.toml stays")
     leave.add_argument("--yes", action="store_true", help="do not ask")
     _state_dir(leave)
@@ -82,6 +83,19 @@ def _add_plan(commands: Any) -> None:
     budget.add_argument("--profile", metavar="NAME", help="a device that is not at hand: edge-client profile --profile")
     plan.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
     plan.set_defaults(do=_plan)
+
+
+def _add_bench(commands: Any) -> None:
+    from edge_client import plan_options
+
+    bench = commands.add_parser("bench", help="measure on this device what plans for several budgets take and cost")
+    plan_options.add_subject(bench)
+    bench.add_argument(
+        "--budgets", metavar="SIZE,...", help="of what training adds to a worker; default: halves down to the smallest"
+    )
+    bench.add_argument("--out", metavar="DIR", type=Path, help="for bench.json and bench.png; default: bench-MODEL")
+    bench.add_argument("--format", choices=["table", "json"], default="table", help="default: %(default)s")
+    bench.set_defaults(do=_bench)
 
 
 def _state_dir(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +201,18 @@ def _plan(options: argparse.Namespace) -> None:
         print(json.dumps(plan_command.to_json(choice), indent=1))
     else:
         print(plan_command.describe(what, choice))
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from edge_client import bench_command  # loads torch
+
+    found = bench_command.run(options)
+    told = bench_command.write(found, options.out or Path(f"bench-{found.what.run.what.replace(' ', '-')}"))
+    if options.format == "json":
+        print(json.dumps(bench_command.to_json(found), indent=1))
+    else:
+        print(bench_command.describe(found))
+    print("\n".join(told), file=sys.stderr)
 
 
 def _own_limit(options: argparse.Namespace) -> int | None:

@@ -38,10 +38,14 @@ class Subject:
     input_shape: tuple[int, ...]
     task: str | None
 
-    def fitting(self) -> Fitting:
-        """With rows from the cache, or measured now; raises `MachineError` if that fails."""
+    def fitting(self, *, num_samples: int = 0, disk_bytes: int = 0) -> Fitting:
+        """With rows from the cache, or measured now; raises `MachineError` if that fails.
+
+        Activations may lie on disk if there are samples and room for them.
+        """
         job = job_for(self.run, self.rules, self.input_shape, task=self.task)
-        return Fitting(run=self.run, rules=self.rules, rows=calibrated(job, durable.cache_dir()))
+        rows = calibrated(job, durable.cache_dir())
+        return Fitting(run=self.run, rules=self.rules, rows=rows, num_samples=num_samples, disk_bytes=disk_bytes)
 
 
 def subject(options: argparse.Namespace) -> Subject:
