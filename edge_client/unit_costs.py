@@ -102,14 +102,6 @@ class _Hidden:
     until: dict[str, int]  # the same until a block has been trained, where each is trained by itself
 
 
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    """What a training left behind."""
-
-    own_bytes: int  # that the method keeps meanwhile: planners know of it by its rules
-    after: list[int]  # RSS after each group, without it
-
-
 @dataclass(slots=True, kw_only=True)
 class _Bench:
     """One model on the bench."""
@@ -121,6 +113,12 @@ class _Bench:
     @property
     def model(self) -> Model:
         return self.made.model
+
+    @property
+    def own_bytes(self) -> int:
+        """Copies of all weights that the method keeps: planners know of them by its rules."""
+        weights = sum(param.nbytes for param in self.model.parameters())
+        return self.made.method.plans.weight_copies * weights
 
     def singles(self) -> Groups:
         """Each block as a group; none if the method trains no groups."""
@@ -145,13 +143,13 @@ class _Bench:
         base = meter.rss_bytes()
         self._evaluate(large, small)
         groups = self.singles()
-        first, second = self._train(small, groups).after, self._train(large, groups).after
+        first, second = self._train(small, groups), self._train(large, groups)
         grown = [max(0, one - base + other - first[-1]) for one, other in zip(first, second, strict=True)]
         meter.reset_peak()
-        whole = self._train(large, ())
+        self._train(large, ())
         return _Hidden(
             batch=large,
-            peak_bytes=meter.peak_rss_bytes() - base - whole.own_bytes,
+            peak_bytes=meter.peak_rss_bytes() - base - self.own_bytes,
             kept_bytes=max(0, meter.rss_bytes() - base),
             until={name: num_bytes for (name,), num_bytes in zip(groups, grown, strict=False)},
         )
@@ -184,18 +182,16 @@ class _Bench:
             self._train(batch, groups, pieces=2)
         return trace.parts()
 
-    def _train(self, batch: int, groups: Groups, pieces: int = 1) -> _Trained:
-        """One step of each group."""
+    def _train(self, batch: int, groups: Groups, pieces: int = 1) -> list[int]:
+        """One step of each group; returns the RSS after each, without what the method keeps."""
         done = self._train_once(batch, groups, pieces)
         gc.collect()  # a client half may be in a circle, and all that it keeps with it
         return done
 
-    def _train_once(self, batch: int, groups: Groups, pieces: int) -> _Trained:
+    def _train_once(self, batch: int, groups: Groups, pieces: int) -> list[int]:
         plan = TrainingPlan(groups=groups, microbatch=batch, budget_bytes=0, predicted_bytes=0)
         settings = replace(self.made.settings(pieces * batch, plan), optimizer="sgd", momentum=0.0, weight_decay=0.0)
-        before = meter.rss_bytes()
         client = self.made.client(plan)
-        own = meter.rss_bytes() - before
         terms = client.terms
 
         def marked(batch: Batch, phase: Phase) -> Iterator[Term]:
@@ -205,8 +201,9 @@ class _Bench:
         client.terms = marked  # type: ignore[method-assign]
         after: list[int] = []
         samples = _Marked(self.made.samples(pieces * batch))
+        own = self.own_bytes
         train(self.model, client, samples, settings, progress=lambda *_: after.append(meter.rss_bytes() - own))
-        return _Trained(own, after)
+        return after
 
     def _forward(self, batch: int) -> _Trace:
         samples = in_layout(_Marked(self.made.samples(batch)), channels_last=self.made.channels_last)

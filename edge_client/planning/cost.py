@@ -21,7 +21,7 @@ __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_
 
 # what a process takes beyond torch's allocations and what was seen hidden: rounding to pages, small objects
 _MARGIN = 1.01
-_SLACK_BYTES = 3 * 2**18
+_SLACK_BYTES = 2**20
 _STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
 _CHUNK = 16  # samples at a time through frozen units
 
@@ -117,7 +117,9 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
     others = (models - 1) * max(parameters, _at_the_turn(group, shape.microbatch))
     passes = waiting + others + max(_pass(group, shape.microbatch, adds))
     worst = max(step, waiting + models * _frozen(rows, shape, group), passes)
-    hidden = rows.hidden_bytes if group.head is None else group.units[-1].hidden_bytes
+    # blocks that are trained together also hand gradients on, for which libraries keep more than for each alone
+    alone = group.head is not None and sum(unit.kind == "block" for unit in group.units) == 1
+    hidden = group.units[-1].hidden_bytes if alone else rows.hidden_bytes
     return models * (workload.state_copies * parameters + hidden) + worst
 
 

@@ -13,8 +13,6 @@ Does not cover: which units are frozen (`methods`), whether a file is worth it (
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,13 +21,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from edge_client import durable, faults
-from edge_client.errors import MachineError
 from edge_client.models.contract import Model
 from edge_client.models.layout import arranged, precision
 from edge_client.training.contract import Phase
+from edge_client.training.row_file import RowFile, layout_of
 
-__all__ = ["Data", "Earlier", "Take", "frozen_units", "in_layout", "inputs"]
+__all__ = ["Data", "Earlier", "Take", "frozen_units", "in_layout", "inputs", "mixes_samples"]
 
 _CHUNK = 16  # samples that go through the frozen units at a time
 
@@ -78,7 +75,7 @@ class Earlier:
     def __init__(self) -> None:
         self._after = ""
         self._bypassed: frozenset[str] = frozenset()
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, RowFile] = {}
 
     def __enter__(self) -> Earlier:
         return self
@@ -92,7 +89,7 @@ class Earlier:
             file.close()
         self._files = {}
 
-    def begin(self, models: Mapping[str, Model], phase: Phase) -> tuple[str, dict[str, _File]]:
+    def begin(self, models: Mapping[str, Model], phase: Phase) -> tuple[str, dict[str, RowFile]]:
         """The unit whose outputs there are, and their files by model; none if the phase cannot go on from there."""
         known = self._after in frozen_units(models[""], phase) and self._bypassed == phase.bypassed
         if not known or any(key not in self._files for key in models):
@@ -100,7 +97,7 @@ class Earlier:
             return "", {}
         return self._after, self._files
 
-    def keep(self, phase: Phase, files: dict[str, _File]) -> None:
+    def keep(self, phase: Phase, files: dict[str, RowFile]) -> None:
         """From now on these; those before them are closed."""
         if files is not self._files:
             self.close()
@@ -164,7 +161,7 @@ class _Frozen:
         data: Data,
         dtype: str,
         start: str = "",
-        files: Mapping[str, _File] | None = None,
+        files: Mapping[str, RowFile] | None = None,
     ) -> None:
         """`files` have the outputs of the units up to `start`, by model."""
         self._units = {key: _beyond(start, frozen_units(model, phase)) for key, model in models.items()}
@@ -173,7 +170,7 @@ class _Frozen:
         self._files = files or {}
         self._dtype = dtype
         modules = [model.get_submodule(unit) for key, model in models.items() for unit in self._units[key]]
-        self.mixes = any(_mixes_samples(part) for module in modules for part in module.modules())
+        self.mixes = any(mixes_samples(part) for module in modules for part in module.modules())
 
     def size(self, microbatch: int) -> int:
         """Samples that go through at a time."""
@@ -202,10 +199,10 @@ class _Frozen:
         return whole, self._data.labels[chosen]
 
 
-    def write(self, folder: Path, microbatch: int, order: torch.Generator | None) -> dict[str, _File]:
+    def write(self, folder: Path, microbatch: int, order: torch.Generator | None) -> dict[str, RowFile]:
         """Files with the outputs for all samples, by model; `order` makes random groups where samples mix."""
         with ExitStack() as stack:
-            files = {key: stack.enter_context(_File(folder)) for key in self._models}
+            files = {key: stack.enter_context(RowFile(folder)) for key in self._models}
             for chosen, filled in _groups(len(self._data), self.size(microbatch), order if self.mixes else None):
                 outputs, _ = self.outputs(filled, len(filled))
                 for key, rows in outputs.items():
@@ -218,75 +215,11 @@ def _beyond(start: str, units: list[str]) -> list[str]:
     return units[units.index(start) + 1 :] if start else units
 
 
-def _mixes_samples(part: nn.Module) -> bool:
+def mixes_samples(part: nn.Module) -> bool:
     """Whether an output depends on the other samples of the batch, in evaluation mode as well."""
     return isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None
 
 
 def _room_for(count: int, rows: Tensor) -> Tensor:
     """Memory for `count` outputs like these, in the same layout."""
-    return torch.empty((count, *rows.shape[1:]), dtype=rows.dtype, memory_format=_layout(rows))
-
-
-def _layout(rows: Tensor) -> torch.memory_format:
-    last = rows.ndim == 4 and not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
-
-
-class _File:
-    """Rows of equal size by position, in a file without a name: nothing is left of it, however the process ends."""
-
-    def __init__(self, folder: Path) -> None:
-        self._what = f"keeping activations in {folder}"
-        with durable.disk_errors(self._what):
-            self._fd, path = tempfile.mkstemp(dir=folder)
-            os.unlink(path)
-        self._like = torch.empty(0)
-
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing is left of it."""
-        os.close(self._fd)
-
-    def write(self, positions: Tensor, rows: Tensor) -> None:
-        """Put one row at each position."""
-        self._like = torch.empty_like(rows[:1], memory_format=torch.preserve_format)
-        views, row_bytes = _bytes_of(rows.contiguous())
-        with durable.disk_errors(self._what):
-            faults.point("worker.train.buffer")
-            for position, view in zip(positions.tolist(), views, strict=True):
-                _write_all(self._fd, view, position * row_bytes)
-
-    def read(self, positions: Tensor) -> Tensor:
-        """The rows at these positions, in the layout in which they were computed."""
-        rows = torch.empty((len(positions), *self._like.shape[1:]), dtype=self._like.dtype)
-        views, row_bytes = _bytes_of(rows)
-        with durable.disk_errors(self._what):
-            for position, view in zip(positions.tolist(), views, strict=True):
-                _read_all(self._fd, view, position * row_bytes)
-        return rows.contiguous(memory_format=_layout(self._like))
-
-
-def _bytes_of(rows: Tensor) -> tuple[list[memoryview], int]:
-    """The memory of each row of a contiguous tensor, and their size."""
-    flat = rows.reshape(len(rows), -1).view(torch.uint8)
-    return [flat[index].numpy().data for index in range(len(flat))], flat.shape[1]
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    while len(data):
-        count = os.pwrite(fd, data, offset)  # a signal or a nearly full disk may cut a write short
-        data, offset = data[count:], offset + count
-
-
-def _read_all(fd: int, data: memoryview, offset: int) -> None:
-    while len(data):
-        count = os.preadv(fd, [data], offset)
-        if count == 0:
-            raise MachineError(f"the file of activations ended at {offset}, it was written further; check the disk")
-        data, offset = data[count:], offset + count
+    return torch.empty((count, *rows.shape[1:]), dtype=rows.dtype, memory_format=layout_of(rows))

@@ -159,7 +159,7 @@ def test_a_folder_that_is_not_there_is_an_error_of_the_machine(tmp_path: Path) -
 def test_a_full_disk_is_told_as_one() -> None:
     """/dev/full takes no byte: a write of this module's kind there fails as on a full disk."""
     from edge_client import durable
-    from edge_client.training.inputs import _write_all
+    from edge_client.training.row_file import _write_all
 
     with (
         open("/dev/full", "wb", buffering=0) as full,
