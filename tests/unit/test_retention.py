@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from coordinator.aggregation import Aggregation
 from rows import lease_row, model_row, round_row, run_row, update_row
 
 from coordinator import rounds
 from coordinator.conductor import KEPT_MODELS, Conductor
+from coordinator.job_child import AGGREGATOR, JobChild
 from coordinator.roster import Roster
 from coordinator.store.sqlite import SqliteStore
 from coordinator.transfers import Downloads, Uploads
@@ -30,7 +30,7 @@ class Site:
             blobs=self.blobs,
             uploads=self.uploads,
             downloads=Downloads(self.blobs),
-            aggregation=Aggregation(),
+            aggregation=JobChild(AGGREGATOR),
             send=lambda device, message: None,
             announce=lambda what: None,
             roster=Roster("f1", [], epoch=1, heartbeat_s=1.0),
