@@ -55,7 +55,8 @@ def draw(bench: Bench) -> bytes:
         memory.tick_params(axis="y", length=0)
         time.tick_params(axis="y", length=0)
         run = bench.what.run
-        figure.suptitle(f"{run.what}, batch {run.train.batch}, {run.method.name}, on {bench.device}", fontsize=11)
+        told = f"Training {run.what} with {run.method.name}, batches of {run.train.batch}, on {bench.device}"
+        figure.suptitle(told, fontsize=12, fontweight="bold")
         handles, names = memory.get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower left", ncols=3)
         out = io.BytesIO()
@@ -65,7 +66,8 @@ def draw(bench: Bench) -> bytes:
 
 def _label(rung: Rung) -> str:
     """The budget, and below it what is done."""
-    return f"{format_bytes(rung.budget_bytes)}\n{rung.plan.describe() if rung.plan is not None else 'nothing fits'}"
+    done = rung.plan.describe() if rung.plan is not None else "nothing fits"
+    return f"budget {format_bytes(rung.budget_bytes)}\n{done}"
 
 
 def _memory(axes: Axes, bench: Bench) -> None:
@@ -74,7 +76,7 @@ def _memory(axes: Axes, bench: Bench) -> None:
     told = [rung.plan.training_bytes / scale if rung.plan is not None else 0 for rung in rungs]
     found = [rung.measured.peak_bytes / scale if rung.measured is not None else 0 for rung in rungs]
     axes.barh(range(len(rungs)), told, height=0.62, color=_PREDICTED, label="predicted peak")
-    axes.barh(range(len(rungs)), found, height=0.34, color=_MEASURED, label="measured peak (of the budget)")
+    axes.barh(range(len(rungs)), found, height=0.34, color=_MEASURED, label="measured peak")
     for place, rung in enumerate(rungs):
         budget = rung.budget_bytes / scale
         axes.plot([budget, budget], [place - 0.4, place + 0.4], color=_BUDGET, lw=2, label="_" if place else "budget")
@@ -89,22 +91,26 @@ def _memory(axes: Axes, bench: Bench) -> None:
             fontsize=8,
             color=_OVER if over else _INK,
         )
-    axes.set_xlim(0, 1.22 * max(max(told), *(rung.budget_bytes / scale for rung in rungs)))
-    axes.set_xlabel(f"memory of training, MB; the worker itself takes {format_bytes(bench.base_bytes)}")
+    axes.set_xlim(0, 1.35 * max(max(told), *(rung.budget_bytes / scale for rung in rungs)))
+    axes.set_title("Memory: nothing may pass the black line", loc="left", fontsize=10)
+    axes.set_xlabel(f"MB on top of the {format_bytes(bench.base_bytes)} of a worker that does not train yet")
 
 
 def _told(rung: Rung) -> str:
     if rung.measured is None:
-        return "not measured"
-    return f"{format_bytes(rung.measured.peak_bytes)} ({100 * rung.measured.peak_bytes / rung.budget_bytes:.0f} %)"
+        what, _, why = rung.note.partition(": ")
+        return what if rung.plan is not None else why
+    share = rung.measured.peak_bytes / rung.budget_bytes
+    return f"{format_bytes(rung.measured.peak_bytes)}, {100 * share:.0f} % of the budget"
 
 
 def _time(axes: Axes, bench: Bench) -> None:
     times = [rung.relative_time or 0 for rung in bench.rungs]
     axes.barh(range(len(times)), times, height=0.34, color=_TIME)
     for place, time in enumerate(times):
-        shown = f"{time:.2f}" if time else "-"
+        shown = f"{time:.2f} x" if time else "-"
         axes.annotate(shown, (time, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.axvline(1, color=_PALE, lw=1, zorder=0)
-    axes.set_xlim(0, 1.25 * max(1.0, *times))
-    axes.set_xlabel("time of an epoch\n(1: everything at once)")
+    axes.set_xlim(0, 1.3 * max(1.0, *times))
+    axes.set_title("Time that is paid", loc="left", fontsize=10)
+    axes.set_xlabel("of an epoch, against training\neverything at once")

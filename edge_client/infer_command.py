@@ -7,6 +7,7 @@ pass group by group (`training.depthwise`).
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,8 @@ def run(options: argparse.Namespace) -> Answer:
         raise InputError(f"--out: expected a file that ends with {' or '.join(_SUFFIXES)}, got {str(options.out)!r}")
     if not 1 <= options.threads <= 1024:
         raise InputError(f"--threads: expected 1 to 1024, got {options.threads}")
-    guard.pin_malloc()  # before torch is loaded: what a group used goes back to the system
+    if "torch" not in sys.modules:
+        guard.pin_malloc()  # before torch is loaded: what a group used goes back to the system
     from edge_client.plan_command import Subject, subject
     from edge_client.run_model import recipe
     from edge_client.task import read_source

@@ -198,7 +198,6 @@ class _Frozen:
                 whole[key][start : start + len(part)] = rows
         return whole, self._data.labels[chosen]
 
-
     def write(self, folder: Path, microbatch: int, order: torch.Generator | None) -> dict[str, RowFile]:
         """Files with the outputs for all samples, by model; `order` makes random groups where samples mix."""
         with ExitStack() as stack:

@@ -110,7 +110,8 @@ def test_partial_training_is_better_than_statistics_of_few_samples() -> None:
     partial = replace(GROUPS, partial=True)
     found = way(choose(request(1400 * MB, _heavy_first_block(), partial)))
     assert found == (16, None, (("block2",), ("block3",)), ("block1",))
-    assert way(choose(request(1400 * MB, _heavy_first_block(), GROUPS))) == (2, None, (("block1",), ("block2", "block3")), ())
+    pairs = (("block1",), ("block2", "block3"))
+    assert way(choose(request(1400 * MB, _heavy_first_block(), GROUPS))) == (2, None, pairs, ())
 
 
 def test_partial_training_is_the_last_resort() -> None:
