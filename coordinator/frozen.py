@@ -12,14 +12,16 @@ stand still.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from edge_client import records
 from edge_client.errors import PayloadError
+from edge_client.methods import coverage
 from edge_client.methods.base import Header
 from edge_client.params import IndexMap, settle_buffer
 from edge_client.records import Report
@@ -68,6 +70,11 @@ class ModelState:
     def tensor(self, name: str) -> Tensor:
         """One tensor, read anew at every call."""
         return self._reader.tensor(stored_name(name))
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """What the method noted of the model."""
+        return coverage.notes(self._reader.header.meta)
 
 
 class FrozenSet:

@@ -16,6 +16,7 @@ __all__ = [
     "FedNovaParameters",
     "FedPerParameters",
     "FedProxParameters",
+    "InCoParameters",
     "LocalParameters",
     "MoonParameters",
     "ScaffoldParameters",
@@ -121,4 +122,41 @@ class FeDepthParameters:
             "symbol": "Table 1",
             "help": "what a group takes: measured, or by the authors' own rule, to compare results with theirs",
         },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InCoParameters:
+    """InCo."""
+
+    rule: Annotated[str, Matches("released|theorem|text|no_opt|no_norm|sum|off")] = field(
+        default="released",
+        metadata={
+            "symbol": "theta",
+            "help": "how a stage's first layer changes the later ones: the authors' code, Theorem 3.1, the paper's "
+            "text, three ablations; off: not at all",
+        },
+    )
+    granularity: Annotated[str, Matches("kernel|tensor")] = field(
+        default="kernel",
+        metadata={"symbol": "g_k", "help": "what has one theta: each kernel of a convolution, or the whole tensor"},
+    )
+    theta_max: Annotated[float, Between(0, 1000)] = field(
+        default=5.0, metadata={"symbol": "theta", "help": "largest theta of released and no_norm"}
+    )
+    clip: Annotated[float, Between(0, 1000)] = field(
+        default=0.1,
+        metadata={"symbol": "g_k", "help": "largest element of a changed update; 0: no such limit"},
+    )
+    weights: Annotated[str, Matches("samples|uniform")] = field(
+        default="samples",
+        metadata={
+            "symbol": "Algorithm 1",
+            "help": "samples: devices count as in the method underneath; uniform: each the same, as in the authors' "
+            "code",
+        },
+    )
+    server_lr: Annotated[float, Between(0, 1000)] = field(
+        default=1.0,
+        metadata={"symbol": "g", "help": "multiplies the mean step of all parameters before the rule"},
     )

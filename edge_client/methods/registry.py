@@ -23,12 +23,13 @@ from edge_client.methods.parameters import (
     FedNovaParameters,
     FedPerParameters,
     FedProxParameters,
+    InCoParameters,
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
 )
 
-__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "validate"]
+__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "usual_model", "validate"]
 
 
 def _from(module: str, **how: Any) -> Callable[..., Method]:
@@ -88,6 +89,7 @@ class _Entry:
     plans: Callable[[Any], PlanRules] = _no_choice
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
+    shown_with: str = "small-cnn"  # a model that it can train
 
 
 _GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
@@ -100,9 +102,15 @@ _METHODS = {
     "fedper": _Entry(
         FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
     ),
-    "local": _Entry(LocalParameters, _from("local"), refuses=_GROUPS, has_global_model=lambda own: False),
+    "local": _Entry(
+        LocalParameters,
+        _from("local"),
+        refuses=_GROUPS | {"inco": "it shares nothing that could be changed"},
+        has_global_model=lambda own: False,
+    ),
     "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans),
     "m-fedepth": _Entry(FeDepthParameters, _from("fedepth", auxiliary=True), over=True, plans=_m_fedepth_plans),
+    "inco": _Entry(InCoParameters, _from("inco"), over=True, shown_with="preresnet20"),
 }
 _PLAIN = "fedavg"  # what a method is put over that names none
 
@@ -122,17 +130,25 @@ def validate(name: str, parameters: Mapping[str, Any]) -> None:
 
 def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
     """What a planner may choose for the devices of a run; raises as `validate` does. Free of torch."""
-    first, *others = [_METHODS[part].plans(parsed) for part, parsed in _parse(name, parameters)]
+    parts = _parse(name, parameters)
+    every = [_METHODS[part].plans(parsed) for part, parsed in parts]
+    decides = next((number for number, (part, _) in enumerate(parts) if _decides(part)), 0)
     return dataclasses.replace(
-        first,  # the part that decides how a device trains; what others keep and make comes on top
-        weight_copies=first.weight_copies + sum(rules.weight_copies for rules in others),
-        step_copies=max(rules.step_copies for rules in (first, *others)),
+        every[decides],  # says how a device trains; what others keep and make comes on top
+        weight_copies=sum(rules.weight_copies for rules in every),
+        step_copies=max(rules.step_copies for rules in every),
     )
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
     """Whether the server's model is one to use and to judge; otherwise the models live on the devices."""
     return all(_METHODS[part].has_global_model(parsed) for part, parsed in _parse(name, parameters))
+
+
+def usual_model(name: str) -> str:
+    """A model to show the method with; raises as `validate` does."""
+    usual = [_METHODS[part].shown_with for part in _parts(name)]
+    return next((model for model in usual if model != _METHODS[_PLAIN].shown_with), usual[0])
 
 
 def parameter_types(name: str) -> list[type]:
