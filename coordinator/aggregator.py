@@ -186,7 +186,9 @@ def _init(job: InitJob) -> Reply:
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
     state |= _slices(job, state)
     table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
-    meta = coverage.describe(method.plans, stem=model.order[0], kept=method.kept(model))
+    meta = coverage.describe(
+        method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
+    )
     if job.start is None:
         return _write(job.out, table, iter(state.values()), meta)
     with ContainerReader(Path(job.start)) as reader:

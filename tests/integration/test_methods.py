@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from edge_client.assignment import read_state
 from edge_client.data.sources import open_data
 from edge_client.files import load_device_file
 from edge_client.models import registry as models
+from edge_client.models.anchors import anchors
+from edge_client.run_file import ModelSection
 from edge_client.wire.tensors import ContainerReader
 
 pytestmark = pytest.mark.broker
@@ -109,6 +112,23 @@ def test_fednova_normalises_by_the_steps_that_devices_made(fleet: Fleet, plain: 
         moved, usual = (nova[name] - value).flatten(), (average[name] - value).flatten()
         assert not torch.equal(moved, usual)
         assert float(torch.dot(moved, usual)) > 0
+
+
+def test_inco_changes_the_later_layers_of_each_stage_on_the_server(fleet: Fleet) -> None:
+    """One round from one first model, with the rule and without: the targets of the model's anchors differ, only."""
+    options = {"width": 2}
+    model = ModelSection(name="preresnet20", input=(1, 8, 8), options=options)
+    tensors = []
+    for rule in ("released", "off"):
+        run = mlp_run(rounds=1, devices=3, name="inco", method={"name": "inco+fednova", "rule": rule})
+        shown = fleet.wait_finished(fleet.start_run(replace(run, model=model)), 240)
+        assert shown["state"] == "finished", shown["reason"]
+        tensors.append([server_tensors(fleet, shown, version) for version in (0, 1)])
+    (first, changed), (same_first, plain) = tensors
+    assert all(torch.equal(value, same_first[name]) for name, value in first.items())
+    built = models.build("preresnet20", input_shape=(1, 8, 8), num_classes=10, options=options)
+    differing = {name.removeprefix("model/") for name in plain if not torch.equal(changed[name], plain[name])}
+    assert differing == {*anchors(built)}
 
 
 def test_fedper_trains_heads_that_never_leave_and_judges_with_them(fleet: Fleet, plain: dict[str, Any]) -> None:

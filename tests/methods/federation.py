@@ -34,6 +34,7 @@ class Federation:
         self.made = registry.get(self.method, self.parameters)
         model = self.build()
         self.server = {name: value.clone() for name, value in model.state_dict().items()}
+        self.notes = self.made.notes(model)
         self.server |= {f"extra/{name}": value for name, value in self.made.extra_tensors(model).items()}
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.data}
         self.answered: set[str] = set()
@@ -73,7 +74,7 @@ class Federation:
         self.answered |= {header.device for header, _ in self.updates}
         momentum = self.settings.get("momentum", 0.0) if self.settings.get("optimizer", "sgd") == "sgd" else 0.0
         frozen = TensorFrozen(self.updates, num_devices=len(self.answered), momentum=momentum)
-        self.server = dict(self.made.server.fold(TensorState(self.server), frozen, round=self.number))
+        self.server = dict(self.made.server.fold(TensorState(self.server, self.notes), frozen, round=self.number))
         return self.weights()
 
     def _train(self, device: str) -> tuple[Header, dict[str, Tensor]]:
@@ -88,7 +89,7 @@ class Federation:
         sent = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
         sent |= {name: value for name, value in self.server.items() if name.startswith("extra/")}
         sent |= {f"extra/{name}": value for name, value in outcome.extra.items()}
-        meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.made.kept(model))
+        meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.made.kept(model), notes=self.notes)
         lacking = coverage.left_out(sent, None, self.made.plans, meta)
         update = {name.removeprefix("model/"): value for name, value in sent.items() if name not in lacking}
         return Header(device=device, num_samples=len(self.data[device]), steps=done.steps), update

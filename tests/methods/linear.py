@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,9 @@ from edge_client.training.loop import Settings, generator, train
 class TensorState:
     """The server's tensors in memory."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: dict[str, Tensor], notes: Mapping[str, Any] | None = None) -> None:
         self.tensors = tensors
+        self.notes = notes or {}
 
     def names(self) -> list[str]:
         return list(self.tensors)
