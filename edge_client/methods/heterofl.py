@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edge_client.errors import InputError
 from edge_client.methods.base import Batch, Frozen, Header, Job, Method, Outcome, Phase, PlainClient, State, Term
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import HeteroFLParameters
@@ -121,9 +122,14 @@ def _at(old: Tensor, where: IndexMap | None, rows: Tensor) -> IndexMap:
 
 
 def _by_class(model: Model) -> Mapping[str, Any]:
-    """The tensors whose rows are the classes: the last layer's."""
-    axes = model.channel_axes or {}
-    return {_HEAD: tuple(name for name, named in axes.items() if name in model.state_dict() and named[0] is WHOLE)}
+    """The tensors whose rows are the classes."""
+    if model.channel_axes is None:
+        raise InputError(
+            "method 'heterofl': mask needs to know the output layer, and this model does not tell its channels; "
+            "use a built-in model, or mask = false"
+        )
+    axes, head = model.channel_axes, model.units[-1].parameters
+    return {_HEAD: tuple(name for name in head if axes.get(name, (CHANNELS,))[0] is WHOLE)}
 
 
 def _nothing(model: Model) -> Mapping[str, Any]:

@@ -91,7 +91,7 @@ class HeteroFLParameters:
         default=False,
         metadata={
             "symbol": "dynamic",
-            "help": "each device draws one of the slices that it has memory for in every round; false: it keeps its own",
+            "help": "each device draws one of the slices that it has memory for in every round; false: the largest",
         },
     )
     uniform: bool = field(
