@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client import doctor, durable, identity, owner_file, sandbox, service_install, service_unit
+from edge_client import doctor, identity, owner_file, sandbox, service_install, service_unit
 from edge_client.device.probe import probe
 from edge_client.device_checks import DeviceChecks, Subject
 from edge_client.errors import InputError, MachineError
@@ -23,7 +23,6 @@ from edge_client.systemd import Systemd
 __all__ = ["NAME", "Wanted", "examine", "examine_as_service", "install", "make_unit", "uninstall"]
 
 NAME = "fedfit-device"
-_STATE_ROOT, _CACHE = "/var/lib", "/var/cache/fedfit/device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ def make_unit(wanted: Wanted) -> Unit:
         "ExecStart": [service_unit.command(words)],
         "MemoryMax": [service_unit.memory_max(found.memory, device.limits.memory)],
         "BindReadOnlyPaths": _bound(wanted, device, path),
-        **_state(state_dir),
+        **service_unit.state_values(state_dir),
     }
     template = service_unit.template("fedfit-device-gpu" if kind == "gpu" else "fedfit-device")
     groups = [name for value in template.values("SupplementaryGroups") for name in value.split() if _has_group(name)]
@@ -70,13 +69,6 @@ def _bound(wanted: Wanted, device: DeviceFile, device_file: Path) -> list[str]:
     if wanted.config:
         paths.append(wanted.config)
     return [service_unit.quoted(wanted.systemd.inside(path), optional=True) for path in service_unit.bound(paths)]
-
-
-def _state(state_dir: Path) -> dict[str, list[str]]:
-    """systemd makes and guards what is below /var/lib; another place is made writable."""
-    if state_dir.is_relative_to(_STATE_ROOT):
-        return {"StateDirectory": [service_unit.quoted(state_dir.relative_to(_STATE_ROOT))]}
-    return {"StateDirectory": [], "StateDirectoryMode": [], "ReadWritePaths": [service_unit.quoted(state_dir)]}
 
 
 def _has_group(name: str) -> bool:
@@ -114,15 +106,7 @@ def _doctor(wanted: Wanted) -> list[str]:
 
 def uninstall(systemd: Systemd, state_dir: Path, *, purge: bool) -> list[Path]:
     """Stop and remove the service; `purge` also removes identity, state and cache, device.toml included."""
-    service_install.require_root(systemd, "uninstall-service")
-    systemd.require()
-    if purge and durable.is_there(state_dir) and not durable.is_there(state_dir / "version"):
-        raise MachineError(f"{state_dir} was not made by fedfit; nothing was changed: name another --state-dir")
-    folders = [state_dir, systemd.root / _CACHE.lstrip("/")] if purge else []
-    removed = service_install.uninstall(systemd, NAME, purge=folders)
-    if purge:
-        systemd.do("userdel", NAME)
-    return removed
+    return service_install.uninstall(systemd, NAME, state_dir, purge=purge)
 
 
 def examine(subject: Subject, only: Sequence[str]) -> list[doctor.Finding]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,22 +111,27 @@ def install(systemd: Systemd, plan: Plan, *, replace: bool, rehearse: Callable[[
     systemd.call("enable", "--now", plan.name)
 
 
-def uninstall(systemd: Systemd, name: str, *, purge: Iterable[Path]) -> list[Path]:
-    """Stop and remove a service, then what `purge` names; returns what was removed."""
+def uninstall(systemd: Systemd, name: str, state_dir: Path, *, purge: bool) -> list[Path]:
+    """Stop and remove a service; `purge` also removes its state, its cache and its user. Returns what was removed."""
+    require_root(systemd, "uninstall-service")
+    systemd.require()
     path = systemd.unit_path(name)
+    if purge and durable.is_there(state_dir) and not durable.is_there(state_dir / "version"):
+        raise MachineError(f"{state_dir} was not made by fedfit; nothing was changed: name another --state-dir")
     if not path.exists():
         raise NoSuchNameError(f"no service {name!r} is installed: {path} is not there; nothing was changed")
     systemd.call("disable", "--now", name)
     with durable.disk_errors(f"cannot remove {path}"):
         path.unlink()
     systemd.call("daemon-reload")
-    removed = [path]
-    for folder in purge:
-        if folder.exists():
-            with durable.disk_errors(f"cannot remove {folder}"):
-                shutil.rmtree(folder)
-            removed.append(folder)
-    return removed
+    cache = systemd.root / "var/cache" / name.replace("-", "/")
+    folders = [folder for folder in (state_dir, cache) if folder.exists()] if purge else []
+    for folder in folders:
+        with durable.disk_errors(f"cannot remove {folder}"):
+            shutil.rmtree(folder)
+    if purge:
+        systemd.do("userdel", name)
+    return [path, *folders]
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -17,10 +17,11 @@ from edge_client.device.probe import Memory
 from edge_client.device.profile import reserve_bytes
 from edge_client.errors import InputError
 
-__all__ = ["Unit", "bound", "command", "hiding", "is_below", "memory_max", "quoted", "template"]
+__all__ = ["Unit", "bound", "command", "hiding", "is_below", "memory_max", "quoted", "state_values", "template"]
 
 _FOLDER = Path(__file__).parent / "_deploy" / "systemd"
 _HOMES = ("/home", "/root", "/run/user")
+_STATE_ROOT = "/var/lib"
 _TEMPORARY = ("/tmp", "/var/tmp")
 _CLIENT_BYTES = 96 * 2**20  # the client beside its worker, and what the kernel counts for both
 # what is about starting, watching and ending a service, and no part of what it may do
@@ -108,6 +109,13 @@ def bound(paths: Iterable[Path]) -> list[Path]:
     """
     folders = dict.fromkeys(path if path.is_dir() or _is_private(path.parent) else path.parent for path in paths)
     return [folder for folder in folders if not any(other in folder.parents for other in folders)]
+
+
+def state_values(state_dir: Path) -> dict[str, list[str]]:
+    """systemd makes and guards what is below /var/lib; a state directory elsewhere is made writable."""
+    if state_dir.is_relative_to(_STATE_ROOT):
+        return {"StateDirectory": [quoted(state_dir.relative_to(_STATE_ROOT))]}
+    return {"StateDirectory": [], "StateDirectoryMode": [], "ReadWritePaths": [quoted(state_dir)]}
 
 
 def _is_private(folder: Path) -> bool:
