@@ -201,10 +201,11 @@ def _calibrate(job: CalibrateJob) -> Reply:
     shape = _recipe(job.run, job.task).input_shape
     if shape is None:
         return {"rows": None}
-    wanted = job_for(job.run, registry.plan_rules(job.run.method.name, job.run.method.parameters), shape, task=job.task)
+    rules = registry.plan_rules(job.run.method.name, job.run.method.parameters)
+    task = f"{job.task}:{_shown(job.run)[1]}" if job.task is not None else None
     try:
-        rows = calibrated(wanted, durable.cache_dir())
-    except MachineError as error:
+        rows = calibrated(job_for(job.run, rules, shape, task=task), durable.cache_dir())
+    except (InputError, MachineError) as error:
         _log.warning("devices will measure the model themselves: %s", error)
         return {"rows": None}
     return {"rows": records.to_map(rows)}
@@ -214,13 +215,19 @@ def _recipe(run: RunFile, task: str | None) -> Recipe:
     """How to make the run's model; a task's file is called as the run calls it."""
     from edge_client.run_model import recipe
     from edge_client.task import read_source
-    from edge_client.task_files import split_place
 
     if run.task is None or task is None:
         return recipe(run, None)
-    shown = run.task.file or f"{run.task.name}.py:task"
-    path, name = split_place(shown)
+    path, name = _shown(run)
     return recipe(run, read_source(Path(task), name, shown=str(path)))
+
+
+def _shown(run: RunFile) -> tuple[Path, str]:
+    """The task's file and object as the run calls them; here the file is a blob."""
+    from edge_client.task_files import split_place
+
+    assert run.task is not None
+    return split_place(run.task.file or f"{run.task.name}.py:task")
 
 
 def _seed(seed: int) -> None:

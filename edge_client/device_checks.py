@@ -183,9 +183,8 @@ class DeviceChecks:
             name = "device"
         try:
             found = tryout.read_samples(name, device)
-        except MachineError as error:
-            problem = str(error).partition(" ended with exit code 3: ")[2] or str(error)
-            raise ProblemError(problem, _mend_data(device)) from error
+        except FedfitError as error:
+            raise ProblemError(str(error), _mend_data(device)) from error
         return "; ".join(f"{where}: {count} samples, read one" for where, count in found.sets)
 
     def _model(self) -> str:

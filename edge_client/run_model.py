@@ -72,6 +72,18 @@ class Recipe:
             model = adopted.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
             return model if cut == FULL else shorten(model, cut)
 
+    def skeleton(self, input_shape: Sequence[int]) -> Model:
+        """The units in order; a built-in model has no memory for values yet, a task's has what its function made."""
+        num_classes = len(self.run.classes)
+        if self.run.model is not None:
+            section = self.run.model
+            return registry.skeleton(
+                section.name, input_shape=input_shape, num_classes=num_classes, options=section.options
+            )
+        assert self.task is not None
+        with UserCode(self.path, "model()"):
+            return adopted.parts(self.task.model(num_classes), self.task.units)
+
     def build_weights(self) -> Model:
         """The model as far as it can be made without data: enough for names and first values of its tensors."""
         if self.input_shape is not None:

@@ -52,12 +52,12 @@ class Sets:
 
 
 def try_torch() -> TorchWorks:
-    """In another process; raises `MachineError` with the last line of what went wrong."""
+    """In another process; raises `MachineError` with what went wrong."""
     return from_map(TorchWorks, _ask(TryJob(what="torch"), "loading torch"))
 
 
 def read_samples(name: str, device: DeviceFile) -> Sets:
-    """In another process; raises `MachineError` with the problem. A task is told no classes: those are a run's."""
+    """In another process; raises `InputError` or `MachineError` with the problem. A task is told no classes: those are a run's."""
     return from_map(Sets, _ask(TryJob(what="data", name=name, device=device), "reading a sample"))
 
 

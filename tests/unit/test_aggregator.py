@@ -462,6 +462,15 @@ def test_the_first_model_of_a_task_is_a_function_of_the_seed(tmp_path: Path) -> 
     }
 
 
+def test_a_task_is_measured_for_the_devices(tmp_path: Path) -> None:
+    """A head of 4 x 2 + 2 floats; nothing if only the devices know the shape of a sample."""
+    reply = aggregator.answer({"id": 1, "job": "calibrate", **_task_run(tmp_path, input_="input=(4,)")})
+    assert reply["ok"], reply
+    units = reply["rows"]["modes"]["plain"]
+    assert [(unit["name"], unit["parameter_bytes"]) for unit in units] == [("stem", 0), ("head", 40)]
+    assert aggregator.answer({"id": 2, "job": "calibrate", **_task_run(tmp_path)})["rows"] is None
+
+
 @pytest.mark.parametrize(
     ("between", "input_", "message"),
     [
