@@ -50,7 +50,7 @@ class FedProxClient(PlainClient):
             self._anchor |= {name: param.detach().clone() for name, param in new.items()}
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
-        """Cross entropy, then the proximal term, a few parameters at a time: no more of them than the largest one is."""
+        """Cross entropy, then the proximal term of a few parameters at a time, together as large as the largest."""
         yield from super().terms(batch, phase)
         if self._mu == 0 or not batch.first:
             return

@@ -51,7 +51,8 @@ from edge_client.wire.container import EXTRA_PREFIX
 __all__ = ["Anchor", "InCoServer", "add_change", "method"]
 
 _PAPER = "Chan et al., ICLR 2024, arXiv:2308.11464"
-_ANCHORS = "anchors"  # among the notes: [anchor, target, target, ...], each the number of a tensor of the model
+_ANCHORS = "anchors"  # among the notes: [anchor, target, target, ...] of each, by name
+_MOST_NOTED = 12_000  # characters: a container says up to 16,384 bytes of itself
 _EPSILON = 1e-7
 _Factors = tuple[Tensor, Tensor]  # what g_k and g_0 are multiplied with: of each row [n], or of all [1]
 _PIECE = 1 << 17  # elements that are in the cache while all is done to them, in memory that is taken once
@@ -226,17 +227,15 @@ def _counted_once(header: Header) -> Header:
 
 
 def _anchor_names(state: State) -> dict[str, str]:
-    """Target -> anchor, as noted when the run began."""
-    names = state.names()
-    return {names[target]: names[anchor] for anchor, *targets in state.notes[_ANCHORS] for target in targets}
+    """Target -> anchor, as noted when the run began; of those that this model has, which may be a part of the run's."""
+    groups, own = state.notes[_ANCHORS], frozenset(state.names())
+    return {target: anchor for anchor, *targets in groups for target in targets if {anchor, target} <= own}
 
 
 def _notes(below: Callable[[Model], Mapping[str, Any]], model: Model) -> Mapping[str, Any]:
-    """By number: the names of a deep model's weights would not fit into what a container says of itself."""
-    number = {name: index for index, name in enumerate(model.state_dict())}
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[str]] = {}
     for target, anchor in anchors(model).items():
-        groups.setdefault(anchor, [number[anchor]]).append(number[target])
+        groups.setdefault(anchor, [anchor]).append(target)
     return {**below(model), _ANCHORS: list(groups.values())}
 
 
@@ -252,6 +251,11 @@ def _check(below: Callable[[Model], None], model: Model) -> None:
             "method 'inco' changes weights of the shape of an earlier one in their stage, and this model has none; "
             "use a deeper one (such as resnet14 or preresnet20; of a task, several layers of one shape in a unit), "
             "or the method underneath by itself"
+        )
+    if (length := sum(len(name) + 3 for name in {*found, *found.values()})) > _MOST_NOTED:
+        raise InputError(
+            f"method 'inco': the names of the {len(found)} layers that it would change have {length} characters, "
+            f"at most {_MOST_NOTED} can be noted; use a smaller model, or shorter names"
         )
     for target, anchor in found.items():
         if order.index(anchor) > order.index(target):
