@@ -45,101 +45,121 @@ from edge_client.methods.base import Frozen, Header, Method, Server, State
 from edge_client.methods.parameters import InCoParameters
 from edge_client.models.anchors import anchors
 from edge_client.models.contract import Model
-from edge_client.params import IndexMap, is_buffer
+from edge_client.params import IndexMap, inner_product, is_buffer
 from edge_client.wire.container import EXTRA_PREFIX
 
-__all__ = ["InCoServer", "Step", "method", "transformed"]
+__all__ = ["Anchor", "InCoServer", "add_change", "method"]
 
 _PAPER = "Chan et al., ICLR 2024, arXiv:2308.11464"
-_ANCHORS = "anchors"  # among the notes: [anchor, target, target, ...], each the number of a tensor of the model
+_ANCHORS = "anchors"  # among the notes: [anchor, target, target, ...] of each, by name
+_MOST_NOTED = 12_000  # characters: a container says up to 16,384 bytes of itself
 _EPSILON = 1e-7
-_DOT_PIECE = 1 << 20
+_Factors = tuple[Tensor, Tensor]  # what g_k and g_0 are multiplied with: of each row [n], or of all [1]
+_PIECE = 1 << 17  # elements that are in the cache while all is done to them, in memory that is taken once
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """g of a tensor, a row for each kernel, and <g, g> of each row."""
+class Anchor:
+    """g_0 of a stage, with what all its targets need of it."""
 
-    rows: Tensor  # [n, elements of a kernel]
-    squares: Tensor  # [n]
+    change: Tensor
+    norms: Tensor  # ||g_0|| of each kernel [n], or of all of it [1]
 
     @classmethod
-    def of(cls, change: Tensor, granularity: str) -> Step:
-        """A convolution's (out, in) kernels, if they have more than one element each; otherwise one row."""
-        kernels = granularity == "kernel" and _kernel_size(change) > 1
-        rows = change.reshape(-1, _kernel_size(change)) if kernels else change.reshape(1, -1)
-        return cls(rows, _dots(rows, rows))
+    def of(cls, change: Tensor, granularity: str) -> Anchor:
+        """A kernel of one element has no direction: such tensors are taken whole."""
+        size = _kernel_size(change)
+        if size == 1 or granularity == "tensor":
+            return cls(change, _total(change, change).sqrt())
+        pieces = torch.split(change.view(-1, size), max(1, _PIECE // size))
+        room = torch.empty_like(pieces[0])
+        return cls(change, torch.cat([_row_products(rows, rows, room[: len(rows)]) for rows in pieces]).sqrt())
 
 
-def transformed(target: Step, anchor: Step, parameters: InCoParameters) -> Tensor:
-    """The new g of the target, in rows."""
-    own, others = _FACTORS[parameters.rule](target.squares, _dots(target.rows, anchor.rows), anchor.squares, parameters)
-    untouched = (target.squares == 0) | (anchor.squares == 0)
-    own, others = own.masked_fill(untouched, 1.0), others.masked_fill(untouched, 0.0)
-    result = target.rows * own[:, None].to(target.rows.dtype)
-    result.addcmul_(anchor.rows, others[:, None].to(target.rows.dtype))
-    if parameters.clip > 0:
-        result.clamp_(-parameters.clip, parameters.clip)
-        if bool(untouched.any()):
-            result[untouched] = target.rows[untouched]
-    return result
+def add_change(new: Tensor, target: Tensor, anchor: Anchor, parameters: InCoParameters) -> None:
+    """new += T(g_k) - g_k, in place; `target` is g_k."""
+    size = _kernel_size(target)
+    by_kernel = len(anchor.norms) * size == target.numel()
+    step = max(1, _PIECE // size)
+    totals = None if by_kernel else (_total(target, anchor.change), _total(target, target))
+    pieces = [torch.split(tensor.view(-1, size), step) for tensor in (new, target, anchor.change)]
+    scratch = torch.empty_like(pieces[0][0])
+    for number, (rows, g_k, g_0) in enumerate(zip(*pieces, strict=True)):
+        room = scratch[: len(g_k)]
+        product, square = totals or (_row_products(g_k, g_0, room), _row_products(g_k, g_k, room))
+        norm_0 = anchor.norms[number * step : (number + 1) * step] if by_kernel else anchor.norms
+        _transform(g_k, g_0, (product, square.sqrt(), norm_0), parameters, out=room)
+        if not by_kernel and target.ndim > 2:
+            _keep(~g_k.any(dim=1), g_k, room)  # kernels that nobody trained, inside a tensor that is taken whole
+        rows.add_(room.sub_(g_k))
 
 
 def _kernel_size(tensor: Tensor) -> int:
-    """1 for matrices and vectors."""
+    """Elements of an (out, in) kernel; 1 for matrices and vectors."""
     return tensor[0, 0].numel() if tensor.ndim > 2 else 1
 
 
-def _dots(x: Tensor, y: Tensor) -> Tensor:
-    """The inner product of each pair of rows: [n]; of one long row in float64."""
-    if len(x) > 1:
-        return torch.mv(x * y, torch.ones(x.shape[1], dtype=x.dtype))  # twice as fast as a sum over so short an axis
-    pieces = zip(torch.split(x[0], _DOT_PIECE), torch.split(y[0], _DOT_PIECE), strict=True)
-    return torch.stack([torch.dot(a.double(), b.double()) for a, b in pieces]).sum(dim=0, keepdim=True)
+def _row_products(x: Tensor, y: Tensor, room: Tensor) -> Tensor:
+    """The inner product of each pair of rows; as a matrix product, twice as fast as a sum over so short an axis."""
+    return torch.mv(torch.mul(x, y, out=room), torch.ones(x.shape[1], dtype=x.dtype))
 
 
-# what the rows of target and anchor are multiplied with, from <g_k, g_k>, <g_k, g_0>, <g_0, g_0>
-Factors = tuple[Tensor, Tensor]
+def _total(x: Tensor, y: Tensor) -> Tensor:
+    """<x, y> of whole tensors: [1]."""
+    return torch.tensor([inner_product(x, y)], dtype=torch.float64)
 
 
-def _released(kk: Tensor, k0: Tensor, oo: Tensor, parameters: InCoParameters) -> Factors:
-    theta = _raw_theta(k0, oo, parameters)
-    scale = (kk.sqrt() + oo.sqrt()) / 2
-    return scale / (kk.sqrt() + _EPSILON), theta * scale / (oo.sqrt() + _EPSILON)
+def _transform(
+    g_k: Tensor, g_0: Tensor, sizes: tuple[Tensor, Tensor, Tensor], parameters: InCoParameters, *, out: Tensor
+) -> None:
+    """T(g_k) of each row; one that has no direction, or whose anchor has none, stays as it is."""
+    own, others = _RULES[parameters.rule](*sizes, parameters)
+    _, norm_k, norm_0 = sizes
+    torch.mul(g_k, own[:, None].to(g_k.dtype), out=out).addcmul_(g_0, others[:, None].to(g_k.dtype))
+    if parameters.clip > 0:
+        out.clamp_(-parameters.clip, parameters.clip)
+    _keep((norm_k * norm_0 == 0).expand(len(g_k)), g_k, out)
 
 
-def _raw_theta(k0: Tensor, oo: Tensor, parameters: InCoParameters) -> Tensor:
-    return (k0.abs() / (oo + _EPSILON)).clamp(max=parameters.theta_max)
+def _keep(rows: Tensor, g_k: Tensor, result: Tensor) -> None:
+    if bool(rows.any()):
+        result[rows] = g_k[rows]
 
 
-def _theorem(kk: Tensor, k0: Tensor, oo: Tensor, parameters: InCoParameters) -> Factors:
-    return _projected(kk, k0.clamp(max=0), oo)
+def _released(product: Tensor, norm_k: Tensor, norm_0: Tensor, parameters: InCoParameters) -> _Factors:
+    theta = _raw_theta(product, norm_0, parameters)
+    scale = (norm_k + norm_0) / 2
+    return scale / (norm_k + _EPSILON), theta * scale / (norm_0 + _EPSILON)
 
 
-def _text(kk: Tensor, k0: Tensor, oo: Tensor, parameters: InCoParameters) -> Factors:
-    return _projected(kk, k0, oo)
+def _raw_theta(product: Tensor, norm_0: Tensor, parameters: InCoParameters) -> Tensor:
+    return (product.abs() / (norm_0.square() + _EPSILON)).clamp(max=parameters.theta_max)
 
 
-def _projected(kk: Tensor, k0: Tensor, oo: Tensor) -> Factors:
+def _theorem(product: Tensor, norm_k: Tensor, norm_0: Tensor, parameters: InCoParameters) -> _Factors:
+    return _text(product.clamp(max=0), norm_k, norm_0, parameters)
+
+
+def _text(product: Tensor, norm_k: Tensor, norm_0: Tensor, parameters: InCoParameters) -> _Factors:
     """h_k - beta h_0, times the scale; beta = <h_0, h_k>."""
-    scale = (kk.sqrt() + oo.sqrt()) / 2
-    return scale / kk.sqrt(), -scale * k0 / (kk.sqrt() * oo)
+    scale = (norm_k + norm_0) / 2
+    return scale / norm_k, -scale * product / (norm_k * norm_0.square())
 
 
-def _no_opt(kk: Tensor, k0: Tensor, oo: Tensor, parameters: InCoParameters) -> Factors:
-    scale = (kk.sqrt() + oo.sqrt()) / 2
-    return scale / (kk.sqrt() + _EPSILON), scale / (oo.sqrt() + _EPSILON)
+def _no_opt(product: Tensor, norm_k: Tensor, norm_0: Tensor, parameters: InCoParameters) -> _Factors:
+    scale = (norm_k + norm_0) / 2
+    return scale / (norm_k + _EPSILON), scale / (norm_0 + _EPSILON)
 
 
-def _no_norm(kk: Tensor, k0: Tensor, oo: Tensor, parameters: InCoParameters) -> Factors:
-    return torch.ones_like(kk), _raw_theta(k0, oo, parameters)
+def _no_norm(product: Tensor, norm_k: Tensor, norm_0: Tensor, parameters: InCoParameters) -> _Factors:
+    return torch.ones_like(norm_k), _raw_theta(product, norm_0, parameters)
 
 
-def _sum(kk: Tensor, k0: Tensor, oo: Tensor, parameters: InCoParameters) -> Factors:
-    return torch.ones_like(kk), torch.ones_like(kk)
+def _sum(product: Tensor, norm_k: Tensor, norm_0: Tensor, parameters: InCoParameters) -> _Factors:
+    return torch.ones_like(norm_k), torch.ones_like(norm_k)
 
 
-_FACTORS: Mapping[str, Callable[[Tensor, Tensor, Tensor, InCoParameters], Factors]] = {
+_RULES: Mapping[str, Callable[[Tensor, Tensor, Tensor, InCoParameters], _Factors]] = {
     "released": _released,
     "theorem": _theorem,
     "text": _text,
@@ -160,16 +180,16 @@ class InCoServer:
         """Every tensor of the new state; the anchors of a stage are held until its last target has passed."""
         anchor_of = _anchor_names(state) if self._parameters.rule != "off" else {}
         last = {anchor: target for target, anchor in anchor_of.items()}  # the last target of each anchor
-        held: dict[str, Step] = {}
+        held: dict[str, Anchor] = {}
         counted = frozen if self._parameters.weights == "samples" else _Uniform(frozen)
         for name, new in self._base.fold(state, counted, round=round):
             if name in anchor_of:
                 anchor = held[anchor_of[name]]
                 if last[anchor_of[name]] == name:
                     del held[anchor_of[name]]
-                self._transform(new, self._step(name, new, state), anchor)
+                add_change(new, self._step(name, new, state), anchor, self._parameters)
             elif name in last:
-                held[name] = Step.of(self._step(name, new, state), self._parameters.granularity)
+                held[name] = Anchor.of(self._step(name, new, state), self._parameters.granularity)
             elif self._is_scaled(name, new):
                 self._step(name, new, state)
             yield name, new
@@ -186,14 +206,6 @@ class InCoServer:
             new.add_(change, alpha=rate - 1)
             change.mul_(rate)
         return change
-
-    def _transform(self, new: Tensor, change: Tensor, anchor: Step) -> None:
-        """In place."""
-        step = Step.of(change, self._parameters.granularity)
-        result = transformed(step, anchor, self._parameters).sub_(step.rows).view(change.shape)
-        if len(step.rows) == 1 and change.ndim > 2:  # kernels that nobody trained, inside a tensor that is taken whole
-            result[~change.flatten(2).any(dim=2)] = 0
-        new.add_(result)
 
 
 class _Uniform:
@@ -215,17 +227,15 @@ def _counted_once(header: Header) -> Header:
 
 
 def _anchor_names(state: State) -> dict[str, str]:
-    """Target -> anchor, as noted when the run began."""
-    names = state.names()
-    return {names[target]: names[anchor] for anchor, *targets in state.notes[_ANCHORS] for target in targets}
+    """Target -> anchor, as noted when the run began; of those that this model has, which may be a part of the run's."""
+    groups, own = state.notes[_ANCHORS], frozenset(state.names())
+    return {target: anchor for anchor, *targets in groups for target in targets if {anchor, target} <= own}
 
 
 def _notes(below: Callable[[Model], Mapping[str, Any]], model: Model) -> Mapping[str, Any]:
-    """By number: the names of a deep model's weights would not fit into what a container says of itself."""
-    number = {name: index for index, name in enumerate(model.state_dict())}
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[str]] = {}
     for target, anchor in anchors(model).items():
-        groups.setdefault(anchor, [number[anchor]]).append(number[target])
+        groups.setdefault(anchor, [anchor]).append(target)
     return {**below(model), _ANCHORS: list(groups.values())}
 
 
@@ -241,6 +251,11 @@ def _check(below: Callable[[Model], None], model: Model) -> None:
             "method 'inco' changes weights of the shape of an earlier one in their stage, and this model has none; "
             "use a deeper one (such as resnet14 or preresnet20; of a task, several layers of one shape in a unit), "
             "or the method underneath by itself"
+        )
+    if (length := sum(len(name) + 3 for name in {*found, *found.values()})) > _MOST_NOTED:
+        raise InputError(
+            f"method 'inco': the names of the {len(found)} layers that it would change have {length} characters, "
+            f"at most {_MOST_NOTED} can be noted; use a smaller model, or shorter names"
         )
     for target, anchor in found.items():
         if order.index(anchor) > order.index(target):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from edge_client.models.contract import Model
 from edge_client.params import IndexMap
 
 RULES = ["released", "theorem", "text", "no_opt", "no_norm", "sum"]
-PAIR = {"anchors": ((0, 1),)}  # the first tensor is the anchor of the second
+PAIR = {"anchors": (("0", "k"),)}  # the first tensor is the anchor of the second
 BASES = ["fedavg", "fedprox", "scaffold", "fednova", "moon", "fedper"]
 
 
@@ -135,7 +136,7 @@ def test_random_tensors_as_another_implementation_has_them(rule: str, clip: floa
     anchor, one, two = (rng.normal(size=shape) * size for size in (0.02, 0.01, 0.1))
     anchor[0], one[1], two[:2] = 0, 0, 0
     tensors = {name: torch.tensor(value) for name, value in (("0", anchor), ("1", one), ("2", two))}
-    folded = fold(tensors, {"anchors": ((0, 1, 2),)}, rule=rule, clip=clip, old=1.0)
+    folded = fold(tensors, {"anchors": (("0", "1", "2"),)}, rule=rule, clip=clip, old=1.0)
     for name, target in (("1", one), ("2", two)):
         if len(shape) == 2:
             expected = by_kernel(anchor, target, rule, clip)
@@ -270,9 +271,8 @@ def test_anchors_are_those_of_the_model() -> None:
 
 
 def noted(model: Model) -> dict[str, str]:
-    names = list(model.state_dict())
     groups = registry.get("inco", {}).notes(model)["anchors"]
-    return {names[target]: names[anchor] for anchor, *targets in groups for target in targets}
+    return {target: anchor for anchor, *targets in groups for target in targets}
 
 
 class Block(nn.Module):
@@ -309,6 +309,22 @@ def test_a_model_whose_shapes_only_devices_know_is_refused() -> None:
     """Stages and units are unknown on the server then."""
     with pytest.raises(InputError, match="needs the shape of a sample on the server"):
         registry.get("inco", {}).check(parts(nn.Sequential(nn.Flatten(), Block(), nn.LazyLinear(2)), None))
+
+
+def test_a_state_of_fewer_layers_has_the_anchors_that_are_in_it() -> None:
+    """Where each slice is a model of its own, the notes are the whole model's."""
+    notes = {"anchors": (("0", "k", "absent"), ("gone", "1"))}
+    folded = fold({"0": torch.ones(2), "k": torch.ones(2), "1": torch.ones(2)}, notes, rule="sum", clip=0)
+    assert [value.tolist() for value in folded.values()] == [[1, 1], [2, 2], [1, 1]]
+
+
+def test_more_names_than_a_container_can_note_are_refused() -> None:
+    """101 layers of one shape with names of 2 + 120 + 7 characters each: 101 (129 + 3) = 13,332."""
+    name = "x" * 117
+    layers = nn.Sequential(OrderedDict((f"{name}{n}", nn.Linear(2, 2, bias=False)) for n in range(100, 201)))
+    model = adopt(nn.Sequential(nn.Flatten(), layers, nn.Linear(2, 2)), None, input_shape=(2,), num_classes=2)
+    with pytest.raises(InputError, match=r"the 100 layers .* have 13332 characters, at most 12000 can be noted"):
+        registry.get("inco", {}).check(model)
 
 
 def test_layers_defined_in_another_order_than_they_run_are_refused() -> None:

@@ -78,7 +78,7 @@ def test_a_fold_of_scaffold_counts_the_devices_of_the_run(tmp_path: Path) -> Non
 
 
 def test_a_fold_of_inco_knows_the_anchors_from_the_models_own_file(tmp_path: Path) -> None:
-    """har-cnn has one pair of equal layers, tensors 4 and 8: the target is not the update's, all else is.
+    """har-cnn has one pair of equal layers: the target is not the update's, all else is.
 
     Every weight moves by .01: <g_0, g_k> = <g_0, g_0>, 5 elements: theta = .0005/(.0005 + 1e-7); .01 (1 + theta).
     """
@@ -87,7 +87,7 @@ def test_a_fold_of_inco_knows_the_anchors_from_the_models_own_file(tmp_path: Pat
     first = _tensors(tmp_path / "m")
     with ContainerReader(tmp_path / "m") as reader:
         (noted,) = reader.header.meta["notes"]["anchors"]
-    names = [[*first][number] for number in noted]
+    names = [f"model/{name}" for name in noted]
     assert names == ["model/stage1_block1.conv.weight", "model/stage1_block2.conv.weight"]
     update = _write(tmp_path / "u", {name: value + 0.01 for name, value in first.items() if value.is_floating_point()})
     job = {"run": run, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "num_devices": 1}
