@@ -52,8 +52,9 @@ class Subject:
         """
         job = job_for(self.run, self.rules, self.input_shape, task=self.task, cut=rung)
         rows = calibrated(job, durable.cache_dir())
-        room = {"num_samples": num_samples, "disk_bytes": disk_bytes}
-        return Fitting(run=self.run, rules=self.rules, rung=rung, rows=rows, **room)
+        return Fitting(
+            run=self.run, rules=self.rules, rung=rung, rows=rows, num_samples=num_samples, disk_bytes=disk_bytes
+        )
 
     def fitting_for(self, budget: int | None, training: int | None) -> tuple[Fitting, int]:
         """Of the slice that such a device trains, and what its training may take."""
