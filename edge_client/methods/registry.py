@@ -31,6 +31,7 @@ from edge_client.methods.parameters import (
     ScaffoldParameters,
 )
 from edge_client.methods.slices import Slicing, drawn, rolled
+from edge_client.models import registry as models
 from edge_client.run_file import RunFile
 
 __all__ = [
@@ -195,7 +196,10 @@ def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
 
 def rungs(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
-    return slicing(run.method.name, run.method.parameters).rungs(run.slices, run.method.name)
+    named = run.slices
+    if run.model is not None:  # also by the names of smaller models of the family
+        named = tuple(str(models.parse_slice(run.model.name, text)) for text in named)
+    return slicing(run.method.name, run.method.parameters).rungs(named, run.method.name)
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:

@@ -120,3 +120,19 @@ def test_mistakes_are_told_in_one_line(
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert message in told
+
+
+def test_what_training_takes_is_measured_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    """An MLP with blocks of 64 x 1000 and 1000 x 10 floats: all at once needs at least the gradient of both.
+
+    Alone the first needs 256 kB and the second 40 kB of gradient: both less than together.
+    """
+    words = ["models", "show", "mlp", "--input", "64", "--set", "hidden=[1000,10]", "--batch", "4", "--measure"]
+    assert cli.main([*words, "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    alone = {unit["name"]: unit["training_bytes"] for unit in shown["units"] if unit["kind"] == "block"}
+    assert alone.keys() == {"block1", "block2"}
+    assert shown["training_bytes"] > 4 * (64 * 1000 + 1000 * 10)
+    assert alone["block2"] < alone["block1"] <= shown["training_bytes"]
+    assert cli.main(words) == 0
+    assert "all blocks at once" in capsys.readouterr().out
