@@ -123,7 +123,7 @@ def test_mistakes_are_told_in_one_line(
 
 
 def test_what_training_takes_is_measured_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
-    """An MLP with blocks of 256 x 4000 and 4000 x 10 floats: the first's gradient alone is 4.1 MB, the second's 160 kB."""
+    """An MLP with blocks of 256 x 4000 and 4000 x 10 floats: gradients of 4.1 MB and of 160 kB."""
     words = ["show", "mlp", "--input", "256", "--set", "hidden=[4000,10]", "--batch", "4", "--measure"]
     shown = _json(capsys, *words)
     alone = {unit["name"]: unit["training_bytes"] for unit in shown["units"] if unit["kind"] == "block"}
