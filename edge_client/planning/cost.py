@@ -167,9 +167,8 @@ def _frozen(rows: ModelRows, shape: Shape, group: _Group) -> float:
     out_bytes, microbatch = before[-1].out_bytes, shape.microbatch
     chunk = microbatch if rows.has_batch_statistics else min(_CHUNK, microbatch)
     running = max(peak(unit.evaluate, chunk) for unit in before)
-    copies = 2 if rows.channels_last else 1  # the file has its rows in the other layout
     if shape.buffered:
-        return max(running + (copies - 1) * out_bytes * chunk, copies * out_bytes * microbatch)
+        return max(running, out_bytes * microbatch)
     return running + (out_bytes * microbatch if chunk < microbatch else 0)
 
 

@@ -102,7 +102,6 @@ def test_a_group_that_adds_keeps_its_own_gradients_and_no_others() -> None:
         ({}, False, 16 * 300 + 40 * 200),  # 16 at a time, and room for 40 outputs
         ({"has_batch_statistics": True}, False, 40 * 300),  # the whole microbatch, whose output is the last unit's own
         ({}, True, 40 * 200),  # read from the disk, as a whole
-        ({"channels_last": True}, True, 2 * 40 * 200),  # and once more in the other layout
     ],
 )
 def test_frozen_units_run_in_chunks(changes: dict[str, bool], buffered: bool, frozen: int) -> None:
