@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TREES = Path(__file__).parent / "profile_trees"
-SCRIPTS = ["deploy/jetson/install.sh", "deploy/raspberry-pi/install.sh", "deploy/install-common.sh"]
+SCRIPTS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "deploy").rglob("*.sh"))]
 
 # $FOLDER/torch is the installed version, $FOLDER/minor Python's, $FOLDER/doctor what a doctor ends with
 PYTHON = """#!/bin/sh
