@@ -27,6 +27,7 @@ _KNOWN = {
     "recompute": ("recompute", "measure"),
     "aggregation_speed": ("aggregation_speed", "measure"),
     "training_step": ("training_step", "measure"),
+    "install": ("install", "measure"),
 }
 
 
