@@ -8,6 +8,7 @@ from typing import Any
 
 from coordinator import launch
 from coordinator.cli_options import verb
+from edge_client import logs
 from edge_client.service_commands import add_doctor_options, confirm
 
 __all__ = ["add_service_verbs", "add_start_options", "start_options"]
@@ -53,6 +54,7 @@ def add_start_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--broker", metavar="URL", help="use this MQTT broker; its password in FEDFIT_BROKER_PASSWORD")
     parser.add_argument("--broker-ca", type=Path, metavar="FILE", help="the CA of --broker, as PEM")
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="plain", help="default: %(default)s")
     parser.add_argument(
         "--broker-password-file", type=Path, metavar="FILE", help="holds the password of --broker and nothing else"
     )
@@ -82,6 +84,7 @@ def _typed_again(options: argparse.Namespace) -> tuple[str, ...]:
         words += [f"--{name}", str(value)] if value is not None else []
     words += [word for name in options.advertise for word in ("--advertise", name)]
     words += ["--broker-ca", str(options.broker_ca.absolute())] if options.broker_ca is not None else []
+    words += ["--log-format", options.log_format] if options.log_format != "plain" else []
     return (*words, *(f"--{name}" for name in ("tls", "insecure") if getattr(options, name)))
 
 

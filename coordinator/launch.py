@@ -14,7 +14,7 @@ from coordinator.addresses import Place, bracketed, is_loopback
 from coordinator.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_password
 from coordinator.service import STATE_KIND, STATE_VERSION, Service, ServiceOptions, access_of, default_state_dir
 from coordinator.store.sqlite import SqliteStore
-from edge_client import durable
+from edge_client import durable, logs
 from edge_client.errors import InputError
 from edge_client.supervisor import Supervisor
 from edge_client.transport.base import BrokerUrl, Event, Transport, Will, parse_broker_url
@@ -57,15 +57,15 @@ class StartOptions:
         return shlex.join(words)
 
 
-def start(options: StartOptions) -> None:
-    """Run a coordinator in the foreground until it is told to stop."""
+def start(options: StartOptions, context: logs.Context | None = None) -> None:
+    """Run a coordinator in the foreground until it is told to stop; `context` is for its log."""
     supervisor = Supervisor.from_environment()  # before there are children, which must not answer for us
     check(options)  # before anything is made: a start that was mistyped leaves nothing behind
     lock = durable.claim_state_dir(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
     store = SqliteStore(options.state_dir / "state.db")
     try:
         options = _as_last_time(options, store)
-        _serve(options, _place(options), store, supervisor)
+        _serve(options, _place(options), store, supervisor, context)
     finally:
         store.close()
         os.close(lock)
@@ -114,7 +114,13 @@ def _external_url(options: StartOptions) -> BrokerUrl:
     return url
 
 
-def _serve(options: StartOptions, place: Place | None, store: SqliteStore, supervisor: Supervisor) -> None:
+def _serve(
+    options: StartOptions,
+    place: Place | None,
+    store: SqliteStore,
+    supervisor: Supervisor,
+    context: logs.Context | None,
+) -> None:
     topics = Topics(store.federation(os.urandom(6).hex()))
     if place is None:
         broker, brokers, ca, connect = _external(options, topics)
@@ -138,6 +144,8 @@ def _serve(options: StartOptions, place: Place | None, store: SqliteStore, super
         options=ServiceOptions(heartbeat_s=options.heartbeat_s),
         supervisor=supervisor,
     )
+    if context is not None:
+        context.look = service.in_hand
     try:
         service.run()
     finally:

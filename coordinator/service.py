@@ -34,6 +34,7 @@ from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, FedfitError, MachineError, NetworkError, PayloadError
+from edge_client.logs import about
 from edge_client.supervisor import Supervisor
 from edge_client.transport.base import Connected, Disconnected, Event, Received, Transport
 from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull, Refuse
@@ -159,6 +160,11 @@ class Service:
             control.close()
             self.close()
 
+    def in_hand(self) -> tuple[str, int]:
+        """The run and the round that are open; empty and 0 if none is."""
+        machine = self.conductor.machine if self._begun else None
+        return (machine.run, machine.number) if machine is not None else ("", 0)
+
     def close(self) -> None:
         """End the aggregator."""
         self._aggregation.close()
@@ -279,8 +285,8 @@ class Service:
         for device, share in self.downloads.tick(online, now):
             self.send(device, share)
         self.conductor.tick(online, self.roster.num_enrolled, now)
-        machine = self.conductor.machine
-        work = f"; run {machine.run}, round {machine.number}" if machine else ""
+        run, number = self.in_hand()
+        work = f"; run {run}, round {number}" if run else ""
         self._supervisor.doing(f"{len(online)} of {self.roster.num_enrolled} devices online{work}")
 
     def _suspend(self, now: float) -> None:
@@ -289,7 +295,8 @@ class Service:
         if before == self._suspended:
             return
         for name in sorted(before ^ self._suspended):
-            log.warning("%s is %s", name, "suspended: flooding" if name in self._suspended else "let in again")
+            what = "suspended: flooding" if name in self._suspended else "let in again"
+            log.warning("%s is %s", name, what, extra=about(device=name))
         try:
             self._let_in(self.store.devices())
         except DiskFullError:
@@ -347,7 +354,8 @@ class Service:
             count = self.roster.blame(device, len(payload), now)
             if count:
                 level = logging.INFO if error.code == "unasked" else logging.WARNING  # some come late, and mean no harm
-                log.log(level, "dropped %d messages, the last one on %r: %s", count, topic, error)
+                what = "dropped %d messages, the last one on %r: %s"
+                log.log(level, what, count, topic, error, extra=about(device=device))
 
     def _chunk(self, device: str, payload: bytes, now: float) -> None:
         if not self.roster.seen(device, now):
@@ -369,7 +377,7 @@ class Service:
         conductor = self.conductor
         match message:
             case Hello():
-                log.info("%s is here (client %r)", device, message.client)
+                log.info("%s is here (client %r)", device, message.client, extra=about(device=device))
                 self.uploads.lost_connection(device)
                 self.downloads.forget(device)
                 conductor.greeted(device, message.boot, now)
