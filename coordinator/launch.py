@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,6 +47,8 @@ class StartOptions:
     broker_ca: Path | None = None
     broker_password_file: Path | None = None  # None: FEDFIT_BROKER_PASSWORD, or what systemd hands over
     heartbeat_s: float = 10.0
+    metrics_port: int | None = None  # None: no metrics; 0: any free one
+    metrics_listen: str = "127.0.0.1"
 
     def retyped(self) -> str:
         """The command again, without what it advertises."""
@@ -89,6 +92,8 @@ def _place(options: StartOptions) -> Place | None:
     """Of the embedded broker; somebody else's has its own."""
     if options.port is not None and not 0 <= options.port <= 65_535:
         raise InputError(f"--port: expected 0 to 65535, got {options.port}")
+    if options.metrics_port is not None and not 0 <= options.metrics_port <= 65_535:
+        raise InputError(f"--metrics-port: expected 0 to 65535, got {options.metrics_port}")
     if options.broker is None:
         theirs = {"--broker-ca": options.broker_ca, "--broker-password-file": options.broker_password_file}
         for name in [name for name, typed in theirs.items() if typed is not None]:
@@ -147,10 +152,28 @@ def _serve(
     if context is not None:
         context.look = service.in_hand
     try:
-        service.run()
+        with _metrics(options, service):
+            service.run()
     finally:
         if broker is not None:
             broker.stop()
+
+
+@contextlib.contextmanager
+def _metrics(options: StartOptions, service: Service) -> Iterator[None]:
+    """Answer whoever monitors, if that was asked for."""
+    if options.metrics_port is None:
+        yield
+        return
+    from coordinator.metrics import Metrics  # loads an HTTP server
+
+    metrics = Metrics(options.metrics_port, options.metrics_listen)
+    service.observers.append(metrics.look)
+    log.info("metrics on http://%s:%d/metrics", bracketed(options.metrics_listen), metrics.port)
+    try:
+        yield
+    finally:
+        metrics.close()
 
 
 Connect = Callable[[Callable[[Event], None]], Transport]

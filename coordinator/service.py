@@ -113,7 +113,7 @@ class Service:
         `aggregation` is an aggregator that outlives this service; without it the service has its own. `supervisor` is
         told of every turn of the loop.
         """
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self.store = store
         self._broker = broker
         self.brokers = brokers
@@ -125,6 +125,7 @@ class Service:
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._aggregation = aggregation or JobChild(AGGREGATOR)
         self._supervisor = supervisor or Supervisor()
+        self.observers: list[Callable[[Service, float], None]] = []  # called from the loop, several times a second
         self._stopping = self._begun = self._was_connected = self.connected = False
         self.paused = ""
         self._transport: Transport | None = None
@@ -145,7 +146,7 @@ class Service:
         allow_many_files()
         retry_s, before = _DISK_RETRY_S, ""  # the same write fails again: wait longer
         commands = Commands(self)
-        control = ControlServer(self._state_dir, commands.handle)
+        control = ControlServer(self.state_dir, commands.handle)
         try:
             while not self._stopping:
                 try:
@@ -192,7 +193,7 @@ class Service:
     def begin(self, opened: contextlib.ExitStack) -> Transport:
         """Recover and connect; what was `opened` is closed even if this fails half-way."""
         now = time.monotonic()
-        snapshot.drop_stale(self._state_dir)
+        snapshot.drop_stale(self.state_dir)
         self.epoch = self.store.next_epoch(int(time.time()))
         devices = self.store.devices()
         self.roster = Roster(self.federation, devices, epoch=self.epoch, heartbeat_s=self._options.heartbeat_s)
@@ -287,6 +288,8 @@ class Service:
         self.conductor.tick(online, self.roster.num_enrolled, now)
         run, number = self.in_hand()
         work = f"; run {run}, round {number}" if run else ""
+        for observe in self.observers:
+            observe(self, now)
         self._supervisor.doing(f"{len(online)} of {self.roster.num_enrolled} devices online{work}")
 
     def _suspend(self, now: float) -> None:
@@ -306,8 +309,8 @@ class Service:
             log.error("%s", error)
 
     def _grant(self, now: float) -> None:
-        with durable.disk_errors(f"cannot look at {self._state_dir}"):
-            free = durable.free_bytes(self._state_dir) - self.uploads.outstanding_bytes
+        with durable.disk_errors(f"cannot look at {self.state_dir}"):
+            free = durable.free_bytes(self.state_dir) - self.uploads.outstanding_bytes
         low = free < self._options.disk_reserve_bytes
         if low != bool(self.paused):
             self.paused = "disk: less than the reserve is free, no update is asked for" if low else ""
@@ -473,7 +476,7 @@ class Service:
     def take_snapshot(self) -> None:
         """What a backup is made of, as things stand between two events."""
         self.conductor.save_traffic()
-        snapshot.make(self.store, self._state_dir)
+        snapshot.make(self.store, self.state_dir)
 
     def _let_in(self, devices: Iterable[DeviceRow]) -> None:
         if self._broker is not None:
