@@ -92,7 +92,7 @@ class Conductor:
         self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
         self._is_cut = False  # whether devices may get different parts of the model
         self._parts: dict[str, PartRow] = {}  # slice of the version that is sent -> how it travels
-        self._cutting: dict[str, list[rounds.SendAssign]] = {}  # slice that is being cut -> who waits for it
+        self._cutting: dict[str, dict[str, rounds.SendAssign]] = {}  # slice that is being cut -> leases that wait
         self._issue = store.next_issue()
         self._boots: dict[str, str] = {}
         self._remembered: set[str] = set()  # devices of the active run whose profile is stored
@@ -694,16 +694,18 @@ class Conductor:
         if run.dry or not self._is_cut or lease.slice in self._parts:
             self._send(lease.device, self._assign(lease, instruction.deadline_s))
             return
-        waiting = self._cutting.setdefault(lease.slice, [])
-        waiting.append(instruction)
-        if len(waiting) > 1:
+        assert self.machine is not None
+        self.machine.not_asked_yet(lease.id)
+        is_begun = lease.slice in self._cutting
+        self._cutting.setdefault(lease.slice, {})[lease.id] = instruction
+        if is_begun:
             return
         out = self._blobs.temporary_path(f"part-{hashlib.sha256(lease.slice.encode()).hexdigest()[:16]}")
         job = self._encoding(run, model.sha256, lease.slice, out)
         self._aggregation.submit(job, lambda answer: self._was_cut(run, model, lease.slice, out, answer))
 
     def _was_cut(self, run: RunRow, model: ModelRow, cut: str, out: Path, answer: Answer) -> None:
-        waiting = {instruction.lease.id: instruction for instruction in self._cutting.pop(cut, [])}
+        waiting = self._cutting.pop(cut, {})
         if self.model != model or not self._succeeded(run, answer):
             return
         part = PartRow(
