@@ -1,0 +1,198 @@
+"""Class means: how devices make and use them, and how the server joins them. What Felo, Velo, FedHe and FedProto share.
+
+A device adds up features or logits per class while it trains its last epoch, in training mode, and sends the means of
+the classes that it has. The server keeps the newest mean of each device and class, and sends the mean over devices.
+
+    seen     a device has samples of the class: it sends their mean and their number
+    absent   no device ever sent the class: there is no target, and samples of it take no part in the term
+    away     the devices that sent it are not in this round: their last values stay, up to `max_age` rounds
+
+Means of different widths (features of different architectures) are different tables: each joins only its like.
+Does not cover: what is minimised with the targets (the method's file), which classes may leave a device (`privacy`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edge_client.errors import PayloadError
+from edge_client.knowledge.kinds import ClassTable, one
+from edge_client.models.contract import Model
+from edge_client.models.taps import tapped
+from edge_client.training.contract import Batch, Job
+
+__all__ = ["TAPS", "ClassExchange", "ClassMeans", "ClassMemory", "device_number", "features_and_logits"]
+
+TAPS = {"feature": "features", "logit": "logits"}  # a table's label -> where the model puts its values out
+
+
+class ClassMeans:
+    """Sums and counts per class; float64, so that microbatches change nothing that a float32 could show."""
+
+    def __init__(self, num_classes: int, clip_norm: float | None = None) -> None:
+        self._counts = torch.zeros(num_classes, dtype=torch.int64)
+        self._sums: Tensor | None = None  # [C, width]
+        self._clip = clip_norm
+
+    def add(self, labels: Tensor, rows: Tensor) -> None:
+        """One row per sample; with `clip_norm` none counts for more than that length."""
+        rows = rows.detach().flatten(1).to(torch.float64)
+        if self._clip is not None:
+            norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+            rows = rows * (self._clip / norms.clamp(min=1e-12)).clamp(max=1.0)
+        if self._sums is None:
+            self._sums = torch.zeros(len(self._counts), rows.shape[1], dtype=torch.float64)
+        self._sums.index_add_(0, labels, rows)
+        self._counts += torch.bincount(labels, minlength=len(self._counts))
+
+    def table(self, label: str) -> ClassTable | None:
+        """The means of the classes that were there; none if nothing was."""
+        there = self._counts > 0
+        if self._sums is None or not bool(there.any()):
+            return None
+        values = (self._sums[there] / self._counts[there, None]).to(torch.float32)
+        return ClassTable(label=label, counts=self._counts.clone(), values=values)
+
+
+class ClassExchange:
+    """A device's side: the targets that came, and the means that will go."""
+
+    def __init__(self, job: Job, labels: Sequence[str]) -> None:
+        num_classes = len(job.class_counts)
+        self.means = {label: ClassMeans(num_classes, job.clip_norm) for label in labels}
+        self._targets: dict[str, tuple[Tensor, Tensor]] = {}
+        for label in labels:
+            table = one(job.knowledge, ClassTable, label)
+            if table is not None:
+                self._targets[label] = table.targets()
+
+    @property
+    def empty(self) -> bool:
+        """Nothing came, as in the first round."""
+        return not self._targets
+
+    def targets(self, label: str) -> tuple[Tensor, Tensor] | None:
+        """Values by class and which classes have one, if anything came."""
+        return self._targets.get(label)
+
+    def target(self, label: str, batch: Batch, rows: Tensor) -> tuple[Tensor, Tensor, float] | None:
+        """For each sample its class's target, and whether it has one; and how many of the whole batch have.
+
+        None where nobody in the whole batch has one.
+        """
+        found = self._targets.get(label)
+        if found is None:
+            return None
+        values, present = found
+        if values.shape[1] != rows.shape[1]:
+            raise PayloadError(
+                "shape", f"targets for {label!r} have {values.shape[1]} numbers, this model puts out {rows.shape[1]}"
+            )
+        count = float(present[batch.whole_y].sum())
+        return (values[batch.y].to(rows.dtype), present[batch.y].to(rows.dtype), count) if count else None
+
+    def observe(self, batch: Batch, taps: Mapping[str, Tensor]) -> None:
+        """Add up what the trained model puts out in the last epoch; earlier values are those of an older model."""
+        if batch.last_epoch:
+            for label, means in self.means.items():
+                means.add(batch.y, taps[TAPS[label]])
+
+    def tables(self) -> tuple[ClassTable, ...]:
+        """What the device has to tell."""
+        made = (means.table(label) for label, means in self.means.items())
+        return tuple(table for table in made if table is not None)
+
+
+def features_and_logits(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    """[b, F] and [b, C] of one pass."""
+    seen, logits = tapped(model, ["features"], x)
+    return seen["features"].flatten(1), logits
+
+
+def device_number(device: str) -> int:
+    """A device's name as an integer of 63 bits, to stand in a tensor."""
+    return int.from_bytes(hashlib.sha256(device.encode()).digest()[:8], "little") >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassMemory:
+    """The newest mean of each device and class, of one label and width; sorted by device, then class."""
+
+    devices: Tensor  # [n] int64, as `device_number` makes them
+    classes: Tensor  # [n] int64
+    counts: Tensor  # [n] int64
+    rounds: Tensor  # [n] int64: when it came
+    values: Tensor  # [n, width]
+
+    @classmethod
+    def nothing(cls, width: int) -> ClassMemory:
+        """Before the first round."""
+        none = torch.empty(0, dtype=torch.int64)
+        return cls(devices=none, classes=none, counts=none, rounds=none, values=torch.empty(0, width))
+
+    def merged(self, received: Iterable[tuple[str, ClassTable]], *, round: int) -> ClassMemory:
+        """With what came in a round: it replaces what the same device said of the same class before."""
+        rows = {(int(d), int(c)): (self, i) for i, (d, c) in enumerate(zip(self.devices, self.classes, strict=True))}
+        for device, table in received:
+            number, classes = device_number(device), table.classes
+            new = ClassMemory(
+                devices=torch.full_like(classes, number),
+                classes=classes,
+                counts=table.counts[classes],
+                rounds=torch.full_like(classes, round),
+                values=table.values.float(),
+            )
+            rows |= {(number, int(c)): (new, i) for i, c in enumerate(classes)}
+        return self._stacked([rows[key] for key in sorted(rows)])
+
+    def _stacked(self, rows: Sequence[tuple[ClassMemory, int]]) -> ClassMemory:
+        if not rows:
+            return self
+        return ClassMemory(
+            devices=torch.stack([memory.devices[i] for memory, i in rows]),
+            classes=torch.stack([memory.classes[i] for memory, i in rows]),
+            counts=torch.stack([memory.counts[i] for memory, i in rows]),
+            rounds=torch.stack([memory.rounds[i] for memory, i in rows]),
+            values=torch.stack([memory.values[i] for memory, i in rows]),
+        )
+
+    def kept(self, *, since: int) -> ClassMemory:
+        """Without what came before round `since`."""
+        (new,) = (self.rounds >= since).nonzero(as_tuple=True)
+        return ClassMemory(
+            devices=self.devices[new],
+            classes=self.classes[new],
+            counts=self.counts[new],
+            rounds=self.rounds[new],
+            values=self.values[new],
+        )
+
+    def means(self, label: str, num_classes: int, *, by_count: bool = False) -> ClassTable | None:
+        """The mean over devices of each class that any has, each device counting once, or as its samples are many.
+
+        `counts` of the result: how many devices it is made of.
+        """
+        counts = torch.bincount(self.classes, minlength=num_classes)
+        there = counts > 0
+        if not bool(there.any()):
+            return None
+        weights = self.counts.double() if by_count else torch.ones(len(self.counts), dtype=torch.float64)
+        sums = torch.zeros(num_classes, self.values.shape[1], dtype=torch.float64)
+        sums.index_add_(0, self.classes, self.values.double() * weights[:, None])
+        totals = torch.zeros(num_classes, dtype=torch.float64).index_add_(0, self.classes, weights)
+        return ClassTable(label=label, counts=counts, values=(sums[there] / totals[there, None]).float())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For the server's state."""
+        return {
+            "devices": self.devices,
+            "classes": self.classes,
+            "counts": self.counts,
+            "rounds": self.rounds,
+            "values": self.values,
+        }
