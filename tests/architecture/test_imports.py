@@ -24,7 +24,7 @@ LAYERS = [
     {"methods"},
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
     | {"allowance", "notes", "apart", "calibration", "rehearsal", "trial", "unit_costs", "fitting"}
-    | {"found_data", "owner_file", "status"},
+    | {"found_data", "owner_file", "status", "privacy"},
     {"daemon", "worker", "leaving", "plan_options", "plan_command", "cli", "client", "__main__"},
 ]
 # planning and training need the measured memory of this process, device needs nothing but leaves
