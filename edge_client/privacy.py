@@ -1,14 +1,14 @@
-"""The gate on a device: what knowledge may leave it, as its owner wrote into `share` of device.toml; no run can widen it.
+"""The gate on a device: what knowledge may leave it, as its owner wrote into `share` of device.toml.
 
-    class means          share.class-statistics; only of classes with min-count samples or more (10 at least, whatever is
-                         written); each sample clipped to share.clip; Gaussian noise of share.noise
+    class means          share.class-statistics; only of classes with min-count samples or more (10 at least, whatever
+                         is written); each sample clipped to share.clip; Gaussian noise of share.noise
     features of samples  share.features: pairs and maps are made of single samples of this device's data
     outputs for shared   share.drafts: drafts and logits for samples that the coordinator sent; they tell what the model
     samples              has learnt here, about single samples, too (membership)
 
 Noise. A mean of n samples, each of length `clip` at most, moves by 2 clip / n at most when one of them is replaced by
-another of its class. Noise of standard deviation noise x 2 clip / n on every number of it costs rho = 1 / (2 noise^2) of
-zero-concentrated differential privacy (Bun and Steinke, 2016); costs of tables and of rounds add up, and amount to
+another of its class. Noise of standard deviation noise x 2 clip / n on every number of it costs rho = 1 / (2 noise^2)
+of zero-concentrated differential privacy (Bun and Steinke, 2016); costs of tables and of rounds add up, and amount to
 
     epsilon = rho + 2 sqrt(rho ln(1 / delta)),  delta = 1e-5
 
@@ -17,7 +17,7 @@ sent is never missing. When the next release would cost more than share.epsilon 
 Without noise nothing here is differentially private, and nothing says so: a bound on the number of samples and on their
 length makes single samples harder to see, not impossible. Labels and counts of classes are not protected, and the
 generator's floating-point numbers are not those of a hardened sampler.
-Covers: knowledge. Does not cover: weights, which methods that share them send as they are.
+No run can widen what the owner allows. Covers: knowledge. Does not cover: weights, which methods that share them send as they are.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Gate:
             return None
         return Refusal(
             "privacy_budget",
-            f"one more release would make epsilon {would:.3g}, this device's owner allows {self.share.epsilon:g} in all "
-            "(share.epsilon in device.toml)",
+            f"one more release would make epsilon {would:.3g}, this device's owner allows {self.share.epsilon:g} in "
+            "all (share.epsilon in device.toml)",
         )
 
     def let_out(

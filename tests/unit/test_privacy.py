@@ -41,7 +41,7 @@ def let_out(owner: Gate, *items: Knowledge) -> tuple[Knowledge, ...]:
 
 
 def test_only_classes_with_enough_samples_leave(tmp_path: Path) -> None:
-    """Counts 31, 32, 0, 100 with the default of 32: the second and the fourth; the others look as if they were absent."""
+    """Counts 31, 32, 0, 100 with the default of 32: the second and the fourth; the others look absent."""
     (left,) = let_out(gate(tmp_path), table(31, 32, 0, 100))
     assert isinstance(left, ClassTable)
     assert left.counts.tolist() == [0, 32, 0, 100]
@@ -56,7 +56,7 @@ def test_no_owner_can_go_below_ten(tmp_path: Path) -> None:
     assert left.counts.tolist() == [0, 10]
     path = tmp_path / "device.toml"
     path.write_text("share = { min-count = 9 }")
-    with pytest.raises(InputError, match="share.min-count: expected 10 to"):
+    with pytest.raises(InputError, match=r"share\.min-count: expected 10 to"):
         load_device_file(path)
 
 
@@ -173,7 +173,7 @@ def test_noise_without_clipping_is_refused(tmp_path: Path) -> None:
     """Its size would have no meaning."""
     path = tmp_path / "device.toml"
     path.write_text("share = { noise = 1.0 }")
-    with pytest.raises(InputError, match="share.noise needs share.clip"):
+    with pytest.raises(InputError, match=r"share\.noise needs share\.clip"):
         load_device_file(path)
 
 
