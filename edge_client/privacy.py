@@ -17,7 +17,8 @@ sent is never missing. When the next release would cost more than share.epsilon 
 Without noise nothing here is differentially private, and nothing says so: a bound on the number of samples and on their
 length makes single samples harder to see, not impossible. Labels and counts of classes are not protected, and the
 generator's floating-point numbers are not those of a hardened sampler.
-No run can widen what the owner allows. Covers: knowledge. Does not cover: weights, which methods that share them send as they are.
+No run can widen what the owner allows.
+Covers: knowledge. Does not cover: weights, which methods that share them send as they are.
 """
 
 from __future__ import annotations

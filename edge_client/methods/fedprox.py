@@ -56,7 +56,7 @@ class FedProxClient(PlainClient):
         for name, param in named_parameters(self.job.model, self.job.modules).items():
             if name in phase.trainable:
                 # in one function: w - w_t and its square would each take as much again as the parameter
-                distance = functional.mse_loss(param, self._anchor[name], reduction="sum")
+                distance = functional.mse_loss(param, self._anchor[name], reduction="none").sum()
                 yield Term(name="proximal", weight=self._mu / 2, once=distance)
 
 

@@ -27,8 +27,10 @@ from edge_client.methods.parameters import (
     MoonParameters,
     ScaffoldParameters,
 )
+from edge_client.methods.slices import Slicing
+from edge_client.run_file import RunFile
 
-__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "validate"]
+__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "rungs", "slicing", "validate"]
 
 
 def _from(module: str, **how: Any) -> Callable[..., Method]:
@@ -74,6 +76,14 @@ def _no_choice(parameters: Any) -> PlanRules:
     return PlanRules()
 
 
+def _any_slice(parameters: Any) -> Slicing:
+    return Slicing()
+
+
+def _whole_model(parameters: Any) -> Slicing:
+    return Slicing(kinds=(), instead="it fits the whole model into the memory by training it in groups")
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -88,6 +98,7 @@ class _Entry:
     plans: Callable[[Any], PlanRules] = _no_choice
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
+    slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
 
 
 _GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
@@ -101,8 +112,14 @@ _METHODS = {
         FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
     ),
     "local": _Entry(LocalParameters, _from("local"), refuses=_GROUPS, has_global_model=lambda own: False),
-    "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans),
-    "m-fedepth": _Entry(FeDepthParameters, _from("fedepth", auxiliary=True), over=True, plans=_m_fedepth_plans),
+    "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
+    "m-fedepth": _Entry(
+        FeDepthParameters,
+        _from("fedepth", auxiliary=True),
+        over=True,
+        plans=_m_fedepth_plans,
+        slicing=_whole_model,
+    ),
 }
 _PLAIN = "fedavg"  # what a method is put over that names none
 
@@ -128,6 +145,19 @@ def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
         weight_copies=first.weight_copies + sum(rules.weight_copies for rules in others),
         step_copies=max(rules.step_copies for rules in (first, *others)),
     )
+
+
+def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
+    """What the method says about slices: the first part of its name that says something; raises as `validate` does."""
+    parts = _parse(name, parameters)
+    said = [(part, own) for part, own in parts if _METHODS[part].slicing is not _any_slice]
+    part, own = next(iter(said), parts[-1])
+    return _METHODS[part].slicing(own)
+
+
+def rungs(run: RunFile) -> tuple[str, ...]:
+    """The slices that devices of a run may train, the largest first; raises `InputError`."""
+    return slicing(run.method.name, run.method.parameters).rungs(run.slices, run.method.name)
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:

@@ -25,7 +25,8 @@ LAYERS = [
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
     | {"allowance", "notes", "apart", "calibration", "rehearsal", "trial", "unit_costs", "fitting"}
     | {"found_data", "owner_file", "status", "privacy"},
-    {"daemon", "worker", "leaving", "plan_options", "plan_command", "cli", "client", "__main__"},
+    {"daemon", "worker", "leaving", "plan_options", "plan_command", "bench_command", "bench_plot", "infer_command"}
+    | {"cli", "client", "__main__"},
 ]
 # planning and training need the measured memory of this process, device needs nothing but leaves
 LEAVES = {"device"}

@@ -41,6 +41,8 @@ RUN: dict[str, Any] = to_map(
     )
 )
 
+_INT8 = RUN | {"rounds": RUN["rounds"] | {"codec": "int8"}}
+
 
 def _save(
     path: Path, values: Mapping[str, Tensor], *, codec: str = "fp32", meta: Mapping[str, Any] | None = None
@@ -100,7 +102,7 @@ def test_encode_keeps_names_and_order_and_applies_the_rule(tmp_path: Path) -> No
         tmp_path / "m", {"w": torch.tensor([[127.0, -127.0]]), "b": torch.tensor([0.1]), "n": torch.tensor(3)}
     )
     reply = aggregator.answer(
-        {"id": 1, "job": "encode", "model": str(model), "codec": "int8", "out": str(tmp_path / "o")}
+        {"id": 1, "job": "encode", "run": _INT8, "model": str(model), "out": str(tmp_path / "o")}
     )
     assert reply["ok"]
     with ContainerReader(tmp_path / "o") as reader:
@@ -248,7 +250,7 @@ def test_steps_below_the_rounding_of_the_codec_add_up(tmp_path: Path) -> None:
     delta = _save(tmp_path / "d", {"w": torch.tensor([[0.0, 0.1]])}, codec="int8", meta=_report("delta"))
     for r in range(20):
         sent = tmp_path / f"sent{r}"
-        aggregator.answer({"id": 0, "job": "encode", "model": str(model), "codec": "int8", "out": str(sent)})
+        aggregator.answer({"id": 0, "job": "encode", "run": _INT8, "model": str(model), "out": str(sent)})
         reply = aggregator.answer(_fold_job(model, [("a", delta, 10)], tmp_path / f"m{r + 1}", base=sent))
         assert reply["ok"]
         model = tmp_path / f"m{r + 1}"
@@ -278,8 +280,8 @@ def test_a_fold_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     [
         ({"job": "dance"}, "malformed"),
         ({"job": ["fold"]}, "malformed"),
-        ({"job": "encode", "model": "/nowhere", "codec": "fp16", "out": "/nowhere/o"}, "machine"),
-        ({"job": "encode", "model": "/nowhere", "codec": "fp64", "out": "/nowhere/o"}, "malformed"),
+        ({"job": "encode", "run": RUN, "model": "/nowhere", "out": "/nowhere/o"}, "machine"),
+        ({"job": "encode", "run": RUN, "model": "/nowhere", "slice": "a b", "out": "/nowhere/o"}, "malformed"),
         ({"job": "init", "out": "/nowhere/o"}, "malformed"),
         ({"job": "init", "run": RUN, "out": "/nowhere/o"}, "machine"),
         (
@@ -363,7 +365,7 @@ def _process(lines: list[str], **environment: str) -> subprocess.CompletedProces
 def test_the_process_answers_every_job_in_order_and_ends_with_its_input(tmp_path: Path) -> None:
     """Three jobs, the second refused; nothing but answers on standard output."""
     init = {"id": "a", "job": "init", "run": RUN, "out": str(tmp_path / "m")}
-    encode = {"id": "c", "job": "encode", "model": str(tmp_path / "m"), "codec": "bf16", "out": str(tmp_path / "e")}
+    encode = {"id": "c", "job": "encode", "run": _INT8, "model": str(tmp_path / "m"), "out": str(tmp_path / "e")}
     done = _process([json.dumps(job) for job in (init, {"id": "b", "job": "dance"}, encode)])
     replies = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(reply["id"], reply["ok"]) for reply in replies] == [("a", True), ("b", False), ("c", True)]
@@ -462,6 +464,15 @@ def test_the_first_model_of_a_task_is_a_function_of_the_seed(tmp_path: Path) -> 
     }
 
 
+def test_a_task_is_measured_for_the_devices(tmp_path: Path) -> None:
+    """A head of 4 x 2 + 2 floats; nothing if only the devices know the shape of a sample."""
+    reply = aggregator.answer({"id": 1, "job": "calibrate", **_task_run(tmp_path, input_="input=(4,)")})
+    assert reply["ok"], reply
+    units = reply["rows"]["modes"]["plain"]
+    assert [(unit["name"], unit["parameter_bytes"]) for unit in units] == [("stem", 0), ("head", 40)]
+    assert aggregator.answer({"id": 2, "job": "calibrate", **_task_run(tmp_path)})["rows"] is None
+
+
 @pytest.mark.parametrize(
     ("between", "input_", "message"),
     [
@@ -543,7 +554,7 @@ def test_a_model_is_judged_on_the_servers_own_test_data(tmp_path: Path) -> None:
     fields = _task_run(tmp_path)
     _save(tmp_path / "m", {"head.weight": torch.tensor([[0.0, 0, 0, 1], [1, 0, 0, 0]]), "head.bias": torch.zeros(2)})
     x = np.array([[[1, 0], [0, 0]], [[0, 0], [0, 1]], [[0, 0], [0, 1]]], dtype=np.float32)
-    reply = _evaluate(tmp_path, fields, x=x, y=np.array(["b", "a", "b"]))
+    (reply,) = _evaluate(tmp_path, fields, x=x, y=np.array(["b", "a", "b"]))["results"]
     loss = 2 * math.log(1 + math.exp(-1)) + math.log(1 + math.e)
     assert reply["loss_sum"] == pytest.approx(loss, rel=1e-6)
     assert {key: reply[key] for key in ("num_samples", "num_correct", "confusion")} == {
@@ -610,7 +621,7 @@ def test_a_methods_own_tensors_are_made_with_the_model(tmp_path: Path) -> None:
     assert not torch.equal(heads["extra/block1.linear.weight"], other["extra/block1.linear.weight"])
     metas = [read_header(tmp_path / name).meta for name in ("avg", "deep", "m")]
     assert metas == [{}, {"stem": "stem"}, {"stem": "stem"}]
-    encode = {"id": 1, "job": "encode", "model": str(tmp_path / "m"), "codec": "fp16", "out": str(tmp_path / "e")}
+    encode = {"id": 1, "job": "encode", "run": _INT8, "model": str(tmp_path / "m"), "out": str(tmp_path / "e")}
     assert aggregator.answer(encode)["ok"]
     assert read_header(tmp_path / "e").meta == {"stem": "stem"}
     assert list(_load(tmp_path / "e")) == list(heads)
