@@ -36,12 +36,11 @@ from edge_client import durable
 from edge_client.errors import MachineError
 from edge_client.files import ShareSection
 from edge_client.knowledge.kinds import ClassTable, Knowledge
-from edge_client.knowledge.schema import CLASS_KINDS
+from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR
 
-__all__ = ["DELTA", "MIN_COUNT_FLOOR", "Gate", "Ledger", "Refusal", "Release", "epsilon_of", "fresh_noise"]
+__all__ = ["DELTA", "Gate", "Ledger", "Refusal", "Release", "epsilon_of", "fresh_noise"]
 
 DELTA = 1e-5
-MIN_COUNT_FLOOR = 10
 _PERMISSIONS = {
     "class/feature": ("class_statistics", "class means"),
     "class/logit": ("class_statistics", "class means"),

@@ -23,12 +23,24 @@ from dataclasses import dataclass
 from edge_client.errors import PayloadError
 from edge_client.wire.container import Entry, codec_rule
 
-__all__ = ["CLASS_KINDS", "KINDS", "KNOWLEDGE_PREFIX", "MAX_ABS", "SAMPLE_KINDS", "Limits", "check_entries", "kind_of"]
+__all__ = [
+    "CLASS_KINDS",
+    "KINDS",
+    "KNOWLEDGE_PREFIX",
+    "MAX_ABS",
+    "MIN_COUNT_FLOOR",
+    "SAMPLE_KINDS",
+    "KnowledgeRules",
+    "Limits",
+    "check_entries",
+    "kind_of",
+]
 
 KNOWLEDGE_PREFIX = "knowledge/"
 CLASS_KINDS = ("class/feature", "class/logit")
 SAMPLE_KINDS = ("pairs", "drafts", "logits", "maps")  # a row is one sample's
 KINDS = (*CLASS_KINDS, *SAMPLE_KINDS, "public")
+MIN_COUNT_FLOOR = 10  # samples behind a class mean that leaves a device, whatever its owner wrote
 MAX_ABS = 1e6  # of a value: a finite one near the largest float32 would still drown every mean
 
 _INTEGERS = frozenset({"counts", "ids", "labels"})
@@ -46,13 +58,23 @@ _CONV = re.compile(r"conv_[1-9][0-9]{0,3}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnowledgeRules:
+    """What a method says about the knowledge that its devices send."""
+
+    kinds: tuple[str, ...]  # that a device sends
+    per_device: bool = False  # whether each device is told something else; otherwise each architecture
+    max_rows: int = 0  # samples in one table; class tables have a row per class
+    max_bytes: int = 64 * 2**20  # of what a device sends in a round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What knowledge may be in a run: what a peer says is held against it before anything is allocated."""
 
     num_classes: int
     max_rows: int  # samples in one table
     max_bytes: int  # of all knowledge together
-    kinds: frozenset[str] = frozenset(KINDS)
+    kinds: tuple[str, ...] = KINDS
     min_count: int = 1  # samples behind a class mean
     max_count: int = 2**40
 
@@ -79,7 +101,7 @@ def check_entries(entries: Sequence[Entry], limits: Limits, *, codec: str, sourc
     for entry in entries:
         kind, field = kind_of(entry.name)
         if kind not in limits.kinds:
-            known = ", ".join(sorted(limits.kinds)) or "none"
+            known = ", ".join(limits.kinds) or "none"
             raise PayloadError("names", f"{source} brings {kind!r}; the run's method takes {known}")
         groups.setdefault(kind, {})[field] = entry
     for kind, group in groups.items():

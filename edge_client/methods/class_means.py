@@ -14,19 +14,33 @@ Does not cover: what is minimised with the targets (the method's file), which cl
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 
 import torch
 from torch import Tensor
 
-from edge_client.errors import PayloadError
 from edge_client.knowledge.kinds import ClassTable, one
+from edge_client.methods.base import Header, Lesson, Received
 from edge_client.models.contract import Model
 from edge_client.models.taps import tapped
+from edge_client.run_file import RunFile
 from edge_client.training.contract import Batch, Job
 
-__all__ = ["TAPS", "ClassExchange", "ClassMeans", "ClassMemory", "device_number", "features_and_logits"]
+__all__ = [
+    "TAPS",
+    "ClassExchange",
+    "ClassMeans",
+    "ClassMemory",
+    "ClassTeacher",
+    "device_number",
+    "features_and_logits",
+    "fold_tables",
+]
+
+_log = logging.getLogger(__name__)
 
 TAPS = {"feature": "features", "logit": "logits"}  # a table's label -> where the model puts its values out
 
@@ -90,9 +104,10 @@ class ClassExchange:
             return None
         values, present = found
         if values.shape[1] != rows.shape[1]:
-            raise PayloadError(
-                "shape", f"targets for {label!r} have {values.shape[1]} numbers, this model puts out {rows.shape[1]}"
-            )
+            told = (label, values.shape[1], rows.shape[1])
+            _log.warning("targets for %r have %d numbers, this model puts out %d; they are left out", *told)
+            del self._targets[label]
+            return None
         count = float(present[batch.whole_y].sum())
         return (values[batch.y].to(rows.dtype), present[batch.y].to(rows.dtype), count) if count else None
 
@@ -196,3 +211,99 @@ class ClassMemory:
             "rounds": self.rounds,
             "values": self.values,
         }
+
+
+def _group_of(table: ClassTable) -> str:
+    """Tables that are averaged with each other, such as `feature/512`: those of one label and width."""
+    return f"{table.label}/{table.width}"
+
+
+def fold_tables(
+    memory: Mapping[str, ClassMemory],
+    received: Iterable[tuple[str, ClassTable]],
+    *,
+    round: int,
+    max_age: int = 0,
+) -> dict[str, ClassMemory]:
+    """The server's memory by group after a round; `max_age` in rounds, 0: what was said stays."""
+    groups: dict[str, list[tuple[str, ClassTable]]] = {}
+    for device, table in received:
+        groups.setdefault(_group_of(table), []).append((device, table))
+    folded = dict(memory)
+    for group, tables in groups.items():
+        width = tables[0][1].width
+        folded[group] = folded.get(group, ClassMemory.nothing(width)).merged(tables, round=round)
+    if max_age:
+        folded = {group: kept.kept(since=round - max_age) for group, kept in folded.items()}
+    return folded
+
+
+class ClassTeacher:
+    """The server's side: the newest means of every device, and what they are on the average.
+
+    Memory: `LABEL/WIDTH/...`, a `ClassMemory` each, and `width/SLICE`: how wide the features of an architecture are.
+    """
+
+    def __init__(self, *, by_count: bool = False, max_age: int = 0) -> None:
+        self._by_count = by_count
+        self._max_age = max_age
+
+    def begin(self, run: RunFile) -> Mapping[str, Tensor]:
+        """Nothing is known."""
+        return {}
+
+    def learn(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Mapping[str, Tensor]:
+        """Replace what the devices of this round said before."""
+        said = [
+            (header, item) for header, items in received() for item in items if isinstance(item, ClassTable)
+        ]
+        widths = {name: memory[name] for name in memory if name.startswith(_WIDTH)} | _usual_widths(said)
+        odd = [
+            (header, table)
+            for header, table in said
+            if table.label == "feature" and table.width != int(widths[_WIDTH + header.slice])
+        ]
+        for header, table in odd:
+            _log.warning("%s: features of %d numbers, others of its slice differ; left out", header.device, table.width)
+        said = [pair for pair in said if pair not in odd]
+        folded = fold_tables(
+            _groups(memory),
+            ((header.device, table) for header, table in said),
+            round=lesson.round,
+            max_age=self._max_age,
+        )
+        tensors = {f"{group}/{name}": t for group, kept in folded.items() for name, t in kept.tensors().items()}
+        return {**tensors, **widths}
+
+    def tell(
+        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
+    ) -> tuple[ClassTable, ...]:
+        """The means of logits, and those of features as wide as this architecture's."""
+        width = memory.get(_WIDTH + cut)
+        groups = _groups(memory, width=None if width is None else int(width))
+        means = (
+            kept.means(group.partition("/")[0], lesson.num_classes, by_count=self._by_count)
+            for group, kept in groups.items()
+        )
+        return tuple(table for table in means if table is not None)
+
+
+_WIDTH = "width/"
+_ALL = -1
+
+
+def _usual_widths(said: Sequence[tuple[Header, ClassTable]]) -> dict[str, Tensor]:
+    """By slice, the width of most of its devices: one that says something else speaks for itself alone."""
+    widths: dict[str, list[int]] = {}
+    for header, table in said:
+        if table.label == "feature":
+            widths.setdefault(header.slice, []).append(table.width)
+    return {_WIDTH + cut: torch.tensor(max(sorted(found), key=found.count)) for cut, found in widths.items()}
+
+
+def _groups(memory: Mapping[str, Tensor], width: int | None = _ALL) -> dict[str, ClassMemory]:
+    """All tables of a memory, or all of logits and the one of features of this width."""
+    names = sorted({name.rpartition("/")[0] for name in memory if not name.startswith(_WIDTH)})
+    wanted = [name for name in names if width == _ALL or not name.startswith("feature/") or name == f"feature/{width}"]
+    fields = [field.name for field in dataclass_fields(ClassMemory)]
+    return {group: ClassMemory(**{name: memory[f"{group}/{name}"] for name in fields}) for group in wanted}

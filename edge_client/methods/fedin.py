@@ -26,6 +26,7 @@ Legend: s_in, s_out = outputs of extractor and middle for one sample, S = receiv
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from edge_client.errors import InputError, PayloadError
+from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs, one
 from edge_client.methods.base import Batch, Job, Outcome, Phase, Term
 from edge_client.methods.class_means import device_number
@@ -44,6 +45,8 @@ from edge_client.models.taps import tapped
 from edge_client.training.optimizers import Optimizer
 
 __all__ = ["FedInClient", "PairPool", "check", "extractor", "fold_pairs", "project"]
+
+_log = logging.getLogger(__name__)
 
 _MAPPING = "mapping"
 _OUT = "features"
@@ -64,17 +67,12 @@ class FedInClient(FedProxClient):
         super().begin(job)
         check(job.model)
         self._pairs = one(job.knowledge, FeaturePairs) if self._how.pairs else None
-        if self._pairs is not None and self._pairs.inputs.shape[1:] != self._unit(extractor(job.model)):
-            raise PayloadError(
-                "shape",
-                f"pairs {self._pairs.signature!r} do not begin with what this model's "
-                f"{extractor(job.model)!r} puts out: {list(self._unit(extractor(job.model)))}",
-            )
+        shape = next(unit.out_shape for unit in job.model.units if unit.name == extractor(job.model))
+        if self._pairs is not None and self._pairs.inputs.shape[1:] != shape:
+            _log.warning("pairs %s do not begin with %s of this model; left out", self._pairs.signature, list(shape))
+            self._pairs = None
         if self._how.alleviation == "sequential" and job.optimizer is not None:
             self._optimizer = job.optimizer()
-
-    def _unit(self, name: str) -> tuple[int, ...]:
-        return next(unit.out_shape for unit in self.job.model.units if unit.name == name)
 
     def phases(self) -> Sequence[Phase]:
         """One phase; the gradient of the mapping is kept apart where the two must be compared."""

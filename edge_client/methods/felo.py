@@ -20,20 +20,21 @@ Legend: s, p = features and logits of a sample, s_y, p_y = targets of its class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from edge_client.errors import InputError
-from edge_client.knowledge.kinds import ClassTable
-from edge_client.methods.base import Batch, Job, Outcome, Phase, PlainClient, Term
-from edge_client.methods.class_means import TAPS, ClassExchange, ClassMemory, features_and_logits
+from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, PlainClient, Term
+from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, features_and_logits
+from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import FeloParameters
 from edge_client.models.contract import Model
 from edge_client.training.objectives import cross_entropy, divergence
 
-__all__ = ["FeloClient", "check_features", "fold_tables", "group_of"]
+__all__ = ["FeloClient", "check_features", "method"]
 
 _LABELS = ("feature", "logit")
 
@@ -104,31 +105,18 @@ def check_features(model: Model, method: str) -> None:
         )
 
 
-def group_of(table: ClassTable) -> str:
-    """Tables that are averaged with each other, such as `feature/512`: those of one label and width."""
-    return f"{table.label}/{table.width}"
-
-
-def fold_tables(
-    memory: Mapping[str, ClassMemory],
-    received: Iterable[tuple[str, ClassTable]],
-    *,
-    round: int,
-    num_classes: int,
-    by_count: bool = False,
-    max_age: int = 0,
-) -> tuple[dict[str, ClassMemory], dict[str, ClassTable]]:
-    """The server's memory and the targets by group after a round; `max_age` in rounds, 0: what was said stays."""
-    groups: dict[str, list[tuple[str, ClassTable]]] = {}
-    for device, table in received:
-        groups.setdefault(group_of(table), []).append((device, table))
-    folded = dict(memory)
-    for group, tables in groups.items():
-        width = tables[0][1].width
-        folded[group] = folded.get(group, ClassMemory.nothing(width)).merged(tables, round=round)
-    if max_age:
-        folded = {group: kept.kept(since=round - max_age) for group, kept in folded.items()}
-    means = {
-        group: kept.means(group.partition("/")[0], num_classes, by_count=by_count) for group, kept in folded.items()
-    }
-    return folded, {group: table for group, table in sorted(means.items()) if table is not None}
+def method(parameters: FeloParameters) -> Method:
+    """Felo, for the registry."""
+    teacher = ClassTeacher(by_count=parameters.weighting == "count", max_age=parameters.max_age)
+    return Method(
+        name="felo",
+        paper="Chan and Ngai, arXiv:2210.15527",
+        parameters=parameters,
+        client=partial(FeloClient, parameters),
+        server=CoverageServer(),
+        exchange=Exchange(
+            down="model, class means of features and logits", up="model, its own class means", device=""
+        ),
+        teacher=teacher,
+        check=partial(check_features, method="felo"),
+    )

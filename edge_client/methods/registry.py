@@ -16,6 +16,7 @@ from typing import Any
 
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.files import parse_table
+from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR, KnowledgeRules, Limits
 from edge_client.methods.base import Method, PlanRules
 from edge_client.methods.parameters import (
     FedAvgParameters,
@@ -23,6 +24,7 @@ from edge_client.methods.parameters import (
     FedNovaParameters,
     FedPerParameters,
     FedProxParameters,
+    FeloParameters,
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
@@ -30,7 +32,18 @@ from edge_client.methods.parameters import (
 from edge_client.methods.slices import Slicing
 from edge_client.run_file import RunFile
 
-__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "rungs", "slicing", "validate"]
+__all__ = [
+    "get",
+    "has_global_model",
+    "knowledge",
+    "knowledge_limits",
+    "names",
+    "parameter_types",
+    "plan_rules",
+    "rungs",
+    "slicing",
+    "validate",
+]
 
 
 def _from(module: str, **how: Any) -> Callable[..., Method]:
@@ -84,6 +97,10 @@ def _whole_model(parameters: Any) -> Slicing:
     return Slicing(kinds=(), instead="it fits the whole model into the memory by training it in groups")
 
 
+def _felo_knowledge(parameters: FeloParameters) -> KnowledgeRules:
+    return KnowledgeRules(kinds=CLASS_KINDS if parameters.alpha > 0 else ())
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -98,6 +115,7 @@ class _Entry:
     plans: Callable[[Any], PlanRules] = _no_choice
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
+    knowledge: Callable[[Any], KnowledgeRules] | None = None  # what devices send beside weights, or instead
     slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
 
 
@@ -112,6 +130,7 @@ _METHODS = {
         FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
     ),
     "local": _Entry(LocalParameters, _from("local"), refuses=_GROUPS, has_global_model=lambda own: False),
+    "felo": _Entry(FeloParameters, _from("felo"), refuses=_GROUPS, knowledge=_felo_knowledge),
     "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
     "m-fedepth": _Entry(
         FeDepthParameters,
@@ -158,6 +177,25 @@ def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
 def rungs(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
     return slicing(run.method.name, run.method.parameters).rungs(run.slices, run.method.name)
+
+
+def knowledge(name: str, parameters: Mapping[str, Any]) -> KnowledgeRules | None:
+    """What devices of a run send beside weights; None: nothing. Raises as `validate` does."""
+    said = [(_METHODS[part].knowledge, own) for part, own in _parse(name, parameters)]
+    return next((rules(own) for rules, own in said if rules is not None), None)
+
+
+def knowledge_limits(run: RunFile) -> Limits:
+    """What a device of a run may send beside weights, at most."""
+    rules = knowledge(run.method.name, run.method.parameters) or KnowledgeRules(kinds=(), max_bytes=0)
+    return Limits(
+        num_classes=len(run.classes),
+        max_rows=rules.max_rows,
+        max_bytes=rules.max_bytes,
+        kinds=rules.kinds,
+        min_count=MIN_COUNT_FLOOR,
+        max_count=run.devices.max_samples * max(1, run.train.epochs),
+    )
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:

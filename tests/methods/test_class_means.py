@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ from linear import linear_model
 from torch import Tensor
 from torch.nn import functional
 
-from edge_client.errors import InputError, PayloadError
+from edge_client.errors import InputError
 from edge_client.knowledge.kinds import ClassTable, one
-from edge_client.methods.base import PlainClient
-from edge_client.methods.class_means import ClassMeans, ClassMemory
+from edge_client.methods.base import Header, Lesson, PlainClient
+from edge_client.methods.class_means import ClassMeans, ClassMemory, ClassTeacher, fold_tables
 from edge_client.methods.fedhe import FedHeClient
 from edge_client.methods.fedproto import FedProtoClient, nearest
-from edge_client.methods.felo import FeloClient, fold_tables
+from edge_client.methods.felo import FeloClient
 from edge_client.methods.parameters import FedHeParameters, FedProtoParameters, FeloParameters
 from edge_client.models.contract import Model
 from edge_client.models.taps import tapped
@@ -26,9 +27,13 @@ from edge_client.models.taps import tapped
 FELO, FEDHE, FEDPROTO = FeloParameters(), FedHeParameters(), FedProtoParameters()
 
 
+def _means(memory: dict[str, ClassMemory], num_classes: int, **how: bool) -> dict[str, ClassTable]:
+    made = {group: kept.means(group.partition("/")[0], num_classes, **how) for group, kept in memory.items()}
+    return {group: table for group, table in made.items() if table is not None}
+
+
 def _joined(tables: list[tuple[str, ClassTable]], **how: bool) -> ClassTable:
-    _, targets = fold_tables({}, tables, round=1, num_classes=3, **how)
-    (joined,) = targets.values()
+    (joined,) = _means(fold_tables({}, tables, round=1), 3, **how).values()
     return joined
 
 
@@ -45,13 +50,15 @@ def test_the_server_takes_the_mean_over_the_devices_that_have_a_class() -> None:
 def test_what_a_device_said_stays_until_it_says_something_new() -> None:
     """Round 1: a 1, b 3, mean 2; round 2: a alone says 5: (5 + 3) / 2 = 4; with a max_age of 0 rounds after: 5."""
     first = [("a", table("logit", [[1.0], None])), ("b", table("logit", [[3.0], [7.0]]))]
-    memory, targets = fold_tables({}, first, round=1, num_classes=2)
+    memory = fold_tables({}, first, round=1)
+    targets = _means(memory, 2)
     assert targets["logit/1"].values.tolist() == [[2.0], [7.0]]
     again = [("a", table("logit", [[5.0], None]))]
-    memory, targets = fold_tables(memory, again, round=2, num_classes=2)
+    memory = fold_tables(memory, again, round=2)
+    targets = _means(memory, 2)
     assert targets["logit/1"].values.tolist() == [[4.0], [7.0]]
     assert memory["logit/1"].rounds.tolist().count(1) == 2
-    _, targets = fold_tables(memory, again, round=4, num_classes=2, max_age=2)
+    targets = _means(fold_tables(memory, again, round=4, max_age=2), 2)
     assert targets["logit/1"].values.tolist() == [[5.0]]  # b's of round 1 are older than two rounds
     assert targets["logit/1"].counts.tolist() == [1, 0]
 
@@ -64,7 +71,7 @@ def test_features_of_different_widths_are_different_tables() -> None:
         ("b", table("feature", [[3.0, 4.0, 5.0]])),
         ("b", table("logit", [[3.0]])),
     ]
-    _, targets = fold_tables({}, received, round=1, num_classes=1)
+    targets = _means(fold_tables({}, received, round=1), 1)
     assert targets["feature/2"].values.tolist() == [[1.0, 2.0]]
     assert targets["feature/3"].values.tolist() == [[3.0, 4.0, 5.0]]
     assert targets["logit/1"].values.tolist() == [[2.0]]
@@ -73,13 +80,13 @@ def test_features_of_different_widths_are_different_tables() -> None:
 def test_the_order_of_devices_changes_no_bit() -> None:
     """Rows are sorted by device before they are added up."""
     tables = [(name, table("logit", [[0.1 * k], [1 / (k + 1)]])) for k, name in enumerate("abcdefg")]
-    one_way, other = (fold_tables({}, t, round=1, num_classes=2)[1]["logit/1"] for t in (tables, tables[::-1]))
+    one_way, other = (_means(fold_tables({}, t, round=1), 2)["logit/1"] for t in (tables, tables[::-1]))
     assert torch.equal(one_way.values, other.values)
 
 
 def test_memory_survives_as_tensors() -> None:
     """What is written into the server's state makes the same memory again."""
-    memory, _ = fold_tables({}, [("a", table("logit", [[1.0], [2.0]]))], round=3, num_classes=2)
+    memory = fold_tables({}, [("a", table("logit", [[1.0], [2.0]]))], round=3)
     again = ClassMemory(**memory["logit/1"].tensors())
     assert again.means("logit", 2).values.tolist() == [[1.0], [2.0]]  # type: ignore[union-attr]
 
@@ -280,11 +287,55 @@ def test_microbatches_change_nothing_but_rounding(name: str) -> None:
         torch.testing.assert_close(value, results[1][key], rtol=1e-4, atol=1e-6)
 
 
-def test_targets_of_another_width_are_refused() -> None:
-    """Features of an unknown signature: the coordinator sent what belongs to another architecture."""
+def test_targets_of_another_width_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Features of an unknown signature: cross entropy alone, and a line in the log."""
     client = begun(FeloClient(FELO), identity_model(), knowledge=(table("feature", [[0.0], [1.0]]),))
-    with pytest.raises(PayloadError, match="targets for 'feature' have 1 numbers, this model puts out 2"):
-        loss_of(client, batch_of([[1.0, 3.0]], [0]))
+    assert loss_of(client, batch_of([[1.0, 3.0]], [0])) == pytest.approx(FELO_CE)
+    assert "targets for 'feature' have 1 numbers, this model puts out 2; they are left out" in caplog.text
+
+
+def _taught(teacher: ClassTeacher, memory: Any, *said: tuple[str, str, ClassTable]) -> Any:
+    def received() -> Any:
+        for device, cut, told in said:
+            yield Header(device=device, num_samples=1, slice=cut), (told,)
+
+    return teacher.learn(memory, received, Lesson(round=1, num_classes=2, seed=1))
+
+
+def test_a_slice_is_told_the_features_of_its_own_width() -> None:
+    """Slices of width 2 and 3: each its own features; a slice that nobody trained yet: logits alone."""
+    teacher = ClassTeacher()
+    logits = table("logit", [[1.0, 2.0], None])
+    memory = _taught(
+        teacher,
+        {},
+        ("a", "full", table("feature", [[1.0, 2.0, 3.0], None])),
+        ("b", "width:1/2", table("feature", [[4.0, 5.0], None])),
+        ("b", "width:1/2", logits),
+    )
+    lesson = Lesson(round=2, num_classes=2, seed=1)
+    told = {
+        cut: {t.kind: t.values.tolist() for t in teacher.tell(memory, cut=cut, device="", lesson=lesson)}
+        for cut in ("full", "width:1/2", "width:1/4")
+    }
+    assert told["full"] == {"class/feature": [[1.0, 2.0, 3.0]], "class/logit": [[1.0, 2.0]]}
+    assert told["width:1/2"] == {"class/feature": [[4.0, 5.0]], "class/logit": [[1.0, 2.0]]}
+    assert told["width:1/4"] == {"class/logit": [[1.0, 2.0]]}
+
+
+def test_one_device_cannot_change_the_width_of_a_slice(caplog: pytest.LogCaptureFixture) -> None:
+    """Two devices say 2 numbers, one says 3: it is left out, and the log names it."""
+    teacher = ClassTeacher()
+    memory = _taught(
+        teacher,
+        {},
+        ("a", "full", table("feature", [[9.0, 9.0, 9.0]] * 2)),
+        ("b", "full", table("feature", [[1.0, 1.0]] * 2)),
+        ("c", "full", table("feature", [[3.0, 3.0]] * 2)),
+    )
+    (told,) = teacher.tell(memory, cut="full", device="", lesson=Lesson(round=2, num_classes=2, seed=1))
+    assert told.values.tolist() == [[2.0, 2.0]] * 2
+    assert "a: features of 3 numbers, others of its slice differ; left out" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["felo", "fedproto"])

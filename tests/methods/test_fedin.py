@@ -10,7 +10,7 @@ from depth import NUM_CLASSES, Memory, equal, model_of
 from knowing import batch_of, begun, identity_model, job_for, run, weights
 from torch import Tensor, nn
 
-from edge_client.errors import InputError, PayloadError
+from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs
 from edge_client.methods.fedin import FedInClient, PairPool, check, extractor, fold_pairs, project
 from edge_client.methods.fedprox import FedProxClient
@@ -244,7 +244,12 @@ def test_a_model_without_a_middle_is_refused() -> None:
         check(identity_model())
 
 
-def test_pairs_of_another_signature_are_refused() -> None:
-    """They belong to another architecture."""
-    with pytest.raises(PayloadError, match="do not begin with what this model's 'block1' puts out"):
-        begun(client(), model_of("mlp"), knowledge=(PAIRS,))
+def test_pairs_of_another_signature_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """They belong to another architecture: FedProx alone, and a line in the log."""
+    results = []
+    for used, knowledge in ((client(), (PAIRS,)), (FedProxClient(FedProxParameters(mu=0.1)), ())):
+        model = model_of("mlp")
+        run(used, model, Memory(8), classes=NUM_CLASSES, knowledge=knowledge)
+        results.append(weights(model))
+    assert equal(*results)
+    assert "pairs 1>1 do not begin with [12] of this model; left out" in caplog.text

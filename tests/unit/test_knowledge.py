@@ -201,7 +201,7 @@ def _counts(first: int, second: int) -> Tensor:
 )
 def test_what_a_peer_must_not_send(item: Knowledge, code: str, told: str, tmp_path: Path) -> None:
     """Each with a code of its own and a line that names device, tensor and what was expected."""
-    kinds = frozenset({"class/feature", "class/logit", "pairs", "drafts", "logits", "maps"})
+    kinds = ("class/feature", "class/logit", "pairs", "drafts", "logits", "maps")
     limits = Limits(num_classes=10, max_rows=50, max_bytes=100_000, kinds=kinds, min_count=10, max_count=500)
     written([item], tmp_path / "k")
     with pytest.raises(PayloadError) as refused:
