@@ -16,16 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
-from edge_client.methods.base import Batch, Job, Outcome, Phase, Term
-from edge_client.methods.class_means import TAPS, ClassExchange
+from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, Term
+from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher
+from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
+from edge_client.methods.local import keep_the_model
 from edge_client.methods.parameters import FedHeParameters
 from edge_client.training.objectives import cross_entropy
 
-__all__ = ["FedHeClient"]
+__all__ = ["FedHeClient", "method"]
 
 
 class FedHeClient(PersonalClient):
@@ -63,3 +66,21 @@ class FedHeClient(PersonalClient):
     def end(self) -> Outcome:
         """The class means; the model stays here."""
         return replace(super().end(), knowledge=self._exchange.tables())
+
+
+def method(parameters: FedHeParameters) -> Method:
+    """FedHe, for the registry."""
+    return Method(
+        name="fedhe",
+        paper="Chan and Ngai, MSN 2021, arXiv:2110.09910",
+        parameters=parameters,
+        client=partial(FedHeClient, parameters),
+        server=CoverageServer(),
+        exchange=Exchange(
+            down="class means of logits (the first model, once)",
+            up="its own class means of logits",
+            device="model and the state of its optimizer",
+        ),
+        kept=keep_the_model,
+        teacher=ClassTeacher(),
+    )

@@ -30,21 +30,25 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs, one
-from edge_client.methods.base import Batch, Job, Outcome, Phase, Term
+from edge_client.methods.base import Batch, Exchange, Header, Job, Lesson, Method, Outcome, Phase, Received, Term
 from edge_client.methods.class_means import device_number
+from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedprox import FedProxClient
 from edge_client.methods.parameters import FedInParameters, FedProxParameters
 from edge_client.models.contract import Model
-from edge_client.models.taps import tapped
+from edge_client.models.taps import flat_width, tapped
+from edge_client.run_file import RunFile
 from edge_client.training.optimizers import Optimizer
+from edge_client.training.seeds import derive
 
-__all__ = ["FedInClient", "PairPool", "check", "extractor", "fold_pairs", "project"]
+__all__ = ["FedInClient", "PairPool", "PairTeacher", "check", "extractor", "fold_pairs", "method", "project"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +72,10 @@ class FedInClient(FedProxClient):
         check(job.model)
         self._pairs = one(job.knowledge, FeaturePairs) if self._how.pairs else None
         shape = next(unit.out_shape for unit in job.model.units if unit.name == extractor(job.model))
-        if self._pairs is not None and self._pairs.inputs.shape[1:] != shape:
-            _log.warning("pairs %s do not begin with %s of this model; left out", self._pairs.signature, list(shape))
+        own = (*shape, flat_width(job.model, _OUT)) if self._pairs is not None else ()
+        if self._pairs is not None and (*self._pairs.inputs.shape[1:], self._pairs.outputs.shape[1]) != own:
+            sign = _signature(torch.tensor(own))
+            _log.warning("pairs %s are not of this model, which has %s; left out", self._pairs.signature, sign)
             self._pairs = None
         if self._how.alleviation == "sequential" and job.optimizer is not None:
             self._optimizer = job.optimizer()
@@ -257,3 +263,90 @@ def fold_pairs(
         new = PairPool.of(uploads, first=int(old.uploads[-1]) + 1 if old is not None else 0)
         folded[signature] = (new if old is None else old.followed_by(new)).newest(most)
     return folded
+
+
+class PairTeacher:
+    """The server's side: a pool of pairs for each signature. Each device draws from the one of its architecture.
+
+    Memory: `pairs/SIGNATURE/...`, a `PairPool` each, and `shape/SLICE`: the shapes of an architecture's pairs.
+    """
+
+    def __init__(self, parameters: FedInParameters) -> None:
+        self._most = parameters.pool_batches
+        self._size = parameters.pairs
+
+    def begin(self, run: RunFile) -> Mapping[str, Tensor]:
+        """Nobody sent anything yet."""
+        return {}
+
+    def learn(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Mapping[str, Tensor]:
+        """Put what came into the pools."""
+        said = [(header, item) for header, items in received() for item in items if isinstance(item, FeaturePairs)]
+        shapes = {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(said)
+        fitting = [
+            (header.device, pairs)
+            for header, pairs in said
+            if pairs.signature == _signature(shapes[_SHAPE + header.slice])
+        ]
+        for header, pairs in said:
+            if (header.device, pairs) not in fitting:
+                _log.warning("%s: pairs %s, others of its slice differ; left out", header.device, pairs.signature)
+        pools = fold_pairs(_pools(memory), fitting, most=self._most)
+        tensors = {f"{_POOL}{sign}/{name}": t for sign, pool in pools.items() for name, t in pool.tensors().items()}
+        return {**tensors, **shapes}
+
+    def tell(
+        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
+    ) -> tuple[FeaturePairs, ...]:
+        """Random pairs of other devices, once there are any of this architecture's signature."""
+        shape = memory.get(_SHAPE + cut)
+        pool = _pools(memory, only=_signature(shape)) if shape is not None and self._size else {}
+        rng = torch.Generator().manual_seed(derive(lesson.seed, "pairs", lesson.round, device))
+        drawn = (found.drawn(device, self._size, rng) for found in pool.values())
+        return tuple(pairs for pairs in drawn if pairs is not None)
+
+
+_POOL = "pairs/"
+_SHAPE = "shape/"
+
+
+def _signature(shape: Tensor) -> str:
+    *inputs, width = (str(dim) for dim in shape.tolist())
+    return f"{'x'.join(inputs)}>{width}"
+
+
+def _usual_shapes(said: Sequence[tuple[Header, FeaturePairs]]) -> dict[str, Tensor]:
+    """By slice, the shapes of most of its devices: one that says something else speaks for itself alone."""
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for header, pairs in said:
+        shapes.setdefault(header.slice, []).append((*pairs.inputs.shape[1:], pairs.outputs.shape[1]))
+    return {_SHAPE + cut: torch.tensor(max(sorted(found), key=found.count)) for cut, found in shapes.items()}
+
+
+def _pools(memory: Mapping[str, Tensor], only: str = "") -> dict[str, PairPool]:
+    names = [name.removeprefix(_POOL) for name in memory if name.startswith(_POOL)]
+    found = sorted({name.rpartition("/")[0] for name in names})
+    return {
+        sign: PairPool(
+            devices=memory[f"{_POOL}{sign}/devices"],
+            uploads=memory[f"{_POOL}{sign}/uploads"],
+            inputs=memory[f"{_POOL}{sign}/in"],
+            outputs=memory[f"{_POOL}{sign}/out"],
+        )
+        for sign in found
+        if only in ("", sign)
+    }
+
+
+def method(parameters: FedInParameters) -> Method:
+    """FedIN, for the registry."""
+    return Method(
+        name="fedin",
+        paper="Chan and Ngai, arXiv:2304.00759",
+        parameters=parameters,
+        client=partial(FedInClient, parameters),
+        server=CoverageServer(),
+        exchange=Exchange(down="model, feature pairs of others", up="model, its own feature pairs"),
+        teacher=PairTeacher(parameters),
+        check=check,
+    )

@@ -17,18 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from edge_client.methods.base import Batch, Job, Outcome, Phase, Term
-from edge_client.methods.class_means import TAPS, ClassExchange, features_and_logits
+from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, Term
+from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, features_and_logits
+from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.felo import check_features
+from edge_client.methods.local import keep_the_model
 from edge_client.methods.parameters import FedProtoParameters
 from edge_client.training.objectives import cross_entropy
 
-__all__ = ["FedProtoClient", "nearest"]
+__all__ = ["FedProtoClient", "method", "nearest"]
 
 _FAR = 1e4  # squared distance to a class that this device cannot answer with; finite, so that losses are
 
@@ -92,3 +95,22 @@ def nearest(features: Tensor, prototypes: Tensor, allowed: Tensor) -> Tensor:
     distances = torch.cdist(features, prototypes).square()
     far = distances.amax(dim=1, keepdim=True) + _FAR
     return -torch.where(allowed, distances, far)
+
+
+def method(parameters: FedProtoParameters) -> Method:
+    """FedProto, for the registry."""
+    return Method(
+        name="fedproto",
+        paper="Tan et al., AAAI 2022, arXiv:2105.00243",
+        parameters=parameters,
+        client=partial(FedProtoClient, parameters),
+        server=CoverageServer(),
+        exchange=Exchange(
+            down="prototypes (the first model, once)",
+            up="its own prototypes",
+            device="model and the state of its optimizer",
+        ),
+        kept=keep_the_model,
+        teacher=ClassTeacher(),
+        check=partial(check_features, method="fedproto"),
+    )

@@ -16,10 +16,11 @@ from edge_client.methods.parameters import LocalParameters
 from edge_client.models.contract import Model
 from edge_client.wire.container import MODEL_PREFIX
 
-__all__ = ["method"]
+__all__ = ["keep_the_model", "method"]
 
 
-def _kept(model: Model) -> tuple[str, ...]:
+def keep_the_model(model: Model) -> tuple[str, ...]:
+    """No tensor of the model leaves a device."""
     return (MODEL_PREFIX,)
 
 
@@ -34,5 +35,5 @@ def method(parameters: LocalParameters) -> Method:
         exchange=Exchange(
             down="nothing (the first model, once)", up="nothing", device="model and the state of its optimizer"
         ),
-        kept=_kept,
+        kept=keep_the_model,
     )

@@ -21,8 +21,11 @@ from edge_client.methods.base import Method, PlanRules
 from edge_client.methods.parameters import (
     FedAvgParameters,
     FeDepthParameters,
+    FedHeParameters,
+    FedInParameters,
     FedNovaParameters,
     FedPerParameters,
+    FedProtoParameters,
     FedProxParameters,
     FeloParameters,
     LocalParameters,
@@ -97,6 +100,18 @@ def _whole_model(parameters: Any) -> Slicing:
     return Slicing(kinds=(), instead="it fits the whole model into the memory by training it in groups")
 
 
+def _fedin_plans(parameters: FedInParameters) -> PlanRules:
+    """FedProx's anchor; where gradients are compared, one more gradient of everything."""
+    apart = parameters.alleviation != "weighted" or parameters.rescale_outer
+    copies = int(parameters.mu > 0) + int(apart and parameters.pairs > 0)
+    return PlanRules(weight_copies=copies, step_copies=1 if parameters.mu > 0 else 0)
+
+
+def _fedin_knowledge(parameters: FedInParameters) -> KnowledgeRules:
+    kinds = ("pairs",) if parameters.pairs else ()
+    return KnowledgeRules(kinds=kinds, per_device=True, max_rows=parameters.pairs)
+
+
 def _felo_knowledge(parameters: FeloParameters) -> KnowledgeRules:
     return KnowledgeRules(kinds=CLASS_KINDS if parameters.alpha > 0 else ())
 
@@ -131,6 +146,23 @@ _METHODS = {
     ),
     "local": _Entry(LocalParameters, _from("local"), refuses=_GROUPS, has_global_model=lambda own: False),
     "felo": _Entry(FeloParameters, _from("felo"), refuses=_GROUPS, knowledge=_felo_knowledge),
+    "fedhe": _Entry(
+        FedHeParameters,
+        _from("fedhe"),
+        refuses=_GROUPS,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("class/logit",)),
+    ),
+    "fedproto": _Entry(
+        FedProtoParameters,
+        _from("fedproto"),
+        refuses=_GROUPS,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("class/feature",)),
+    ),
+    "fedin": _Entry(
+        FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_GROUPS, knowledge=_fedin_knowledge
+    ),
     "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
     "m-fedepth": _Entry(
         FeDepthParameters,

@@ -79,3 +79,36 @@ def test_felo_remembers_class_means_of_both_widths(fleet: Fleet) -> None:
     assert memory["memory/logit/10/values"].shape == (30, 10)
     assert set(memory["memory/logit/10/rounds"].tolist()) == {2}
     assert not any(name.startswith("memory/") for name in server(fleet, shown, 0))
+
+
+SENT = [("fedhe", "logit/10", (30, 10)), ("fedproto", "feature/8", (20, 8))]
+
+
+@pytest.mark.parametrize(("method", "group", "shape"), SENT, ids=[name for name, _, _ in SENT])
+def test_methods_without_weights_never_send_weights(
+    fleet: Fleet, method: str, group: str, shape: tuple[int, int]
+) -> None:
+    """The server's model stays as it was; what it has learnt are class means."""
+    shown = finished(fleet, method)
+    first, last = server(fleet, shown, 0), server(fleet, shown, 2)
+    assert all(value.equal(first[name]) for name, value in last.items() if not name.startswith("memory/"))
+    assert last[f"memory/{group}/values"].shape == shape
+    assert sum(f"memory/{group}" in name for name in last) == 5
+
+
+def test_fedin_passes_feature_pairs_on_by_signature(fleet: Fleet) -> None:
+    """16 pairs of each device and round: 2 x 2 x 16 of 16>8 numbers, 2 x 16 of 8>4."""
+    shown = finished(fleet, "fedin")
+    memory = server(fleet, shown, 2)
+    assert memory["memory/pairs/16>8/in"].shape == (64, 16)
+    assert memory["memory/pairs/16>8/out"].shape == (64, 8)
+    assert memory["memory/pairs/8>4/in"].shape == (32, 8)
+
+
+def test_an_owner_who_shares_nothing_is_asked_and_says_no(fleet: Fleet) -> None:
+    """d declines with its reason before it trains; the others go on."""
+    run = mlp_run(rounds=1, devices=1, where=["group=closed"], name="closed", method={"name": "felo"}, model=MODEL)
+    run_id = fleet.start_run(run)
+    fleet.wait_until(lambda: "not_shared" in fleet.log("coordinator"), 60, "d declines")
+    assert "keeps class means (share.class-statistics = false in device.toml)" in fleet.log("coordinator")
+    fleet.ask("run-stop", run=run_id, now=True)

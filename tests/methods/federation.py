@@ -10,9 +10,11 @@ import torch
 from linear import TensorFrozen, TensorState
 from torch import Tensor
 
+from edge_client.knowledge.kinds import Knowledge
 from edge_client.methods import coverage, registry
-from edge_client.methods.base import Batch, Client, Header, Job, Phase
+from edge_client.methods.base import Batch, Client, Header, Job, Lesson, Phase
 from edge_client.models.contract import Model
+from edge_client.training import optimizers
 from edge_client.training.loop import Data, Settings, generator, train
 
 Loss = Callable[[Model], Callable[[Batch, Phase], Tensor]]
@@ -29,6 +31,7 @@ class Federation:
     settings: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 1
     loss: Mapping[str, Loss] = field(default_factory=dict)
+    num_classes: int = 3
 
     def __post_init__(self) -> None:
         self.made = registry.get(self.method, self.parameters)
@@ -38,6 +41,8 @@ class Federation:
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.data}
         self.answered: set[str] = set()
         self.updates: list[tuple[Header, dict[str, Tensor]]] = []
+        self.memory: Mapping[str, Tensor] = {}  # the server's, of methods that exchange knowledge
+        self.said: list[tuple[Header, tuple[Knowledge, ...]]] = []  # in the last round
         self.number = 0
 
     def weights(self) -> dict[str, Tensor]:
@@ -57,7 +62,10 @@ class Federation:
                 num_rounds=10,
                 epochs=self.epochs,
                 learning_rate=settings.learning_rate if settings is not None else 0.0,
-                class_counts=(0,),
+                class_counts=(0,) * self.num_classes,
+                knowledge=self._told(device),
+                data=self.data[device],
+                optimizer=lambda: optimizers.make("sgd", momentum=0.0, weight_decay=0.0),
                 rng=lambda purpose: generator(1, purpose),
                 state={name: value.clone() for name, value in self.states[device].items()},
                 extra=extra,
@@ -66,10 +74,21 @@ class Federation:
         )
         return client
 
+    def _lesson(self, number: int) -> Lesson:
+        return Lesson(round=number, num_classes=self.num_classes, seed=1)
+
+    def _told(self, device: str) -> tuple[Knowledge, ...]:
+        teacher = self.made.teacher
+        number = max(1, self.number)
+        return teacher.tell(self.memory, cut="full", device=device, lesson=self._lesson(number)) if teacher else ()
+
     def round(self, cohort: Sequence[str] | None = None) -> dict[str, Tensor]:
         """One round; returns the server's new model."""
         self.number += 1
+        self.said = []
         self.updates = [self._train(device) for device in cohort or self.data]
+        if self.made.teacher is not None:
+            self.memory = self.made.teacher.learn(self.memory, lambda: iter(self.said), self._lesson(self.number))
         self.answered |= {header.device for header, _ in self.updates}
         momentum = self.settings.get("momentum", 0.0) if self.settings.get("optimizer", "sgd") == "sgd" else 0.0
         frozen = TensorFrozen(self.updates, num_devices=len(self.answered), momentum=momentum)
@@ -91,7 +110,9 @@ class Federation:
         meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.made.kept(model))
         lacking = coverage.left_out(sent, None, self.made.plans, meta)
         update = {name.removeprefix("model/"): value for name, value in sent.items() if name not in lacking}
-        return Header(device=device, num_samples=len(self.data[device]), steps=done.steps), update
+        header = Header(device=device, num_samples=len(self.data[device]), steps=done.steps)
+        self.said.append((header, outcome.knowledge))
+        return header, update
 
 
 class Shifted:

@@ -252,4 +252,4 @@ def test_pairs_of_another_signature_are_left_out(caplog: pytest.LogCaptureFixtur
         run(used, model, Memory(8), classes=NUM_CLASSES, knowledge=knowledge)
         results.append(weights(model))
     assert equal(*results)
-    assert "pairs 1>1 do not begin with [12] of this model; left out" in caplog.text
+    assert "pairs 1>1 are not of this model, which has 12>9; left out" in caplog.text
