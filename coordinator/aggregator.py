@@ -127,6 +127,7 @@ class TellJob:
     model: str
     slice: records.SliceText = "full"
     device: str = ""
+    public: bool = False  # only the shared samples
     round: Count
     out: str
 
@@ -364,13 +365,16 @@ def _encode(job: EncodeJob) -> Reply:
 
 
 def _tell(job: TellJob) -> Reply:
-    from coordinator.teaching import told
+    from coordinator.teaching import public, told
     from edge_client.wire.tensors import ContainerReader
 
     teacher = _cutter(job.run, None).method.teacher
     assert teacher is not None
     with ContainerReader(Path(job.model)) as reader:
-        table, tensors = told(teacher, reader, job.run, cut=job.slice, device=job.device, round_=job.round)
+        asked = {"cut": job.slice, "device": job.device}
+        table, tensors = (
+            public(reader, job.run) if job.public else told(teacher, reader, job.run, round_=job.round, **asked)
+        )
     return _write(job.out, table, iter(tensors), {})
 
 

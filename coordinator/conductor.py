@@ -29,7 +29,7 @@ from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
-from edge_client.knowledge.schema import KnowledgeRules
+from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART, KnowledgeRules
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.planning.rows import ModelRows
@@ -47,7 +47,6 @@ _NORM_ROUNDS = 5
 _DROP_LEASES = 100
 _HEADROOM = 1.05  # an update may be this much longer than what was sent, for its report
 _HEADROOM_BYTES = 65_536
-_KNOWLEDGE = "knowledge:"
 _STOP_AFTER = "asked to stop after its round"
 _STOP_NOW = "asked to stop now"
 
@@ -704,7 +703,8 @@ class Conductor:
             return
         out = self._blobs.temporary_path(f"part-{hashlib.sha256(name.encode()).hexdigest()[:16]}")
         telling = {"job": "tell", "run": run.file, "slice": lease.slice, "device": lease.device, "round": lease.round}
-        job = {**telling, "model": str(self._blobs.path(model.sha256)), "out": str(out)}
+        what = {"public": name == PUBLIC_PART, "model": str(self._blobs.path(model.sha256)), "out": str(out)}
+        job = {**telling, **what}
         if name == lease.slice:
             job = self._encoding(run, model.sha256, lease.slice, out)
         self._aggregation.submit(job, lambda answer: self._was_cut(run, model, name, out, answer))
@@ -714,7 +714,8 @@ class Conductor:
         rules = self._knowledge()
         if rules is None:
             return [lease.slice] if self._is_cut else []
-        return [lease.slice, _knowledge_key(lease) if rules.per_device else f"{_KNOWLEDGE}{lease.slice}"]
+        told = _knowledge_key(lease) if rules.per_device else f"{TOLD_PART}{lease.slice}"
+        return [lease.slice, told, *([PUBLIC_PART] if rules.public else [])]
 
     def _was_cut(self, run: RunRow, model: ModelRow, cut: str, out: Path, answer: Answer) -> None:
         waiting = {instruction.lease.id: instruction for instruction in self._cutting.pop(cut, [])}
@@ -863,7 +864,7 @@ def _is_cut(file: RunFile) -> bool:
 
 
 def _knowledge_key(lease: LeaseRow) -> str:
-    return f"{_KNOWLEDGE}{lease.slice}@{lease.device}"
+    return f"{TOLD_PART}{lease.slice}@{lease.device}"
 
 
 def _raise_disk_error(answer: Answer) -> None:

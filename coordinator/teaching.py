@@ -8,20 +8,20 @@ Does not cover: what is learnt (`edge_client.methods`), who is told when (`condu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from coordinator.frozen import FrozenUpdate
-from edge_client.knowledge.kinds import Knowledge, named_tensors, parse
-from edge_client.knowledge.schema import KNOWLEDGE_PREFIX, Limits
+from edge_client.knowledge.kinds import Knowledge, PublicSamples, named_tensors, parse
+from edge_client.knowledge.schema import KNOWLEDGE_PREFIX, PUBLIC_PART, Limits
 from edge_client.methods import registry
 from edge_client.methods.base import Header, Lesson, Teacher
 from edge_client.run_file import RunFile
 from edge_client.wire.container import MEMORY_PREFIX, Entry, TableRow, read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry
 
-__all__ = ["Memory", "Written", "check_values", "first_memory", "learnt", "told"]
+__all__ = ["Memory", "Written", "check_values", "first_memory", "learnt", "public", "told"]
 
 Written = tuple[list[TableRow], list[Tensor]]  # table and values of tensors that are to be written
 
@@ -99,7 +99,15 @@ def check_values(reader: ContainerReader, limits: Limits, codec: str) -> None:
 
 def told(teacher: Teacher, reader: ContainerReader, run: RunFile, *, cut: str, device: str, round_: int) -> Written:
     """What the devices of a slice, or one device, are told before a round."""
-    named = named_tensors(teacher.tell(Memory(reader), cut=cut, device=device, lesson=_lesson(run, round_)))
-    codec = run.rounds.codec
+    return _travelling(teacher.tell(Memory(reader), cut=cut, device=device, lesson=_lesson(run, round_)), run)
+
+
+def public(reader: ContainerReader, run: RunFile) -> Written:
+    """The shared samples, which every version has; devices fetch equal bytes once."""
+    return _travelling([PublicSamples(values=Memory(reader)[PUBLIC_PART])], run)
+
+
+def _travelling(items: Iterable[Knowledge], run: RunFile) -> Written:
+    named, codec = named_tensors(items), run.rounds.codec
     table: list[TableRow] = [(name, codec_for(tensor, codec), tuple(tensor.shape)) for name, tensor in named]
     return table, [tensor for _, tensor in named]

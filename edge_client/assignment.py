@@ -39,7 +39,7 @@ from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent_rows
 from edge_client.knowledge.kinds import Knowledge, named_tensors
 from edge_client.knowledge.kinds import parse as parse_knowledge
-from edge_client.knowledge.schema import Limits
+from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART, Limits
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
 from edge_client.methods.coverage import describe, left_out
@@ -572,12 +572,14 @@ class _Work:
 
     def _told(self) -> tuple[Knowledge, ...]:
         """The knowledge that came with the assignment."""
-        found = [path for key, path in self.order.parts.items() if key.startswith("knowledge:")]
-        if not found:
-            return ()
+        parts = self.order.parts.items()
+        paths = [Path(path) for key, path in parts if key == PUBLIC_PART or key.startswith(TOLD_PART)]
+        return tuple(item for path in paths for item in self._knowledge_in(path))
+
+    def _knowledge_in(self, path: Path) -> tuple[Knowledge, ...]:
         codec, num_classes = self.run.rounds.codec, len(self.run.classes)
-        limits = Limits(num_classes=num_classes, max_rows=_MOST_TOLD, max_bytes=Path(found[0]).stat().st_size)
-        with ContainerReader(Path(found[0])) as reader:
+        limits = Limits(num_classes=num_classes, max_rows=_MOST_TOLD, max_bytes=path.stat().st_size)
+        with ContainerReader(path) as reader:
             entries = reader.header.entries
             return parse_knowledge(
                 entries, lambda entry: reader.tensor(entry.name), limits, codec=codec, source="the coordinator"

@@ -60,6 +60,8 @@ class _Sized:
 
 K = TypeVar("K", bound=Knowledge)
 
+_MAX_DEPTH = 9999
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassTable(_Sized):
@@ -129,6 +131,7 @@ class DraftSet(_Sized):
     """Outputs of a model for shared samples: of numbered convolutions, and logits; targets look the same."""
 
     ids: Tensor  # [n] int64: positions in the shared samples
+    depths: Tensor  # [m] int64: how many convolutions this model has; on the way down: all models, ascending
     convs: Mapping[int, Tensor]  # its number -> [n, channels, *positions]; the first and the last at least
     logits: Tensor  # [n, K]
 
@@ -143,9 +146,9 @@ class DraftSet(_Sized):
         return max(self.convs)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Ids, logits, convolutions in their order."""
+        """Depths, ids, logits, convolutions in their order."""
         convs = {f"conv_{number}": self.convs[number] for number in sorted(self.convs)}
-        return {"ids": self.ids, "logits": self.logits, **convs}
+        return {"depths": self.depths, "ids": self.ids, "logits": self.logits, **convs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -259,7 +262,8 @@ def _drafts(given: _Given) -> DraftSet:
     convs = {int(name[5:]): given.numbers(name) for name in given.tensors if name.startswith("conv_")}
     if 1 not in convs:
         raise PayloadError("names", f"{given.source}: its drafts have no 'conv_1'")
-    return DraftSet(ids=given.distinct("ids", 2**40), convs=convs, logits=given.numbers("logits"))
+    depths = given.distinct("depths", _MAX_DEPTH)
+    return DraftSet(ids=given.distinct("ids", 2**40), depths=depths, convs=convs, logits=given.numbers("logits"))
 
 
 def _logits(given: _Given) -> SampleLogits:

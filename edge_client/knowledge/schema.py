@@ -3,7 +3,8 @@
     knowledge/class/feature/   counts [C], values [n, F]                   means of the n classes that are there
     knowledge/class/logit/     counts [C], values [n, C]
     knowledge/pairs/           in [n, ...], out [n, F]                     one sample's features at two depths
-    knowledge/drafts/          ids [n], logits [n, K], conv_<k> [n, ...]   outputs for shared samples
+    knowledge/drafts/          depths [m], ids [n], logits [n, K],         outputs for shared samples
+                               conv_<k> [n, ...]
     knowledge/logits/          ids [n], values [n, K]                      logits by sample
     knowledge/maps/            ids [n], labels [n], logits [n, C], values [n, ...]
     knowledge/public/          values [n, ...]                             the shared samples themselves
@@ -29,7 +30,9 @@ __all__ = [
     "KNOWLEDGE_PREFIX",
     "MAX_ABS",
     "MIN_COUNT_FLOOR",
+    "PUBLIC_PART",
     "SAMPLE_KINDS",
+    "TOLD_PART",
     "KnowledgeRules",
     "Limits",
     "check_entries",
@@ -37,19 +40,22 @@ __all__ = [
 ]
 
 KNOWLEDGE_PREFIX = "knowledge/"
+TOLD_PART = "knowledge:"  # what the key of an assignment's part begins with that tells a device something
+PUBLIC_PART = "public"  # the part with shared samples
 CLASS_KINDS = ("class/feature", "class/logit")
 SAMPLE_KINDS = ("pairs", "drafts", "logits", "maps")  # a row is one sample's
 KINDS = (*CLASS_KINDS, *SAMPLE_KINDS, "public")
 MIN_COUNT_FLOOR = 10  # samples behind a class mean that leaves a device, whatever its owner wrote
 MAX_ABS = 1e6  # of a value: a finite one near the largest float32 would still drown every mean
 
-_INTEGERS = frozenset({"counts", "ids", "labels"})
+_INTEGERS = frozenset({"counts", "depths", "ids", "labels"})
+_NOT_ROWS = frozenset({"counts", "depths"})
 _VECTORS = frozenset({("class/feature", "values"), ("class/logit", "values"), ("pairs", "out"), ("logits", "values")})
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "class/feature": ("counts", "values"),
     "class/logit": ("counts", "values"),
     "pairs": ("in", "out"),
-    "drafts": ("ids", "logits"),
+    "drafts": ("depths", "ids", "logits"),
     "logits": ("ids", "values"),
     "maps": ("ids", "labels", "logits", "values"),
     "public": ("values",),
@@ -62,6 +68,7 @@ class KnowledgeRules:
     """What a method says about the knowledge that its devices send."""
 
     kinds: tuple[str, ...]  # that a device sends
+    public: bool = False  # whether devices get the samples in the memory's `public`, once
     per_device: bool = False  # whether each device is told something else; otherwise each architecture
     max_rows: int = 0  # samples in one table; class tables have a row per class
     max_bytes: int = 64 * 2**20  # of what a device sends in a round
@@ -116,7 +123,7 @@ def _check_group(kind: str, group: Mapping[str, Entry], limits: Limits, codec: s
         raise PayloadError("names", f"{source}: its {kind!r} has no {lacks}")
     for field, entry in group.items():
         _check_entry(kind, field, entry, limits, codec, source)
-    rows = {entry.shape[0] for field, entry in group.items() if field != "counts"}
+    rows = {entry.shape[0] for field, entry in group.items() if field not in _NOT_ROWS}
     if len(rows) > 1:
         raise PayloadError("shape", f"{source}: the tensors of its {kind!r} have {_listed(rows)} rows, not as many")
     most = limits.num_classes if kind in CLASS_KINDS else limits.max_rows
@@ -129,7 +136,7 @@ def _check_entry(kind: str, field: str, entry: Entry, limits: Limits, codec: str
     dims = len(entry.shape)
     flat = field == "logits" or (kind, field) in _VECTORS
     fits = dims == 1 if integer else dims == 2 if flat else dims >= 2
-    if not fits or 0 in entry.shape[1:]:
+    if not fits or 0 in entry.shape[1:] or (field == "depths" and not 1 <= entry.shape[0] <= limits.max_rows):
         raise PayloadError("shape", f"{source}: {entry.name!r} has shape {list(entry.shape)}")
     of_classes = kind == "class/logit" and field == "values"
     if (of_classes or (kind == "maps" and field == "logits")) and entry.shape[1] != limits.num_classes:

@@ -1,4 +1,4 @@
-"""FedIN. Chan and Ngai, "FedIN: Federated Intermediate Layers Learning for Model Heterogeneity", arXiv:2304.00759.
+"""FedIN. Chan et al., "FedIN: Federated Intermediate Layers Learning for Model Heterogeneity", arXiv:2304.00759.
 
 A model is extractor w_e, middle w_in and classifier w_c. Devices with middles of different depths also send what one
 batch of their samples looks like before and after the middle, and learn to map what others sent, with their own middle,
@@ -342,7 +342,7 @@ def method(parameters: FedInParameters) -> Method:
     """FedIN, for the registry."""
     return Method(
         name="fedin",
-        paper="Chan and Ngai, arXiv:2304.00759",
+        paper="Chan et al., arXiv:2304.00759",
         parameters=parameters,
         client=partial(FedInClient, parameters),
         server=CoverageServer(),

@@ -233,8 +233,11 @@ class FedMdParameters:
     public: Annotated[str, Matches(r"(?s).{0,2000}")] = field(
         default="", metadata={"symbol": "D_0", "help": "the shared samples, on the server: SOURCE:PATH"}
     )
-    samples: Annotated[int, Between(1, 10**6)] = field(
-        default=5000, metadata={"symbol": "N_a", "help": "shared samples of one round"}
+    public_samples: Annotated[int, Between(1, 10**6)] = field(
+        default=1000, metadata={"symbol": "|D_0|", "help": "how many of them, drawn once; devices keep them"}
+    )
+    samples: Annotated[int, Between(0, 10**6)] = field(
+        default=0, metadata={"symbol": "N_a", "help": "shared samples of one round, in turn; 0: all"}
     )
     digest_epochs: Annotated[int, Between(0, 1000)] = field(
         default=1, metadata={"symbol": "digest", "help": "passes towards the consensus; 0: alone"}
@@ -248,8 +251,11 @@ class DraftFedParameters:
     public: Annotated[str, Matches(r"(?s).{0,2000}")] = field(
         default="", metadata={"symbol": "G", "help": "the shared samples, on the server: SOURCE:PATH"}
     )
+    public_samples: Annotated[int, Between(1, 10**6)] = field(
+        default=512, metadata={"symbol": "|G|", "help": "how many of them, drawn once; devices keep them"}
+    )
     draft_batch: Annotated[int, Between(0, 10**6)] = field(
-        default=128, metadata={"symbol": "|G|", "help": "shared samples of one round, in turn; 0: all"}
+        default=128, metadata={"symbol": "-", "help": "shared samples of one round, in turn; 0: all"}
     )
     lambda1: Annotated[float, Between(0, 1000)] = field(
         default=1.0, metadata={"symbol": "lambda_1", "help": "weight of the first convolution's draft"}

@@ -19,10 +19,12 @@ from edge_client.files import parse_table
 from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR, KnowledgeRules, Limits
 from edge_client.methods.base import Method, PlanRules
 from edge_client.methods.parameters import (
+    DraftFedParameters,
     FedAvgParameters,
     FeDepthParameters,
     FedHeParameters,
     FedInParameters,
+    FedMdParameters,
     FedNovaParameters,
     FedPerParameters,
     FedProtoParameters,
@@ -134,6 +136,7 @@ class _Entry:
     slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
 
 
+_MAX_DRAFT_BYTES = 2**30
 _GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
 _METHODS = {
     "fedavg": _Entry(FedAvgParameters, _from("fedavg")),
@@ -159,6 +162,22 @@ _METHODS = {
         refuses=_GROUPS,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(kinds=("class/feature",)),
+    ),
+    "fedmd": _Entry(
+        FedMdParameters,
+        _from("fedmd"),
+        refuses=_GROUPS,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("logits",), public=True, max_rows=own.public_samples),
+    ),
+    "draftfed": _Entry(
+        DraftFedParameters,
+        _from("draftfed"),
+        refuses=_GROUPS,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(
+            kinds=("drafts",), public=True, max_rows=own.public_samples, max_bytes=_MAX_DRAFT_BYTES
+        ),
     ),
     "fedin": _Entry(
         FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_GROUPS, knowledge=_fedin_knowledge

@@ -42,7 +42,7 @@ def samples() -> list[Knowledge]:
         class_table(),
         class_table("logit", width=10),
         FeaturePairs(inputs=torch.randn(16, 64, 8, 8), outputs=torch.randn(16, 512)),
-        DraftSet(ids=ids, convs=convs, logits=torch.randn(3, 10)),
+        DraftSet(ids=ids, depths=torch.tensor([9]), convs=convs, logits=torch.randn(3, 10)),
         SampleLogits(ids=ids, values=torch.randn(3, 10)),
         FeatureMaps(
             ids=ids, labels=torch.tensor([1, 9, 0]), logits=torch.randn(3, 10), values=torch.randn(3, 4, 2, 2)
@@ -157,6 +157,10 @@ def _hostile(**changed: Tensor) -> ClassTable:
     return ClassTable(label="logit", **(good | changed))
 
 
+def _drafts(convs: dict[int, Tensor]) -> DraftSet:
+    return DraftSet(ids=torch.arange(2), depths=torch.tensor([2]), convs=convs, logits=torch.ones(2, 4))
+
+
 def _counts(first: int, second: int) -> Tensor:
     return torch.tensor([first, second, 0, 0, 0, 0, 0, 0, 0, 0])
 
@@ -182,12 +186,8 @@ def _counts(first: int, second: int) -> Tensor:
         (_hostile(values=torch.ones(0, 10)), "shape", "has 0 rows"),
         (SampleLogits(ids=torch.tensor([3, 3]), values=torch.ones(2, 4)), "range", "'ids' of its 'logits' does not"),
         (SampleLogits(ids=torch.arange(51), values=torch.ones(51, 4)), "shape", "has 51 rows, expected 1 to 50"),
-        (DraftSet(ids=torch.arange(2), convs={}, logits=torch.ones(2, 4)), "names", "its 'drafts' has no conv_1"),
-        (
-            DraftSet(ids=torch.arange(2), convs={2: torch.ones(2, 4)}, logits=torch.ones(2, 4)),
-            "names",
-            "its drafts have no 'conv_1'",
-        ),
+        (_drafts({}), "names", "its 'drafts' has no conv_1"),
+        (_drafts({2: torch.ones(2, 4)}), "names", "its drafts have no 'conv_1'"),
         (
             FeatureMaps(
                 ids=torch.arange(1), labels=torch.tensor([10]), logits=torch.ones(1, 10), values=torch.ones(1, 2)

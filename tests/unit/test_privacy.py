@@ -19,7 +19,7 @@ from edge_client.privacy import Gate, Ledger, epsilon_of, fresh_noise
 IDS = torch.arange(2)
 PAIRS = FeaturePairs(inputs=torch.ones(2, 3), outputs=torch.ones(2, 3))
 MAPS = FeatureMaps(ids=IDS, labels=IDS, logits=torch.ones(2, 3), values=torch.ones(2, 3))
-DRAFTS = DraftSet(ids=IDS, convs={1: torch.ones(2, 3)}, logits=torch.ones(2, 3))
+DRAFTS = DraftSet(ids=IDS, depths=IDS, convs={1: torch.ones(2, 3)}, logits=torch.ones(2, 3))
 LOGITS = SampleLogits(ids=IDS, values=torch.ones(2, 3))
 SAMPLES: list[Knowledge] = [PAIRS, MAPS, DRAFTS, LOGITS]
 
