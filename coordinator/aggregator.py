@@ -9,6 +9,7 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
     calibrate run, task                              rows: slice -> what its units cost (`edge_client.calibration`)
     encode  run, task, model, slice, out             sha256, length: the tensors of a slice as they travel
     tell    run, model, slice, device, round, out    sha256, length: the knowledge that devices are told
+    study   run, model, version                      begins what the method makes of a version beside the next round
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, ...    sha256, length: the next model
     evaluate run, task, model, data                  results: of each slice num_samples, num_correct, loss_sum and
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
     from coordinator.cutting import Cutter
     from coordinator.frozen import FrozenUpdate
+    from coordinator.teaching import Studies
     from edge_client.data.sources import Samples
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
@@ -77,6 +79,7 @@ _CODES: Sequence[tuple[type[FedfitError], str]] = (
 )
 Reply = dict[str, Any]
 _CUTTERS: dict[str, Cutter] = {}
+_STUDIES: list[Studies] = []  # one, once it is needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +133,15 @@ class TellJob:
     public: bool = False  # only the shared samples
     round: Count
     out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyJob:
+    """Begin to make of a version what its method makes beside the next round."""
+
+    run: RunFile
+    model: str
+    version: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,6 +390,27 @@ def _tell(job: TellJob) -> Reply:
     return _write(job.out, table, iter(tensors), {})
 
 
+def _study(job: StudyJob) -> Reply:
+    """Answers at once: the fold of the next round waits for what comes out of it."""
+    _studies().begin(job.run, Path(job.model), job.version)
+    return {}
+
+
+def _studies() -> Studies:
+    from coordinator.teaching import Studies
+
+    if not _STUDIES:
+        _STUDIES.append(Studies())
+    return _STUDIES[0]
+
+
+def _does_study(run: RunFile) -> bool:
+    from edge_client.methods import registry
+
+    rules = registry.knowledge(run.method.name, run.method.parameters)
+    return rules is not None and rules.studies
+
+
 def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta: Mapping[str, Any]) -> Reply:
     """Write a container; a file that could not be finished is removed."""
     from edge_client.wire.tensors import write_container
@@ -463,7 +496,8 @@ def _fold(job: FoldJob) -> Reply:
     faults.point("aggregator.fold.begin")
     with ContainerReader(Path(job.model)) as reader:
         teacher = _cutter(job.run, job.task).method.teacher
-        rows, memory = learnt(teacher, reader, _updates(job), job.run, job.round)
+        studied = _studies().result(job.run, Path(job.model), job.round - 1) if _does_study(job.run) else {}
+        rows, memory = learnt(teacher, reader, _updates(job), job.run, round_=job.round, studied=studied)
         model = [entry for entry in reader.header.entries if not entry.name.startswith(MEMORY_PREFIX)]
         table = [*((entry.name, entry.codec, entry.shape) for entry in model), *rows]
         remembered = ((name, tensor) for (name, _, _), tensor in zip(rows, memory, strict=True))
@@ -525,6 +559,7 @@ _JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
     "calibrate": (CalibrateJob, _calibrate),
     "encode": (EncodeJob, _encode),
     "tell": (TellJob, _tell),
+    "study": (StudyJob, _study),
     "check": (CheckJob, _check),
     "fold": (FoldJob, _fold),
     "evaluate": (EvaluateJob, _evaluate),

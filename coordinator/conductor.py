@@ -595,6 +595,7 @@ class Conductor:
                     self.model = model
                     self._parts = {}
                     self._observe_drops()
+                    self._study(model)
                     log.info("run %s round %d: committed %s", round_.run, round_.number, model.sha256[:12])
                 case rounds.Announce(round_, version):
                     self._tell_everybody(round_.run, round_.number, round_.attempt, version)
@@ -708,6 +709,13 @@ class Conductor:
         if name == lease.slice:
             job = self._encoding(run, model.sha256, lease.slice, out)
         self._aggregation.submit(job, lambda answer: self._was_cut(run, model, name, out, answer))
+
+    def _study(self, model: ModelRow) -> None:
+        """Let the aggregator make what takes long while devices train."""
+        rules = self._knowledge()
+        if rules is not None and rules.studies and self.run is not None:
+            job = {"job": "study", "run": self.run.file, "version": model.version}
+            self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, lambda answer: None)
 
     def _made_for(self, lease: LeaseRow) -> list[str]:
         """What is made of the newest version for a lease: a slice of its model, what its device is told."""

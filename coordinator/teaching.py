@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from edge_client.run_file import RunFile
 from edge_client.wire.container import MEMORY_PREFIX, Entry, TableRow, read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry
 
-__all__ = ["Memory", "Written", "check_values", "first_memory", "learnt", "public", "told"]
+__all__ = ["Memory", "Studies", "Written", "check_values", "first_memory", "learnt", "public", "told"]
 
 Written = tuple[list[TableRow], list[Tensor]]  # table and values of tensors that are to be written
 
@@ -51,7 +53,13 @@ def first_memory(teacher: Teacher | None, run: RunFile) -> dict[str, Tensor]:
 
 
 def learnt(
-    teacher: Teacher | None, reader: ContainerReader, updates: Sequence[FrozenUpdate], run: RunFile, round_: int
+    teacher: Teacher | None,
+    reader: ContainerReader,
+    updates: Sequence[FrozenUpdate],
+    run: RunFile,
+    *,
+    round_: int,
+    studied: Mapping[str, Tensor],
 ) -> Written:
     """The memory after a round."""
     if teacher is None:
@@ -65,8 +73,37 @@ def learnt(
                 header = Header(device=update.device, num_samples=update.num_samples, slice=update.slice)
                 yield header, items
 
-    after = _stored(teacher.learn(Memory(reader), received, _lesson(run, round_)))
+    after = _stored(teacher.learn(Memory(reader), received, _lesson(run, round_), studied))
     return [(name, codec_for(value, "fp32"), value.shape) for name, value in after.items()], list(after.values())
+
+
+class Studies:
+    """What teachers make beside a round, in a thread of this process; of one version at a time.
+
+    A version that nobody announced (after a restart) is studied when it is asked for: the result is the same.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="study")
+        self._begun: dict[tuple[str, int], Future[dict[str, Tensor]]] = {}
+
+    def begin(self, run: RunFile, model: Path, version: int) -> None:
+        """Study a version's memory; what was begun for another is forgotten."""
+        key = (str(model), version)
+        if key not in self._begun:
+            self._begun = {key: self._pool.submit(_studied, run, model, version)}
+
+    def result(self, run: RunFile, model: Path, version: int) -> dict[str, Tensor]:
+        """What came out of it; waits until it is there."""
+        self.begin(run, model, version)
+        return self._begun.pop((str(model), version)).result()
+
+
+def _studied(run: RunFile, model: Path, version: int) -> dict[str, Tensor]:
+    teacher = registry.get(run.method.name, run.method.parameters).teacher
+    assert teacher is not None
+    with ContainerReader(model) as reader:
+        return dict(teacher.study(Memory(reader), _lesson(run, version)))
 
 
 def _stored(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -69,6 +69,7 @@ class KnowledgeRules:
 
     kinds: tuple[str, ...]  # that a device sends
     public: bool = False  # whether devices get the samples in the memory's `public`, once
+    studies: bool = False  # whether the server makes something beside the round
     per_device: bool = False  # whether each device is told something else; otherwise each architecture
     max_rows: int = 0  # samples in one table; class tables have a row per class
     max_bytes: int = 64 * 2**20  # of what a device sends in a round

@@ -110,8 +110,13 @@ class Teacher(Protocol):
     def begin(self, run: RunFile) -> Mapping[str, Tensor]:
         """The memory before the first round; raises `InputError` if something that it needs is not there."""
 
-    def learn(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Mapping[str, Tensor]:
-        """The memory after a round; a tensor of the old one is read when it is asked for."""
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """The memory after a round; a tensor of the old one is read when it is asked for. `studied`: of that one."""
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """What takes long and needs nothing but the memory after a round, `lesson`'s; made beside the next round."""
 
     def tell(
         self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson

@@ -252,7 +252,9 @@ class ClassTeacher:
         """Nothing is known."""
         return {}
 
-    def learn(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Mapping[str, Tensor]:
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         """Replace what the devices of this round said before."""
         said = [
             (header, item) for header, items in received() for item in items if isinstance(item, ClassTable)
@@ -274,6 +276,10 @@ class ClassTeacher:
         )
         tensors = {f"{group}/{name}": t for group, kept in folded.items() for name, t in kept.tensors().items()}
         return {**tensors, **widths}
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """Nothing takes long."""
+        return {}
 
     def tell(
         self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson

@@ -212,7 +212,9 @@ class DraftTeacher:
         """The shared samples; raises `InputError` without."""
         return {"public": load_public(self._how.public, run, self._how.public_samples)}
 
-    def learn(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Mapping[str, Tensor]:
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         """Targets for every architecture that took part in this round."""
         public = memory["public"]
         ids = window(lesson.round, len(public), self._how.draft_batch)
@@ -231,6 +233,10 @@ class DraftTeacher:
             made = targets(like, (found for _, found in drafts()), mask_padding=self._how.mask_padding)
             known |= {f"{_TARGETS}{cut}/{name}": tensor for name, tensor in made.tensors().items()}
         return known
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """Nothing takes long."""
+        return {}
 
     def tell(
         self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson

@@ -279,7 +279,9 @@ class PairTeacher:
         """Nobody sent anything yet."""
         return {}
 
-    def learn(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Mapping[str, Tensor]:
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         """Put what came into the pools."""
         said = [(header, item) for header, items in received() for item in items if isinstance(item, FeaturePairs)]
         shapes = {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(said)
@@ -294,6 +296,10 @@ class PairTeacher:
         pools = fold_pairs(_pools(memory), fitting, most=self._most)
         tensors = {f"{_POOL}{sign}/{name}": t for sign, pool in pools.items() for name, t in pool.tensors().items()}
         return {**tensors, **shapes}
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """Nothing takes long."""
+        return {}
 
     def tell(
         self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson

@@ -89,7 +89,9 @@ class ConsensusTeacher:
         """The shared samples; raises `InputError` without."""
         return {"public": load_public(self._how.public, run, self._how.public_samples)}
 
-    def learn(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Mapping[str, Tensor]:
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         """The consensus of the devices of this round."""
         public = memory["public"]
         ids = window(lesson.round, len(public), self._how.samples)
@@ -97,6 +99,10 @@ class ConsensusTeacher:
         fitting = (item for item in said if item.values.shape[1] == lesson.num_classes)
         agreed = consensus(fitting, ids)
         return {"public": public, **({} if agreed is None else agreed.tensors())}
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """Nothing takes long."""
+        return {}
 
     def tell(
         self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson

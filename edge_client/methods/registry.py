@@ -33,6 +33,7 @@ from edge_client.methods.parameters import (
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
+    VeloParameters,
 )
 from edge_client.methods.slices import Slicing
 from edge_client.run_file import RunFile
@@ -149,6 +150,12 @@ _METHODS = {
     ),
     "local": _Entry(LocalParameters, _from("local"), refuses=_GROUPS, has_global_model=lambda own: False),
     "felo": _Entry(FeloParameters, _from("felo"), refuses=_GROUPS, knowledge=_felo_knowledge),
+    "velo": _Entry(
+        VeloParameters,
+        _from("velo"),
+        refuses=_GROUPS,
+        knowledge=lambda own: dataclasses.replace(_felo_knowledge(own), studies=True),
+    ),
     "fedhe": _Entry(
         FedHeParameters,
         _from("fedhe"),

@@ -51,7 +51,7 @@ def finished(fleet: Fleet, method: str, *, rounds: int = 2, codec: str = "fp32",
         slices=["full", HALF],
         sharing="architecture",
         train={"max-steps": 1000},
-        evaluate={"every": 1},
+        evaluate={"every": 1 if method == "fedproto" else 0},
     )
     shown = fleet.wait_finished(fleet.start_run(run), 240)
     assert shown["state"] == "finished", shown["reason"]
@@ -81,6 +81,11 @@ def test_felo_remembers_class_means_of_both_widths(fleet: Fleet) -> None:
     assert not any(name.startswith("memory/") for name in server(fleet, shown, 0))
 
 
+def unchanged(first: dict[str, Tensor], last: dict[str, Tensor]) -> bool:
+    """Whether no device sent a weight: the server's model is the first one."""
+    return all(value.equal(first[name]) for name, value in last.items() if not name.startswith("memory/"))
+
+
 SENT = [("fedhe", "logit/10", (30, 10)), ("fedproto", "feature/8", (20, 8))]
 
 
@@ -91,7 +96,7 @@ def test_methods_without_weights_never_send_weights(
     """The server's model stays as it was; what it has learnt are class means."""
     shown = finished(fleet, method)
     first, last = server(fleet, shown, 0), server(fleet, shown, 2)
-    assert all(value.equal(first[name]) for name, value in last.items() if not name.startswith("memory/"))
+    assert unchanged(first, last)
     assert last[f"memory/{group}/values"].shape == shape
     assert sum(f"memory/{group}" in name for name in last) == 5
 
@@ -103,6 +108,35 @@ def test_fedin_passes_feature_pairs_on_by_signature(fleet: Fleet) -> None:
     assert memory["memory/pairs/16>8/in"].shape == (64, 16)
     assert memory["memory/pairs/16>8/out"].shape == (64, 8)
     assert memory["memory/pairs/8>4/in"].shape == (32, 8)
+
+
+def test_fedmd_agrees_on_shared_samples(fleet: Fleet) -> None:
+    """The server reads 40 digits once, devices fetch them once; the consensus has a row of ten logits for each."""
+    shown = finished(fleet, "fedmd", public="digits", **{"public-samples": 40})
+    first, last = server(fleet, shown, 0), server(fleet, shown, 2)
+    assert first["memory/public"].shape == (40, 1, 8, 8)
+    assert last["memory/values"].shape == (40, 10)
+    assert unchanged(first, last)
+
+
+def test_draftfed_makes_targets_for_both_architectures(fleet: Fleet) -> None:
+    """Drafts of 16 and 8 numbers, of 8 and 4; windows of 16 of 40: round 2 has samples 16 to 31. fp16 travels."""
+    shown = finished(fleet, "draftfed", codec="fp16", public="digits", **{"public-samples": 40, "draft-batch": 16})
+    first, last = server(fleet, shown, 0), server(fleet, shown, 2)
+    assert last["memory/targets/full/ids"].tolist() == list(range(16, 32))
+    assert last["memory/targets/full/conv_1"].shape == (16, 16)
+    assert last[f"memory/targets/{HALF}/conv_1"].shape == (16, 8)
+    assert last[f"memory/targets/{HALF}/conv_2"].shape == (16, 4)
+    assert unchanged(first, last)
+
+
+def test_velo_trains_its_network_beside_the_round(fleet: Fleet) -> None:
+    """What it makes of round 1 is there after round 2: a feature of each width for ten classes."""
+    shown = finished(fleet, "velo", **{"vae-epochs": 2})
+    once, twice = server(fleet, shown, 1), server(fleet, shown, 2)
+    assert not any(name.startswith("memory/made/") for name in once)
+    assert twice["memory/made/8/values"].shape == (10, 8)
+    assert twice["memory/made/4/values"].shape == (10, 4)
 
 
 def test_an_owner_who_shares_nothing_is_asked_and_says_no(fleet: Fleet) -> None:

@@ -88,7 +88,9 @@ class Federation:
         self.said = []
         self.updates = [self._train(device) for device in cohort or self.data]
         if self.made.teacher is not None:
-            self.memory = self.made.teacher.learn(self.memory, lambda: iter(self.said), self._lesson(self.number))
+            teacher, before = self.made.teacher, self._lesson(self.number - 1)
+            studied = teacher.study(self.memory, before) if self.number > 1 else {}
+            self.memory = teacher.learn(self.memory, lambda: iter(self.said), self._lesson(self.number), studied)
         self.answered |= {header.device for header, _ in self.updates}
         momentum = self.settings.get("momentum", 0.0) if self.settings.get("optimizer", "sgd") == "sgd" else 0.0
         frozen = TensorFrozen(self.updates, num_devices=len(self.answered), momentum=momentum)

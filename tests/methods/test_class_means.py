@@ -299,7 +299,7 @@ def _taught(teacher: ClassTeacher, memory: Any, *said: tuple[str, str, ClassTabl
         for device, cut, told in said:
             yield Header(device=device, num_samples=1, slice=cut), (told,)
 
-    return teacher.learn(memory, received, Lesson(round=1, num_classes=2, seed=1))
+    return teacher.learn(memory, received, Lesson(round=1, num_classes=2, seed=1), {})
 
 
 def test_a_slice_is_told_the_features_of_its_own_width() -> None:

@@ -18,6 +18,7 @@ OFF = [
     ("moon", {"mu": 0}),
     ("fedper", {"personal": 0}),
     ("felo", {"alpha": 0}),
+    ("velo", {"alpha": 0}),
     ("fedin", {"mu": 0, "pairs": 0}),
     ("fedepth", {}),  # no plan: everything at once
     ("fedepth+fedprox", {"mu": 0}),
@@ -115,11 +116,13 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
     """Copies of all weights add up over the parts of a name; what a step makes is the largest of them."""
     kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
     assert kept == {
+        "draftfed": 0,
         "fedavg": 0,
         "fedepth": 0,
         "fedepth+fedprox": 1,
         "fedhe": 0,
         "fedin": 1,
+        "fedmd": 0,
         "fednova": 0,
         "fedper": 0,
         "fedproto": 0,
@@ -130,6 +133,7 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
         "m-fedepth+fedprox": 1,
         "moon": 2,
         "scaffold": 2,
+        "velo": 0,
     }
     rules = registry.plan_rules("fedepth+fedprox", {})
     assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 1)

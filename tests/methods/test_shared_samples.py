@@ -289,7 +289,7 @@ def _learn(teacher: Any, memory: Any, *said: tuple[str, str, Any]) -> Any:
         for device, cut, item in said:
             yield Header(device=device, num_samples=1, slice=cut), (item,)
 
-    return teacher.learn(memory, received, LESSON)
+    return teacher.learn(memory, received, LESSON, {})
 
 
 def test_the_draft_teacher_tells_every_architecture_its_own_targets(caplog: pytest.LogCaptureFixture) -> None:
