@@ -219,7 +219,9 @@ def _init(job: InitJob) -> Reply:
     state |= _slices(job, state)
     state |= first_memory(method.teacher, job.run)
     table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
-    meta = coverage.describe(method.plans, stem=model.order[0], kept=method.kept(model))
+    meta = coverage.describe(
+        method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
+    )
     if job.start is None:
         return _write(job.out, table, iter(state.values()), meta)
     with ContainerReader(Path(job.start)) as reader:

@@ -15,11 +15,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from edge_client import records
 from edge_client.errors import PayloadError
+from edge_client.methods import coverage
 from edge_client.methods.base import Header, Place
 from edge_client.models.slicing import take_tensor
 from edge_client.params import IndexMap, settle_buffer
@@ -72,6 +74,11 @@ class ModelState:
     def tensor(self, name: str) -> Tensor:
         """One tensor, read anew at every call."""
         return self._reader.tensor(self._beginning + stored_name(name))
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """What the method noted of the model."""
+        return coverage.notes(self._reader.header.meta)
 
 
 def _everywhere(cut: str, names: Sequence[str]) -> Mapping[str, Place]:

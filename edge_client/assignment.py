@@ -559,6 +559,7 @@ class _Work:
             epochs=self.run.train.epochs,
             learning_rate=order.learning_rate,
             class_counts=self.train_data.class_counts(len(self.run.classes)),
+            slice=order.slice,
             plan=training_plan,
             rng=lambda purpose: generator(order.seed, "method", purpose),
             state=read_state(Path(order.method_state), order.slice) if order.method_state else {},

@@ -13,6 +13,7 @@ from typing import Any
 
 from edge_client import __version__, connection, daemon, durable, files, identity, owner_file, status
 from edge_client.errors import FedfitError, InputError
+from edge_client.service_commands import add_service_commands, confirm
 
 __all__ = ["main"]
 
@@ -67,6 +68,7 @@ def _add_owners_commands(commands: Any) -> None:
     _add_plan(commands)
     _add_bench(commands)
     _add_infer(commands)
+    add_service_commands(commands, _state_dir)
     leave = commands.add_parser("leave", help="end this device's membership; device.toml stays")
     leave.add_argument("--yes", action="store_true", help="do not ask")
     _state_dir(leave)
@@ -123,7 +125,7 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument("--threads", metavar="N", type=int, default=1, help="default: %(default)s")
     infer.add_argument("--out", metavar="FILE", type=Path, help="for the predictions: .csv or .npz")
     infer.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
-    infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg")
+    infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg", slices=None)
 
 
 def _state_dir(parser: argparse.ArgumentParser) -> None:
@@ -273,23 +275,12 @@ def _leave(options: argparse.Namespace) -> None:
 
     bundle = identity.load_identity(options.state_dir)
     if not options.yes:
-        _confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
+        confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
     heard = leaving.leave(options.state_dir, bundle)
     print(f"{bundle.device} has left federation {bundle.federation}; device.toml stays")
     if not heard:
         print("the coordinator could not be told")
     print(f"on the server: coordinator device remove {bundle.device}")
-
-
-def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise InputError("nobody is there to ask: type --yes to leave without a question")
-    try:
-        answer = input(f"{question} [y/N] ")
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        raise InputError("nothing was changed")
 
 
 if __name__ == "__main__":

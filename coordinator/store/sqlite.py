@@ -25,7 +25,7 @@ from edge_client import durable, faults
 from edge_client.errors import ConflictError, DiskFullError, MachineError, NoSuchNameError
 from edge_client.records import Report, TrainingPlan, from_map, to_map
 
-__all__ = ["SqliteStore"]
+__all__ = ["SqliteStore", "read_meta"]
 
 T = TypeVar("T")
 
@@ -165,6 +165,16 @@ def _commit(connection: sqlite3.Connection, *, point: str) -> None:
         connection.rollback()
         raise
     faults.point(f"{point}.committed")
+
+
+def read_meta(path: Path) -> dict[str, str]:
+    """The epoch, the federation and the settings of a store that is not opened for it: nothing is changed."""
+    with _disk_errors(f"cannot read {path}"):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            return dict(connection.execute("SELECT key, value FROM meta"))
+        finally:
+            connection.close()
 
 
 class SqliteStore:

@@ -71,6 +71,10 @@ class State(Protocol):
     def tensor(self, name: str) -> Tensor:
         """One of them, read anew at every call."""
 
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """What `Method.notes` said of the model when the run began: text, numbers, maps, and tuples of them."""
+
 
 class Frozen(Protocol):
     """The updates of a round that count, sorted by device; nothing is added after it exists."""
@@ -128,7 +132,7 @@ class Server(Protocol):
     """A method on the coordinator."""
 
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the new state, in the order of `state.names()`."""
+        """Every tensor of the new state, in the order of `state.names()`; each is the caller's own, to change."""
 
 
 def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
@@ -139,6 +143,11 @@ def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
 def keep_nothing(model: Model) -> tuple[str, ...]:
     """Most methods send back all that they received."""
     return ()
+
+
+def note_nothing(model: Model) -> Mapping[str, Any]:
+    """Most folds need to know nothing of the model but its tensors."""
+    return {}
 
 
 def fit_every_model(model: Model) -> None:
@@ -177,6 +186,7 @@ class Method:
     places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places
     kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
     teacher: Teacher | None = None  # where devices exchange knowledge
+    notes: Callable[[Model], Mapping[str, Any]] = note_nothing  # for `fold`, which has no model
     check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead
 
 

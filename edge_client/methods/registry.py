@@ -29,13 +29,16 @@ from edge_client.methods.parameters import (
     FedPerParameters,
     FedProtoParameters,
     FedProxParameters,
+    FedRolexParameters,
     FeloParameters,
+    HeteroFLParameters,
+    InCoParameters,
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
     VeloParameters,
 )
-from edge_client.methods.slices import Slicing
+from edge_client.methods.slices import Slicing, drawn, rolled
 from edge_client.run_file import RunFile
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "plan_rules",
     "rungs",
     "slicing",
+    "usual_model",
     "validate",
 ]
 
@@ -119,6 +123,20 @@ def _felo_knowledge(parameters: FeloParameters) -> KnowledgeRules:
     return KnowledgeRules(kinds=CLASS_KINDS if parameters.alpha > 0 else ())
 
 
+_WIDTHS = ("full", "width:1/2", "width:1/4", "width:1/8", "width:1/16")
+_ONLY_WIDTHS = "layer-wise sharing of other slices is fedavg's"
+
+
+def _heterofl_slicing(parameters: HeteroFLParameters) -> Slicing:
+    made = Slicing(ladder=_WIDTHS, kinds=("width",), instead=_ONLY_WIDTHS)
+    return dataclasses.replace(made, turn=drawn) if parameters.redraw else made
+
+
+def _fedrolex_slicing(parameters: FedRolexParameters) -> Slicing:
+    made = Slicing(ladder=_WIDTHS, kinds=("width",), instead=_ONLY_WIDTHS)
+    return dataclasses.replace(made, turn=rolled) if parameters.roll else made
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -135,10 +153,12 @@ class _Entry:
     has_global_model: Callable[[Any], bool] = _global_model
     knowledge: Callable[[Any], KnowledgeRules] | None = None  # what devices send beside weights, or instead
     slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
+    shown_with: str = "small-cnn"  # a model that it can train
 
 
 _MAX_DRAFT_BYTES = 2**30
 _GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
+_KNOWING = _GROUPS | {"inco": "its rule is for methods that share weights and nothing else"}
 _METHODS = {
     "fedavg": _Entry(FedAvgParameters, _from("fedavg")),
     "fedprox": _Entry(FedProxParameters, _from("fedprox"), plans=_fedprox_plans),
@@ -148,46 +168,53 @@ _METHODS = {
     "fedper": _Entry(
         FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
     ),
-    "local": _Entry(LocalParameters, _from("local"), refuses=_GROUPS, has_global_model=lambda own: False),
-    "felo": _Entry(FeloParameters, _from("felo"), refuses=_GROUPS, knowledge=_felo_knowledge),
+    "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
+    "fedrolex": _Entry(FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing),
+    "local": _Entry(
+        LocalParameters,
+        _from("local"),
+        refuses=_GROUPS | {"inco": "it shares nothing that could be changed"},
+        has_global_model=lambda own: False,
+    ),
+    "felo": _Entry(FeloParameters, _from("felo"), refuses=_KNOWING, knowledge=_felo_knowledge),
     "velo": _Entry(
         VeloParameters,
         _from("velo"),
-        refuses=_GROUPS,
+        refuses=_KNOWING,
         knowledge=lambda own: dataclasses.replace(_felo_knowledge(own), studies=True),
     ),
     "fedhe": _Entry(
         FedHeParameters,
         _from("fedhe"),
-        refuses=_GROUPS,
+        refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(kinds=("class/logit",)),
     ),
     "fedproto": _Entry(
         FedProtoParameters,
         _from("fedproto"),
-        refuses=_GROUPS,
+        refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(kinds=("class/feature",)),
     ),
     "fedmd": _Entry(
         FedMdParameters,
         _from("fedmd"),
-        refuses=_GROUPS,
+        refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(kinds=("logits",), public=True, max_rows=own.public_samples),
     ),
     "draftfed": _Entry(
         DraftFedParameters,
         _from("draftfed"),
-        refuses=_GROUPS,
+        refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(
             kinds=("drafts",), public=True, max_rows=own.public_samples, max_bytes=_MAX_DRAFT_BYTES
         ),
     ),
     "fedin": _Entry(
-        FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_GROUPS, knowledge=_fedin_knowledge
+        FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_KNOWING, knowledge=_fedin_knowledge
     ),
     "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
     "m-fedepth": _Entry(
@@ -197,6 +224,7 @@ _METHODS = {
         plans=_m_fedepth_plans,
         slicing=_whole_model,
     ),
+    "inco": _Entry(InCoParameters, _from("inco"), over=True, shown_with="preresnet20"),
 }
 _PLAIN = "fedavg"  # what a method is put over that names none
 
@@ -216,11 +244,13 @@ def validate(name: str, parameters: Mapping[str, Any]) -> None:
 
 def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
     """What a planner may choose for the devices of a run; raises as `validate` does. Free of torch."""
-    first, *others = [_METHODS[part].plans(parsed) for part, parsed in _parse(name, parameters)]
+    parts = _parse(name, parameters)
+    every = [_METHODS[part].plans(parsed) for part, parsed in parts]
+    decides = next((number for number, (part, _) in enumerate(parts) if _decides(part)), 0)
     return dataclasses.replace(
-        first,  # the part that decides how a device trains; what others keep and make comes on top
-        weight_copies=first.weight_copies + sum(rules.weight_copies for rules in others),
-        step_copies=max(rules.step_copies for rules in (first, *others)),
+        every[decides],  # says how a device trains; what others keep and make comes on top
+        weight_copies=sum(rules.weight_copies for rules in every),
+        step_copies=max(rules.step_copies for rules in every),
     )
 
 
@@ -259,6 +289,12 @@ def knowledge_limits(run: RunFile) -> Limits:
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
     """Whether the server's model is one to use and to judge; otherwise the models live on the devices."""
     return all(_METHODS[part].has_global_model(parsed) for part, parsed in _parse(name, parameters))
+
+
+def usual_model(name: str) -> str:
+    """A model to show the method with; raises as `validate` does."""
+    usual = [_METHODS[part].shown_with for part in _parts(name)]
+    return next((model for model in usual if model != _METHODS[_PLAIN].shown_with), usual[0])
 
 
 def parameter_types(name: str) -> list[type]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge_client.models.contract import Model
     from edge_client.params import IndexMap
 
-__all__ = ["WHOLE_MODEL", "Place", "Slicing", "Turn", "architecture", "slice_places"]
+__all__ = ["WHOLE_MODEL", "Place", "Slicing", "Turn", "architecture", "drawn", "rolled", "slice_places"]
 
 WHOLE_MODEL = "full"
 
@@ -47,6 +47,18 @@ class Turn:
 
 def _stays(rung: str, turn: Turn) -> str:
     return rung
+
+
+def drawn(rung: str, turn: Turn) -> str:
+    """One of the rungs that are not larger than the device's own, drawn anew in every round."""
+    smaller = turn.rungs[turn.rungs.index(rung) :]
+    return smaller[turn.seed % len(smaller)]
+
+
+def rolled(rung: str, turn: Turn) -> str:
+    """As many channels, from one further on in every round; the first round begins at the first channel."""
+    spec = slicing.parse(rung)
+    return str(replace(spec, offset=turn.round - 1)) if spec.width < 1 else rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

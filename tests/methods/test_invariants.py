@@ -20,9 +20,14 @@ OFF = [
     ("felo", {"alpha": 0}),
     ("velo", {"alpha": 0}),
     ("fedin", {"mu": 0, "pairs": 0}),
+    ("heterofl", {"uniform": False}),
+    ("fedrolex", {"uniform": False}),
     ("fedepth", {}),  # no plan: everything at once
     ("fedepth+fedprox", {"mu": 0}),
+    ("inco", {"rule": "off"}),
+    ("inco+fedprox", {"rule": "off", "mu": 0}),
 ]
+WEIGHTED = ["fedavg", "fedprox", "scaffold", "fednova", "moon", "fedper"]  # share weights; InCo can be put over them
 ON = [
     ("fedprox", {}),
     ("scaffold", {}),
@@ -84,6 +89,14 @@ def test_devices_that_share_no_weights_train_alone_or_with_what_others_know(
     assert not equal(models["alone"], models["on"])
 
 
+@pytest.mark.parametrize("base", WEIGHTED)
+def test_inco_switched_off_is_its_base_bit_for_bit(base: str) -> None:
+    """Three rounds, the base's own part on; the default rule is not."""
+    plain = _three_rounds(base, {}, "vit")
+    assert equal(_three_rounds(f"inco+{base}", {"rule": "off"}, "vit"), plain)
+    assert not equal(_three_rounds(f"inco+{base}", {}, "vit"), plain)
+
+
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "moon", "fedper", "local"])
 @pytest.mark.parametrize("above", ["fedepth", "m-fedepth"])
 def test_methods_that_need_the_whole_model_cannot_be_under_fedepth(name: str, above: str) -> None:
@@ -127,6 +140,16 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
         "fedper": 0,
         "fedproto": 0,
         "fedprox": 1,
+        "fedrolex": 0,
+        "heterofl": 0,
+        "inco": 0,
+        "inco+fednova": 0,
+        "inco+fedper": 0,
+        "inco+fedprox": 1,
+        "inco+fedrolex": 0,
+        "inco+heterofl": 0,
+        "inco+moon": 2,
+        "inco+scaffold": 2,
         "felo": 0,
         "local": 0,
         "m-fedepth": 0,

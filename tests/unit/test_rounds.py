@@ -610,3 +610,17 @@ def test_a_machine_tells_how_often_its_round_was_begun() -> None:
     _tick(machine, "a", 0)
     machine.handle(rounds.Declined(lease=_lease_of(machine, "a"), code="crashed"), 1)
     assert (machine.round, machine.attempt) == (None, 2)
+
+
+def test_a_device_on_which_its_slice_does_not_fit_is_asked_for_a_smaller_one() -> None:
+    """In the same round; below the smallest one it is left out."""
+    machine = _machine(file={"slices": ["full", "width:1/2"]})
+    opened = _tick(machine, "ab", 1.0)
+    lease = next(i.lease for i in opened if isinstance(i, rounds.SendAssign) and i.lease.device == "a")
+    assert lease.slice == "full"
+    again = machine.handle(rounds.Declined(lease=lease.id, code="nothing_fits", detail="too large"), 2.0)
+    assert _kinds(again) == ["CloseLease", "AddLeases", "SendAssign"]
+    (smaller,) = (i.lease for i in again if isinstance(i, rounds.SendAssign))
+    assert (smaller.device, smaller.slice, smaller.train) == ("a", "width:1/2", True)
+    machine.handle(rounds.Declined(lease=smaller.id, code="nothing_fits"), 3.0)
+    assert machine.excluded == {"a": "nothing_fits"}
