@@ -30,6 +30,7 @@ __all__ = [
     "named_tensors",
     "one",
     "parse",
+    "ranges_of",
 ]
 
 
@@ -61,6 +62,7 @@ class _Sized:
 K = TypeVar("K", bound=Knowledge)
 
 _MAX_DEPTH = 9999
+_MAX_ID = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,9 +148,9 @@ class DraftSet(_Sized):
         return max(self.convs)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Depths, ids, logits, convolutions in their order."""
+        """Depths, ranges of ids, logits, convolutions in their order."""
         convs = {f"conv_{number}": self.convs[number] for number in sorted(self.convs)}
-        return {"depths": self.depths, "ids": self.ids, "logits": self.logits, **convs}
+        return {"depths": self.depths, "ranges": ranges_of(self.ids), "logits": self.logits, **convs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,8 +166,8 @@ class SampleLogits(_Sized):
         return "logits"
 
     def tensors(self) -> dict[str, Tensor]:
-        """Ids, values."""
-        return {"ids": self.ids, "values": self.values}
+        """Ranges of ids, values."""
+        return {"ranges": ranges_of(self.ids), "values": self.values}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -183,8 +185,13 @@ class FeatureMaps(_Sized):
         return "maps"
 
     def tensors(self) -> dict[str, Tensor]:
-        """Ids, labels, logits, values."""
-        return {"ids": self.ids, "labels": self.labels, "logits": self.logits, "values": self.values}
+        """Ranges of ids, labels, logits, values."""
+        return {
+            "ranges": ranges_of(self.ids),
+            "labels": self.labels,
+            "logits": self.logits,
+            "values": self.values,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,6 +208,14 @@ class PublicSamples(_Sized):
     def tensors(self) -> dict[str, Tensor]:
         """Values."""
         return {"values": self.values}
+
+
+def ranges_of(ids: Tensor) -> Tensor:
+    """Ascending ids as they travel: [m, 2], the first of each run of consecutive ones and how many they are."""
+    breaks = (ids[1:] != ids[:-1] + 1).nonzero()[:, 0] + 1
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), breaks))
+    ends = torch.cat((breaks, torch.tensor([len(ids)])))
+    return torch.stack((ids[starts], ends - starts), dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +240,15 @@ class _Given:
         if bool((value[1:] <= value[:-1]).any()):
             raise PayloadError("range", f"{self.source}: {name!r} of its {self.kind!r} does not ascend")
         return value
+
+    def ids(self, count: int) -> Tensor:
+        """The ids of `count` rows, ascending; what the ranges claim is added up before anything is made of it."""
+        ranges = self.integers("ranges", 0, _MAX_ID)
+        firsts, counts = ranges[:, 0], ranges[:, 1]
+        if int(counts.min()) < 1 or int(counts.sum()) != count or bool((firsts[1:] < (firsts + counts)[:-1]).any()):
+            raise PayloadError("range", f"{self.source}: the ranges of its {self.kind!r} are not those of {count} rows")
+        offsets = torch.arange(count) - torch.repeat_interleave(torch.cumsum(counts, 0) - counts, counts)
+        return torch.repeat_interleave(firsts, counts) + offsets
 
     def numbers(self, name: str) -> Tensor:
         """Finite values of a plausible size."""
@@ -263,16 +287,18 @@ def _drafts(given: _Given) -> DraftSet:
     if 1 not in convs:
         raise PayloadError("names", f"{given.source}: its drafts have no 'conv_1'")
     depths = given.distinct("depths", _MAX_DEPTH)
-    return DraftSet(ids=given.distinct("ids", 2**40), depths=depths, convs=convs, logits=given.numbers("logits"))
+    logits = given.numbers("logits")
+    return DraftSet(ids=given.ids(len(logits)), depths=depths, convs=convs, logits=logits)
 
 
 def _logits(given: _Given) -> SampleLogits:
-    return SampleLogits(ids=given.distinct("ids", 2**40), values=given.numbers("values"))
+    values = given.numbers("values")
+    return SampleLogits(ids=given.ids(len(values)), values=values)
 
 
 def _maps(given: _Given) -> FeatureMaps:
     return FeatureMaps(
-        ids=given.distinct("ids", 2**40),
+        ids=given.ids(len(given.tensors["labels"])),
         labels=given.integers("labels", 0, given.limits.num_classes - 1),
         logits=given.numbers("logits"),
         values=given.numbers("values"),

@@ -3,14 +3,15 @@
     knowledge/class/feature/   counts [C], values [n, F]                   means of the n classes that are there
     knowledge/class/logit/     counts [C], values [n, C]
     knowledge/pairs/           in [n, ...], out [n, F]                     one sample's features at two depths
-    knowledge/drafts/          depths [m], ids [n], logits [n, K],         outputs for shared samples
+    knowledge/drafts/          depths [d], ranges [m, 2], logits [n, K],   outputs for shared samples
                                conv_<k> [n, ...]
-    knowledge/logits/          ids [n], values [n, K]                      logits by sample
-    knowledge/maps/            ids [n], labels [n], logits [n, C], values [n, ...]
+    knowledge/logits/          ranges [m, 2], values [n, K]                logits by sample
+    knowledge/maps/            ranges [m, 2], labels [n], logits [n, C], values [n, ...]
     knowledge/public/          values [n, ...]                             the shared samples themselves
 
-Each kind is there once at most. Integers travel as i64, all others with the run's codec, so that the bytes of knowledge
-on the wire are those of its tensors, and a row of the container's table for each.
+Ranges are the ids of samples: the first of each run of consecutive ones, and how many. Each kind is there once at most.
+Integers travel as i64, all others with the run's codec, so that the bytes of knowledge on the wire are those of its
+tensors, and a row of the container's table for each.
 Covers: everything that the table of a container tells, before a byte of data is read. Does not cover: the values
 (`kinds`), which kinds a method sends (`methods`), whether a device may (`privacy`).
 """
@@ -48,16 +49,17 @@ KINDS = (*CLASS_KINDS, *SAMPLE_KINDS, "public")
 MIN_COUNT_FLOOR = 10  # samples behind a class mean that leaves a device, whatever its owner wrote
 MAX_ABS = 1e6  # of a value: a finite one near the largest float32 would still drown every mean
 
-_INTEGERS = frozenset({"counts", "depths", "ids", "labels"})
-_NOT_ROWS = frozenset({"counts", "depths"})
+_INTEGERS = frozenset({"counts", "depths", "labels", "ranges"})
+_NOT_ROWS = frozenset({"counts", "depths", "ranges"})
+_LISTS = frozenset({"depths", "ranges"})
 _VECTORS = frozenset({("class/feature", "values"), ("class/logit", "values"), ("pairs", "out"), ("logits", "values")})
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "class/feature": ("counts", "values"),
     "class/logit": ("counts", "values"),
     "pairs": ("in", "out"),
-    "drafts": ("depths", "ids", "logits"),
-    "logits": ("ids", "values"),
-    "maps": ("ids", "labels", "logits", "values"),
+    "drafts": ("depths", "ranges", "logits"),
+    "logits": ("ranges", "values"),
+    "maps": ("ranges", "labels", "logits", "values"),
     "public": ("values",),
 }
 _CONV = re.compile(r"conv_[1-9][0-9]{0,3}")
@@ -137,7 +139,9 @@ def _check_entry(kind: str, field: str, entry: Entry, limits: Limits, codec: str
     dims = len(entry.shape)
     flat = field == "logits" or (kind, field) in _VECTORS
     fits = dims == 1 if integer else dims == 2 if flat else dims >= 2
-    if not fits or 0 in entry.shape[1:] or (field == "depths" and not 1 <= entry.shape[0] <= limits.max_rows):
+    if field == "ranges":
+        fits = dims == 2 and entry.shape[1] == 2
+    if not fits or 0 in entry.shape[1:] or (field in _LISTS and not 1 <= entry.shape[0] <= limits.max_rows):
         raise PayloadError("shape", f"{source}: {entry.name!r} has shape {list(entry.shape)}")
     of_classes = kind == "class/logit" and field == "values"
     if (of_classes or (kind == "maps" and field == "logits")) and entry.shape[1] != limits.num_classes:

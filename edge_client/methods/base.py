@@ -47,6 +47,7 @@ __all__ = [
     "State",
     "Teacher",
     "Term",
+    "Traffic",
     "no_extra_tensors",
 ]
 
@@ -150,6 +151,20 @@ def note_nothing(model: Model) -> Mapping[str, Any]:
     return {}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Knowledge of a usual round, for its size alone: tensors may have no values (`device="meta"`)."""
+
+    up: tuple[Knowledge, ...] = ()
+    down: tuple[Knowledge, ...] = ()
+    once: tuple[Knowledge, ...] = ()  # down, in a device's first round
+
+
+def no_knowledge(model: Model) -> Traffic:
+    """Most methods exchange weights alone."""
+    return Traffic()
+
+
 def fit_every_model(model: Model) -> None:
     """Most methods train any model."""
 
@@ -186,6 +201,7 @@ class Method:
     places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places
     kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
     teacher: Teacher | None = None  # where devices exchange knowledge
+    traffic: Callable[[Model], Traffic] = no_knowledge
     notes: Callable[[Model], Mapping[str, Any]] = note_nothing  # for `fold`, which has no model
     check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
@@ -23,9 +24,9 @@ import torch
 from torch import Tensor
 
 from edge_client.knowledge.kinds import ClassTable, one
-from edge_client.methods.base import Header, Lesson, Received
+from edge_client.methods.base import Header, Lesson, Received, Traffic
 from edge_client.models.contract import Model
-from edge_client.models.taps import tapped
+from edge_client.models.taps import flat_width, tapped
 from edge_client.run_file import RunFile
 from edge_client.training.contract import Batch, Job
 
@@ -35,6 +36,7 @@ __all__ = [
     "ClassMeans",
     "ClassMemory",
     "ClassTeacher",
+    "class_traffic",
     "device_number",
     "features_and_logits",
     "fold_tables",
@@ -127,6 +129,18 @@ def features_and_logits(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
     """[b, F] and [b, C] of one pass."""
     seen, logits = tapped(model, ["features"], x)
     return seen["features"].flatten(1), logits
+
+
+def class_traffic(model: Model, labels: Sequence[str]) -> Traffic:
+    """Means of all classes, both ways."""
+    num_classes = math.prod(model.units[-1].out_shape)
+    widths = {"feature": flat_width(model, "features") if "feature" in labels else 0, "logit": num_classes}
+    counts = torch.empty(num_classes, dtype=torch.int64, device="meta")
+    tables = tuple(
+        ClassTable(label=label, counts=counts, values=torch.empty(num_classes, widths[label], device="meta"))
+        for label in labels
+    )
+    return Traffic(up=tables, down=tables)
 
 
 def device_number(device: str) -> int:

@@ -37,8 +37,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from edge_client.errors import InputError
-from edge_client.knowledge.kinds import DraftSet, one
-from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Received, Term
+from edge_client.knowledge.kinds import DraftSet, PublicSamples, one
+from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Received, Term, Traffic
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.local import keep_the_model
 from edge_client.methods.parameters import DraftFedParameters
@@ -231,7 +231,8 @@ class DraftTeacher:
         for cut in sorted({cut for cut, _ in drafts()}):
             like = next(found for other, found in drafts() if other == cut)
             made = targets(like, (found for _, found in drafts()), mask_padding=self._how.mask_padding)
-            known |= {f"{_TARGETS}{cut}/{name}": tensor for name, tensor in made.tensors().items()}
+            stored = {"ids": made.ids, **made.tensors()}
+            known |= {f"{_TARGETS}{cut}/{name}": tensor for name, tensor in stored.items() if name != "ranges"}
         return known
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
@@ -250,6 +251,21 @@ class DraftTeacher:
         return (DraftSet(ids=found["ids"], depths=found["depths"], convs=convs, logits=found["logits"]),)
 
 
+def _traffic(parameters: DraftFedParameters, model: Model) -> Traffic:
+    """Without supplements, whose number depends on the other models of a run."""
+    total, taps = parameters.public_samples, draft_taps(model)
+    seen, logits = outputs(model, torch.zeros(1, *model.input_shape), [taps[1], taps[max(taps)]], 1)
+    ids = window(1, total, parameters.draft_batch)
+
+    def many(one_sample: Tensor) -> Tensor:
+        return torch.empty(len(ids), *one_sample.shape[1:], device="meta")
+
+    convs = {number: many(seen[taps[number]]) for number in (1, max(taps))}
+    drafts = DraftSet(ids=ids, depths=torch.tensor([max(taps)]), convs=convs, logits=many(logits))
+    once = PublicSamples(values=torch.empty(total, *model.input_shape, device="meta"))
+    return Traffic(up=(drafts,), down=(drafts,), once=(once,))
+
+
 def method(parameters: DraftFedParameters) -> Method:
     """DraftFed, for the registry."""
     return Method(
@@ -265,5 +281,6 @@ def method(parameters: DraftFedParameters) -> Method:
         ),
         kept=keep_the_model,
         teacher=DraftTeacher(parameters),
+        traffic=partial(_traffic, parameters),
         check=check,
     )

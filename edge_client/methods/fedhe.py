@@ -21,7 +21,7 @@ from functools import partial
 from torch import Tensor
 
 from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, Term
-from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher
+from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.local import keep_the_model
@@ -83,4 +83,5 @@ def method(parameters: FedHeParameters) -> Method:
         ),
         kept=keep_the_model,
         teacher=ClassTeacher(),
+        traffic=partial(class_traffic, labels=("logit",)),
     )

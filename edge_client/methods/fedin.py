@@ -37,7 +37,19 @@ from torch import Generator, Tensor
 
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs, one
-from edge_client.methods.base import Batch, Exchange, Header, Job, Lesson, Method, Outcome, Phase, Received, Term
+from edge_client.methods.base import (
+    Batch,
+    Exchange,
+    Header,
+    Job,
+    Lesson,
+    Method,
+    Outcome,
+    Phase,
+    Received,
+    Term,
+    Traffic,
+)
 from edge_client.methods.class_means import device_number
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedprox import FedProxClient
@@ -344,6 +356,15 @@ def _pools(memory: Mapping[str, Tensor], only: str = "") -> dict[str, PairPool]:
     }
 
 
+def _traffic(parameters: FedInParameters, model: Model) -> Traffic:
+    shape = next(unit.out_shape for unit in model.units if unit.name == extractor(model))
+    pairs = FeaturePairs(
+        inputs=torch.empty(parameters.pairs, *shape, device="meta"),
+        outputs=torch.empty(parameters.pairs, flat_width(model, _OUT), device="meta"),
+    )
+    return Traffic(up=(pairs,), down=(pairs,)) if parameters.pairs else Traffic()
+
+
 def method(parameters: FedInParameters) -> Method:
     """FedIN, for the registry."""
     return Method(
@@ -354,5 +375,6 @@ def method(parameters: FedInParameters) -> Method:
         server=CoverageServer(),
         exchange=Exchange(down="model, feature pairs of others", up="model, its own feature pairs"),
         teacher=PairTeacher(parameters),
+        traffic=partial(_traffic, parameters),
         check=check,
     )

@@ -15,6 +15,7 @@ device's own data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,12 +23,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from edge_client.knowledge.kinds import SampleLogits, one
-from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Received, Term
+from edge_client.knowledge.kinds import PublicSamples, SampleLogits, one
+from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Received, Term, Traffic
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.local import keep_the_model
 from edge_client.methods.parameters import FedMdParameters
 from edge_client.methods.shared_samples import SharedSamplesClient, load_public, outputs, window
+from edge_client.models.contract import Model
 from edge_client.run_file import RunFile
 
 __all__ = ["ConsensusTeacher", "FedMdClient", "consensus", "method"]
@@ -98,7 +100,7 @@ class ConsensusTeacher:
         said = (item for _, items in received() for item in items if isinstance(item, SampleLogits))
         fitting = (item for item in said if item.values.shape[1] == lesson.num_classes)
         agreed = consensus(fitting, ids)
-        return {"public": public, **({} if agreed is None else agreed.tensors())}
+        return {"public": public} if agreed is None else {"public": public, "ids": agreed.ids, "values": agreed.values}
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
@@ -109,6 +111,14 @@ class ConsensusTeacher:
     ) -> tuple[SampleLogits, ...]:
         """The consensus, once there is one."""
         return (SampleLogits(ids=memory["ids"], values=memory["values"]),) if "ids" in memory else ()
+
+
+def _traffic(parameters: FedMdParameters, model: Model) -> Traffic:
+    total = parameters.public_samples
+    ids, num_classes = window(1, total, parameters.samples), math.prod(model.units[-1].out_shape)
+    logits = SampleLogits(ids=ids, values=torch.empty(len(ids), num_classes, device="meta"))
+    once = PublicSamples(values=torch.empty(total, *model.input_shape, device="meta"))
+    return Traffic(up=(logits,), down=(logits,), once=(once,))
 
 
 def method(parameters: FedMdParameters) -> Method:
@@ -126,4 +136,5 @@ def method(parameters: FedMdParameters) -> Method:
         ),
         kept=keep_the_model,
         teacher=ConsensusTeacher(parameters),
+        traffic=partial(_traffic, parameters),
     )

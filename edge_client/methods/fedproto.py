@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, Term
-from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, features_and_logits
+from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic, features_and_logits
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.felo import check_features
@@ -112,5 +112,6 @@ def method(parameters: FedProtoParameters) -> Method:
         ),
         kept=keep_the_model,
         teacher=ClassTeacher(),
+        traffic=partial(class_traffic, labels=("feature",)),
         check=partial(check_features, method="fedproto"),
     )

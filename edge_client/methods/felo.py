@@ -28,7 +28,7 @@ from torch import Tensor
 
 from edge_client.errors import InputError
 from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, PlainClient, Term
-from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, features_and_logits
+from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic, features_and_logits
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import FeloParameters
 from edge_client.models.contract import Model
@@ -118,5 +118,6 @@ def method(parameters: FeloParameters) -> Method:
             down="model, class means of features and logits", up="model, its own class means", device=""
         ),
         teacher=teacher,
+        traffic=partial(class_traffic, labels=_LABELS),
         check=partial(check_features, method="felo"),
     )

@@ -272,7 +272,7 @@ class FedInParameters:
         metadata={"symbol": "lambda", "help": "weighted: extractor and classifier get their whole gradient, not half"},
     )
     pairs: Annotated[int, Between(0, 4096)] = field(
-        default=16, metadata={"symbol": "|S|", "help": "feature pairs up and down; 0: without them, which is FedProx"}
+        default=16, metadata={"symbol": "S", "help": "feature pairs up and down; 0: without them, which is FedProx"}
     )
     pool_batches: Annotated[int, Between(1, 10**4)] = field(
         default=20, metadata={"symbol": "-", "help": "uploads of pairs of one signature that the server keeps"}
@@ -287,7 +287,7 @@ class FedMdParameters:
         default="", metadata={"symbol": "D_0", "help": "the shared samples, on the server: SOURCE:PATH"}
     )
     public_samples: Annotated[int, Between(1, 10**6)] = field(
-        default=1000, metadata={"symbol": "|D_0|", "help": "how many of them, drawn once; devices keep them"}
+        default=1000, metadata={"symbol": "D_0", "help": "how many of them, drawn once; devices keep them"}
     )
     samples: Annotated[int, Between(0, 10**6)] = field(
         default=0, metadata={"symbol": "N_a", "help": "shared samples of one round, in turn; 0: all"}
@@ -305,7 +305,7 @@ class DraftFedParameters:
         default="", metadata={"symbol": "G", "help": "the shared samples, on the server: SOURCE:PATH"}
     )
     public_samples: Annotated[int, Between(1, 10**6)] = field(
-        default=512, metadata={"symbol": "|G|", "help": "how many of them, drawn once; devices keep them"}
+        default=512, metadata={"symbol": "G", "help": "how many of them, drawn once; devices keep them"}
     )
     draft_batch: Annotated[int, Between(0, 10**6)] = field(
         default=128, metadata={"symbol": "-", "help": "shared samples of one round, in turn; 0: all"}

@@ -16,8 +16,8 @@ from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
 LIMITS = Limits(num_classes=8, max_rows=40, max_bytes=2**20)
 FIELDS = ["class/logit/counts", "class/logit/values", "pairs/in", "pairs/out"]
-FIELDS += ["drafts/depths", "drafts/ids", "drafts/logits", "drafts/conv_1", "drafts/conv_007"]
-FIELDS += ["logits/ids", "x", "public/values"]
+FIELDS += ["drafts/depths", "drafts/ranges", "drafts/logits", "drafts/conv_1", "drafts/conv_007"]
+FIELDS += ["logits/ranges", "x", "public/values"]
 
 
 def _tables(seed: int, classes: set[int], rows: int, shape: list[int]) -> list[Knowledge]:
@@ -84,4 +84,4 @@ def test_any_table_is_whole_or_refused(rows: list[tuple[str, str, tuple[int, ...
         return
     for kind in kinds:
         mine = [entry for entry in made if entry.name.startswith(f"knowledge/{kind}/")]
-        assert len({entry.shape[0] for entry in mine if not entry.name.endswith(("counts", "depths"))}) == 1
+        assert len({entry.shape[0] for entry in mine if not entry.name.endswith(("counts", "depths", "ranges"))}) == 1

@@ -20,6 +20,7 @@ from edge_client.knowledge.kinds import (
     named_tensors,
     one,
     parse,
+    ranges_of,
 )
 from edge_client.knowledge.schema import Limits, check_entries
 from edge_client.wire.container import Entry, build_header, tensor_bytes
@@ -146,6 +147,23 @@ def test_one_finds_a_table_by_type_and_label() -> None:
     assert one(items[:1], SampleLogits) is None
 
 
+def test_ids_travel_as_ranges() -> None:
+    """0, 1, 2, 7, 9, 10: three runs."""
+    assert ranges_of(torch.tensor([0, 1, 2, 7, 9, 10])).tolist() == [[0, 3], [7, 1], [9, 2]]
+    assert SampleLogits(ids=torch.arange(1000), values=torch.zeros(1000, 10)).nbytes() == 40_000 + 16
+
+
+def test_ranges_that_claim_more_than_there_is_are_refused_before_they_are_expanded() -> None:
+    """2^40 ids for one row."""
+    entries = [
+        Entry("knowledge/logits/ranges", "i64", (1, 2), 0, 16),
+        Entry("knowledge/logits/values", "fp32", (1, 2), 16, 8),
+    ]
+    tensors = {"knowledge/logits/ranges": torch.tensor([[0, 2**40]]), "knowledge/logits/values": torch.zeros(1, 2)}
+    with pytest.raises(PayloadError, match="are not those of 1 rows"):
+        parse(entries, lambda entry: tensors[entry.name], LIMITS, codec="fp32", source="it")
+
+
 def test_a_kind_travels_once() -> None:
     """Two tables under one name would overwrite each other."""
     with pytest.raises(ValueError, match="each kind of knowledge once"):
@@ -180,11 +198,12 @@ def _counts(first: int, second: int) -> Tensor:
         (_hostile(values=torch.full((2, 10), 2e6)), "range", "beyond 1e+06"),
         (_hostile(values=torch.ones(2, 9)), "shape", "has 9 columns, the run has 10 classes"),
         (_hostile(values=torch.ones(3, 10)), "shape", "counts 2 classes, and has values of 3"),
-        (SampleLogits(ids=torch.arange(2), values=torch.ones(3, 4)), "shape", "have 2 and 3 rows"),
+        (FeaturePairs(inputs=torch.ones(2, 3), outputs=torch.ones(3, 4)), "shape", "have 2 and 3 rows"),
+        (SampleLogits(ids=torch.arange(2), values=torch.ones(3, 4)), "range", "are not those of 3 rows"),
         (_hostile(values=torch.ones(2, 5, 2)), "shape", "has shape [2, 5, 2]"),
         (_hostile(values=torch.ones(11, 10)), "shape", "has 11 rows, expected 1 to 10"),
         (_hostile(values=torch.ones(0, 10)), "shape", "has 0 rows"),
-        (SampleLogits(ids=torch.tensor([3, 3]), values=torch.ones(2, 4)), "range", "'ids' of its 'logits' does not"),
+        (SampleLogits(ids=torch.tensor([4, 3]), values=torch.ones(2, 4)), "range", "'logits' are not those of 2 rows"),
         (SampleLogits(ids=torch.arange(51), values=torch.ones(51, 4)), "shape", "has 51 rows, expected 1 to 50"),
         (_drafts({}), "names", "its 'drafts' has no conv_1"),
         (_drafts({2: torch.ones(2, 4)}), "names", "its drafts have no 'conv_1'"),
