@@ -35,6 +35,7 @@ from edge_client.wire.container import (
 )
 
 if TYPE_CHECKING:
+    from edge_client.knowledge.kinds import Knowledge
     from edge_client.methods.base import Method
     from edge_client.models.contract import Model
 
@@ -112,15 +113,18 @@ def describe_method(
     )
     table = _rows(method, built, codec)
     lacking = coverage.left_out([row_name for row_name, _, _ in table], None, method.plans, meta)
-    down, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
+    weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
+    known = method.traffic(built)
+    down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
+    up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]
     return {
         "name": name,
         **_about(method),
         "parameters": [row for cls in registry.parameter_types(name) for row in _parameters(cls)],
         "model": {"name": model, "input": list(input_shape), "classes": num_classes, "codec": codec},
-        "bytes_up": _num_bytes(_report(codec), [row for row in table if row[0] not in lacking]),
-        "bytes_down": down if changes else 0,
-        "bytes_once": 0 if changes else down,
+        "bytes_up": _num_bytes(_report(codec), up),
+        "bytes_down": down + (weights if changes else 0),
+        "bytes_once": once + (0 if changes else weights),
     }
 
 
@@ -141,6 +145,15 @@ def _rows(method: Method, model: Model, codec: str) -> list[TableRow]:
     return [
         (name, codec_rule(value.ndim, codec, integer=not value.is_floating_point()), tuple(value.shape))
         for name, value in tensors.items()
+    ]
+
+
+def _knowledge(items: Sequence[Knowledge], codec: str) -> list[TableRow]:
+    from edge_client.knowledge.kinds import named_tensors
+
+    return [
+        (name, codec_rule(value.ndim, codec, integer=not value.is_floating_point()), tuple(value.shape))
+        for name, value in named_tensors(items)
     ]
 
 
