@@ -38,7 +38,7 @@ def _memory(folder: Path) -> list[Figure]:
         return Figure(name=f"{name}: memory against full training", unit="ratio", values=(ratio,), at_most=goal)
 
     return [
-        Figure(name="worker before it trains", unit="MB RSS", values=(full.base_bytes / 1e6,), at_most=260),
+        Figure(name="worker before it trains", unit="MiB RSS", values=(full.base_bytes / 2**20,), at_most=260),
         Figure(name="full training", unit="MB", values=(full.peak_bytes / 1e6,)),
         share("FeDepth", alone, 0.30),
         share("FeDepth, recomputing", fused, 0.26),

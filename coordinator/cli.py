@@ -17,6 +17,7 @@ from coordinator.cli_methods import add_methods
 from coordinator.cli_models import add_models
 from coordinator.cli_options import formatted, show, verb
 from coordinator.cli_runs import add_run
+from coordinator.cli_service import add_service_verbs, add_start_options, start_options
 from coordinator.cli_simulate import add_simulate
 from coordinator.cli_state import add_verbs
 from edge_client import __version__
@@ -40,32 +41,13 @@ def _parser() -> argparse.ArgumentParser:
     add_simulate(nouns)
     add_compare(nouns)
     add_verbs(nouns)
+    add_service_verbs(nouns)
     return parser
 
 
 def _add_start(nouns: Any) -> None:
     start = verb(nouns, "start", _start, "run the coordinator, with its own broker unless --broker names one")
-    start.add_argument(
-        "--listen",
-        metavar="ADDRESS",
-        help="where its broker listens; 127.0.0.1: for this machine only (default: as last time, or on all addresses)",
-    )
-    start.add_argument(
-        "--port", type=int, help="default: 1883 on loopback, 8883 with TLS; 0 takes a free one and keeps it"
-    )
-    start.add_argument(
-        "--advertise",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name or address that devices connect to; repeatable",
-    )
-    start.add_argument("--tls", action="store_true", help="TLS on loopback too; elsewhere it is always on")
-    start.add_argument(
-        "--insecure", action="store_true", help="allow an unencrypted broker that is not on this machine"
-    )
-    start.add_argument("--broker", metavar="URL", help="use this MQTT broker; its password in FEDFIT_BROKER_PASSWORD")
-    start.add_argument("--broker-ca", type=Path, metavar="FILE", help="the CA of --broker, as PEM")
+    add_start_options(start)
     start.add_argument("--heartbeat", type=float, default=10.0, metavar="S", help=argparse.SUPPRESS)
 
 
@@ -100,19 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _start(options: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
-    launch.start(
-        launch.StartOptions(
-            state_dir=options.state_dir,
-            listen=options.listen,
-            port=options.port,
-            advertise=tuple(options.advertise),
-            tls=options.tls,
-            insecure=options.insecure,
-            broker=options.broker,
-            broker_ca=options.broker_ca,
-            heartbeat_s=options.heartbeat,
-        )
-    )
+    launch.start(start_options(options))
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -56,6 +56,7 @@ class Commands:
             "federation": service.federation,
             "epoch": service.epoch,
             "brokers": list(service.brokers),
+            "connected": service.connected,
             "online": sorted(service.roster.online(time.monotonic())),
             "enrolled": service.roster.num_enrolled,
             "paused": service.paused,

@@ -16,15 +16,18 @@ from coordinator.service import STATE_KIND, STATE_VERSION, Service, ServiceOptio
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable
 from edge_client.errors import InputError
+from edge_client.supervisor import Supervisor
 from edge_client.transport.base import BrokerUrl, Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import Backoff, MqttTransport, tls_context
 from edge_client.wire.topics import Topics
 
-__all__ = ["StartOptions", "start"]
+__all__ = ["StartOptions", "broker_password", "check", "start"]
 
 log = logging.getLogger(__name__)
 
 _USER = "coordinator"
+_OF_OURS = ("--listen", "--advertise", "--port", "--tls")
+_CREDENTIAL = "broker-password"  # in the folder that systemd hands over (LoadCredential)
 # its broker is its own child, mostly: no need to be polite for long
 _BACKOFF = Backoff(min_s=0.1, max_s=5.0)
 
@@ -41,6 +44,7 @@ class StartOptions:
     insecure: bool = False
     broker: str | None = None
     broker_ca: Path | None = None
+    broker_password_file: Path | None = None  # None: FEDFIT_BROKER_PASSWORD, or what systemd hands over
     heartbeat_s: float = 10.0
 
     def retyped(self) -> str:
@@ -55,17 +59,22 @@ class StartOptions:
 
 def start(options: StartOptions) -> None:
     """Run a coordinator in the foreground until it is told to stop."""
-    again = durable.is_there(options.state_dir / "state.db")
-    if not again:
-        _place(options)  # before anything is made: a start that was mistyped leaves nothing behind
+    supervisor = Supervisor.from_environment()  # before there are children, which must not answer for us
+    check(options)  # before anything is made: a start that was mistyped leaves nothing behind
     lock = durable.claim_state_dir(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
     store = SqliteStore(options.state_dir / "state.db")
     try:
         options = _as_last_time(options, store)
-        _serve(options, _place(options), store)
+        _serve(options, _place(options), store, supervisor)
     finally:
         store.close()
         os.close(lock)
+
+
+def check(options: StartOptions) -> None:
+    """Raise for options that a first start would refuse; nothing is made. Later starts go by what is stored."""
+    if not durable.is_there(options.state_dir / "state.db"):
+        _place(options)
 
 
 def _as_last_time(options: StartOptions, store: SqliteStore) -> StartOptions:
@@ -81,13 +90,14 @@ def _place(options: StartOptions) -> Place | None:
     if options.port is not None and not 0 <= options.port <= 65_535:
         raise InputError(f"--port: expected 0 to 65535, got {options.port}")
     if options.broker is None:
-        if options.broker_ca is not None:
-            raise InputError("--broker-ca is of a broker of your own; name it with --broker")
+        theirs = {"--broker-ca": options.broker_ca, "--broker-password-file": options.broker_password_file}
+        for name in [name for name, typed in theirs.items() if typed is not None]:
+            raise InputError(f"{name} is of a broker of your own; name it with --broker")
         place = addresses.choose(options.listen, options.advertise, retype=options.retyped())
         addresses.check_listen(place.listen)
         return place
-    typed = (options.listen is not None, bool(options.advertise), bool(options.port), options.tls)
-    of_ours = [name for name, given in zip(("--listen", "--advertise", "--port", "--tls"), typed, strict=True) if given]
+    given = (options.listen is not None, bool(options.advertise), bool(options.port), options.tls)
+    of_ours = [name for name, is_there in zip(_OF_OURS, given, strict=True) if is_there]
     if of_ours:
         raise InputError(f"{', '.join(of_ours)}: of fedfit's own broker only; devices connect to the one of --broker")
     _external_url(options)
@@ -104,7 +114,7 @@ def _external_url(options: StartOptions) -> BrokerUrl:
     return url
 
 
-def _serve(options: StartOptions, place: Place | None, store: SqliteStore) -> None:
+def _serve(options: StartOptions, place: Place | None, store: SqliteStore, supervisor: Supervisor) -> None:
     topics = Topics(store.federation(os.urandom(6).hex()))
     if place is None:
         broker, brokers, ca, connect = _external(options, topics)
@@ -126,6 +136,7 @@ def _serve(options: StartOptions, place: Place | None, store: SqliteStore) -> No
         ca=ca,
         connect=connect,
         options=ServiceOptions(heartbeat_s=options.heartbeat_s),
+        supervisor=supervisor,
     )
     try:
         service.run()
@@ -174,7 +185,7 @@ def _port(options: StartOptions, store: SqliteStore, tls: bool) -> int:
 
 def _external(options: StartOptions, topics: Topics) -> Parts:
     url = _external_url(options)
-    password = os.environ.get("FEDFIT_BROKER_PASSWORD", url.password or "")
+    password = broker_password(options) or url.password or ""
     ca = pki.read_foreign_ca(options.broker_ca) if options.broker_ca is not None else None
 
     def connect(on_event: Callable[[Event], None]) -> Transport:
@@ -182,6 +193,21 @@ def _external(options: StartOptions, topics: Topics) -> Parts:
 
     shown = f"{'mqtts' if url.tls else 'mqtt'}://{bracketed(url.host)}:{url.port}"
     return None, (shown,), ca, connect
+
+
+def broker_password(options: StartOptions) -> str:
+    """Of a broker that somebody else runs: from the file named, from the environment, or as systemd hands it over."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    file = options.broker_password_file or (Path(folder) / _CREDENTIAL if folder else None)
+    if options.broker_password_file is None and "FEDFIT_BROKER_PASSWORD" in os.environ:
+        return os.environ["FEDFIT_BROKER_PASSWORD"]
+    if file is None or (options.broker_password_file is None and not file.exists()):
+        return ""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise InputError(f"cannot read the broker's password from {file}: {reason}") from error
 
 
 def _connection(

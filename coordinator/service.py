@@ -34,6 +34,7 @@ from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, FedfitError, MachineError, NetworkError, PayloadError
+from edge_client.supervisor import Supervisor
 from edge_client.transport.base import Connected, Disconnected, Event, Received, Transport
 from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull, Refuse
 from edge_client.wire.topics import Topics
@@ -104,10 +105,12 @@ class Service:
         connect: Callable[[Callable[[Event], None]], Transport],
         options: ServiceOptions,
         aggregation: JobChild | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """`brokers` and `ca` go into the bundles; `connect` makes the coordinator's own connection.
 
-        `aggregation` is an aggregator that outlives this service; without it the service has its own.
+        `aggregation` is an aggregator that outlives this service; without it the service has its own. `supervisor` is
+        told of every turn of the loop.
         """
         self._state_dir = state_dir
         self.store = store
@@ -120,7 +123,8 @@ class Service:
         self.topics = Topics(self.federation)
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._aggregation = aggregation or JobChild(AGGREGATOR)
-        self._stopping = self._begun = self._was_connected = False
+        self._supervisor = supervisor or Supervisor()
+        self._stopping = self._begun = self._was_connected = self.connected = False
         self.paused = ""
         self._transport: Transport | None = None
         self._arrivals: deque[Arrived] = deque()
@@ -162,6 +166,7 @@ class Service:
     def _wait_for_space(self, control: ControlServer, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self._stopping and time.monotonic() < until:
+            self._supervisor.alive(time.monotonic())
             poller = select.poll()
             for fd in control.fds() if self._begun else ():  # before the first start there is nothing to answer with
                 poller.register(fd, select.POLLIN)
@@ -171,8 +176,10 @@ class Service:
         """From recovery to the end, or to a full disk."""
         with contextlib.ExitStack() as opened:
             transport = self.begin(opened)
+            self._supervisor.ready()
             while not self._stopping:
                 self._turn(control)
+            self._supervisor.stopping()
             self.conductor.save_traffic()
             transport.publish(self.topics.coordinator_state, b"offline", retain=True)
 
@@ -230,6 +237,7 @@ class Service:
         ready = self._transport.poll(self.wait_s(), [*control.fds(), *self.fds()])
         control.serve(ready)
         self.attend(ready)
+        self._supervisor.alive(time.monotonic())
 
     def fds(self) -> list[int]:
         """What to watch beside the connection and the people who ask."""
@@ -271,6 +279,9 @@ class Service:
         for device, share in self.downloads.tick(online, now):
             self.send(device, share)
         self.conductor.tick(online, self.roster.num_enrolled, now)
+        machine = self.conductor.machine
+        work = f"; run {machine.run}, round {machine.number}" if machine else ""
+        self._supervisor.doing(f"{len(online)} of {self.roster.num_enrolled} devices online{work}")
 
     def _suspend(self, now: float) -> None:
         """The broker cuts those who flood us, and lets them in again."""
@@ -304,13 +315,14 @@ class Service:
         match event:
             case Connected():
                 log.info("connected to the broker")
-                self._was_connected = True
+                self._was_connected = self.connected = True
                 assert self._transport is not None
                 online = f"online {self.epoch}".encode()
                 self._transport.publish(self.topics.coordinator_state, online, retain=True)
             case Disconnected():
                 if self._broker is None and not self._was_connected:  # somebody else's, and just typed: tell who did
                     raise NetworkError(f"cannot use the broker {', '.join(self.brokers)}: {event.reason}")
+                self.connected = False
                 log.warning("not connected (%s): %s", event.code, event.reason)
                 self.uploads.lost_connection()
                 self.downloads.lost_connection()

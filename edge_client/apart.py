@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edge_client.device import guard, meter
-from edge_client.errors import FedfitError, MachineError
+from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError
 from edge_client.records import from_map, to_map
 
 __all__ = ["answer", "ask", "stand_guard"]
@@ -31,7 +31,7 @@ _OVER_BUDGET = 75
 
 
 def ask(module: str, job: object, *, threads: int, what: str) -> Any:
-    """The result of `job` as plain data; raises `MachineError`, or `MemoryError` if it was more than it may use."""
+    """The result of `job` as plain data; raises as `job` did, `MachineError`, or `MemoryError` if it needs too much."""
     env = {**os.environ, "FEDFIT_PARENT_PID": str(os.getpid()), "OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory(prefix="fedfit-") as folder:
         given, out = Path(folder) / "job.json", Path(folder) / "result.json"
@@ -41,23 +41,25 @@ def ask(module: str, job: object, *, threads: int, what: str) -> Any:
             done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise MachineError(f"{what} did not end within {_TIMEOUT_S:g} s") from error
-        _check(done, what)
+        _check(done, out, what)
         try:
             return json.loads(out.read_bytes())
         except (OSError, ValueError) as error:
             raise MachineError(f"{what} ended without a result: {error}") from error
 
 
-def _check(done: subprocess.CompletedProcess[bytes], what: str) -> None:
-    if done.returncode == 0:
-        return
-    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("USDT:")]
-    why = lines[-1][:300] if lines else "it said nothing"
-    if done.returncode == _OVER_BUDGET:
-        raise MemoryError(why)
+def _check(done: subprocess.CompletedProcess[bytes], out: Path, what: str) -> None:
+    """Raise what the other side raised, or how it ended."""
     code = done.returncode
+    if code == 0:
+        return
+    if out.exists():  # it said so itself
+        why = json.loads(out.read_bytes())["error"]
+        kinds: dict[int, type[Exception]] = {3: InputError, 7: NoSuchNameError, _OVER_BUDGET: MemoryError}
+        raise kinds[code](why) if code in kinds else MachineError(f"{what} failed: {why}")
+    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("USDT:")]
     ended = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-    raise MachineError(f"{what} ended with {ended}: {why}")
+    raise MachineError(f"{what} ended with {ended}: {lines[-1][:300] if lines else 'it said nothing'}")
 
 
 def answer(kind: type[J], measure: Callable[[J], object], arguments: Sequence[str]) -> int:
@@ -67,16 +69,19 @@ def answer(kind: type[J], measure: Callable[[J], object], arguments: Sequence[st
     try:
         found = measure(from_map(kind, json.loads(given.read_bytes()), where=kind.__name__))
     except FedfitError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
+        return _fail(out, error.exit_code, str(error))
     except (MemoryError, RuntimeError) as error:
         if not meter.is_out_of_memory(error):
             raise
-        guard.lift_limit()
-        sys.stderr.write(f"{str(error) or 'an allocation failed'}\n".replace("\n", " ").strip() + "\n")
-        return _OVER_BUDGET
+        guard.lift_limit()  # what was in the way is free again; to say so takes a little
+        return _fail(out, _OVER_BUDGET, str(error) or "an allocation failed")
     out.write_text(json.dumps(to_map(found)), encoding="utf-8")
     return 0
+
+
+def _fail(out: Path, code: int, why: str) -> int:
+    out.write_text(json.dumps({"error": " ".join(why.split())[:2000]}), encoding="utf-8")
+    return code
 
 
 def stand_guard() -> None:

@@ -24,6 +24,7 @@ from edge_client.errors import FedfitError, MachineError
 from edge_client.planning.rows import FORMAT, ModelRows, load_rows, save_rows
 from edge_client.records import Count, Hash, PlanRules, from_map, to_map
 from edge_client.run_file import RunFile, TrainSection
+from edge_client.task_files import split_place
 
 __all__ = ["CalibrationJob", "become", "calibrated", "job_for", "main", "measure", "measure_beside"]
 
@@ -37,7 +38,7 @@ class CalibrationJob:
     run: RunFile  # its model or task, classes, method and threads count
     input_shape: tuple[int, ...]
     slice: str = "full"
-    task: str | None = None  # path of the task's file
+    task: str | None = None  # the task's file and object, FILE:OBJECT
     dtype: str = "fp32"
     limit_bytes: Count = 0  # that the process may grow by; 0: no limit
     key: Hash = "0" * 64
@@ -57,7 +58,7 @@ def job_for(
     what = {
         "format": FORMAT,
         "model": to_map(replace(run.model, init="random")) if run.model is not None else None,
-        "task": run.task.sha256 if run.task is not None else None,
+        "task": [run.task.sha256, split_place(task, is_blob=True)[1]] if run.task is not None and task else None,
         "input": list(input_shape),
         "slice": cut,
         "classes": len(run.classes),
@@ -75,7 +76,10 @@ def job_for(
 
 
 def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
-    """The rows of a job: from the cache, or measured in a process of its own and kept there. Raises `MachineError`."""
+    """The rows of a job: from the cache, or measured in a process of its own and kept there.
+
+    Raises `MachineError`, or `InputError` for a task's model that does not train.
+    """
     path = cache / f"{job.key}.json" if cache is not None else None
     known = load_rows(path, key=job.key) if path is not None else None
     if known is not None:
@@ -106,7 +110,7 @@ def measure_beside(job: CalibrationJob, workdir: Path) -> None:
     (workdir / "calibration.json").write_text(json.dumps(to_map(job)), encoding="utf-8")
     try:
         calibrated(replace(job, limit_bytes=0), durable.cache_dir())
-    except MachineError as error:
+    except FedfitError as error:
         _log.warning("%s", error)
 
 
@@ -135,7 +139,8 @@ def measure(job: CalibrationJob) -> ModelRows:
     from edge_client import rehearsal, unit_costs  # torch
 
     made = rehearsal.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
-    return unit_costs.measure(made, key=job.key, limit_bytes=job.limit_bytes)
+    with made.recipe.user_code("training it on a few samples"):
+        return unit_costs.measure(made, key=job.key, limit_bytes=job.limit_bytes)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 from edge_client import __version__, connection, daemon, durable, files, identity, owner_file, status
 from edge_client.errors import FedfitError, InputError
+from edge_client.service_commands import add_service_commands, confirm
 
 __all__ = ["main"]
 
@@ -65,6 +66,9 @@ def _add_owners_commands(commands: Any) -> None:
     _state_dir(profile)
     profile.set_defaults(do=_profile)
     _add_plan(commands)
+    _add_bench(commands)
+    _add_infer(commands)
+    add_service_commands(commands, _state_dir)
     leave = commands.add_parser("leave", help="end this device's membership; device.toml stays")
     leave.add_argument("--yes", action="store_true", help="do not ask")
     _state_dir(leave)
@@ -82,6 +86,46 @@ def _add_plan(commands: Any) -> None:
     budget.add_argument("--profile", metavar="NAME", help="a device that is not at hand: edge-client profile --profile")
     plan.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
     plan.set_defaults(do=_plan)
+
+
+def _add_bench(commands: Any) -> None:
+    from edge_client import plan_options
+
+    bench = commands.add_parser("bench", help="measure on this device what plans for several budgets take and cost")
+    plan_options.add_subject(bench)
+    bench.add_argument(
+        "--budgets", metavar="SIZE,...", help="of what training adds to a worker; default: halves down to the smallest"
+    )
+    bench.add_argument("--out", metavar="DIR", type=Path, help="for bench.json and bench.png; default: bench-MODEL")
+    bench.add_argument("--format", choices=["table", "json"], default="table", help="default: %(default)s")
+    bench.set_defaults(do=_bench)
+
+
+def _add_infer(commands: Any) -> None:
+    infer = commands.add_parser("infer", help="ask a trained model about data")
+    what = infer.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="NAME", help="a built-in model: coordinator models list")
+    what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own: defects.py:task")
+    infer.add_argument(
+        "--run-model", metavar="FILE", type=Path, required=True, help="its weights: a model.bin, or a run's directory"
+    )
+    infer.add_argument("--data", metavar="SOURCE:PATH", required=True, help="digits, npz:/data/a.npz, ...")
+    infer.add_argument("--input", metavar="SHAPE", help="shape of one sample, such as 3x96x96; default: the data's")
+    infer.add_argument("--classes", metavar="N", type=int, help="that the model tells apart; default: the data's")
+    infer.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="an option of the model")
+    infer.add_argument(
+        "--batch",
+        metavar="B",
+        type=int,
+        default=32,
+        help="samples at a time; part of the result where BatchNorms keep no statistics; default: %(default)s",
+    )
+    infer.add_argument("--depthwise", action="store_true", help="unit by unit, with activations on disk")
+    infer.add_argument("--budget", metavar="SIZE", help="that this may take; with it, groups are as large as fits")
+    infer.add_argument("--threads", metavar="N", type=int, default=1, help="default: %(default)s")
+    infer.add_argument("--out", metavar="FILE", type=Path, help="for the predictions: .csv or .npz")
+    infer.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg")
 
 
 def _state_dir(parser: argparse.ArgumentParser) -> None:
@@ -189,6 +233,28 @@ def _plan(options: argparse.Namespace) -> None:
         print(plan_command.describe(what, choice))
 
 
+def _bench(options: argparse.Namespace) -> None:
+    from edge_client import bench_command  # loads torch
+
+    found = bench_command.run(options)
+    told = bench_command.write(found, options.out or Path(f"bench-{found.what.run.what.replace(' ', '-')}"))
+    if options.format == "json":
+        print(json.dumps(bench_command.to_json(found), indent=1))
+    else:
+        print(bench_command.describe(found))
+    print("\n".join(told), file=sys.stderr)
+
+
+def _infer(options: argparse.Namespace) -> None:
+    from edge_client import infer_command  # loads torch
+
+    found = infer_command.run(options)
+    if options.format == "json":
+        print(json.dumps(infer_command.to_json(found), indent=1))
+    else:
+        print(infer_command.describe(found))
+
+
 def _own_limit(options: argparse.Namespace) -> int | None:
     """limits.memory; that of this device says nothing about another one, unless it is named."""
     path: Path = options.config or options.state_dir / "device.toml"
@@ -209,23 +275,12 @@ def _leave(options: argparse.Namespace) -> None:
 
     bundle = identity.load_identity(options.state_dir)
     if not options.yes:
-        _confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
+        confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
     heard = leaving.leave(options.state_dir, bundle)
     print(f"{bundle.device} has left federation {bundle.federation}; device.toml stays")
     if not heard:
         print("the coordinator could not be told")
     print(f"on the server: coordinator device remove {bundle.device}")
-
-
-def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise InputError("nobody is there to ask: type --yes to leave without a question")
-    try:
-        answer = input(f"{question} [y/N] ")
-    except EOFError:
-        answer = ""
-    if answer.strip().lower() not in ("y", "yes"):
-        raise InputError("nothing was changed")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from edge_client.transport.base import (
 from edge_client.transport.mqtt import MqttTransport, tls_context
 from edge_client.wire.topics import Topics
 
-__all__ = ["check", "connect"]
+__all__ = ["check", "connect", "trouble"]
 
 _CHECK_S = 10.0
 
@@ -51,7 +51,17 @@ def connect(bundle: Bundle, on_event: OnEvent, boot: str) -> Transport:
 
 
 def check(bundle: Bundle, *, within_s: float = _CHECK_S) -> None:
-    """Connect to the brokers of a bundle once, with its credentials; raises `NetworkError` if none lets us in.
+    """Connect to the brokers of a bundle once, with its credentials; raises `NetworkError` if none lets us in."""
+    found = trouble(bundle, within_s=within_s)
+    if found is not None:
+        problem, advice = found
+        anyway = ", or store the bundle anyway with --no-check" if "no broker" in problem else ""
+        colon = "" if problem.endswith("?") else ";"
+        raise NetworkError(f"{problem}{colon} nothing was stored: {advice}{anyway}")
+
+
+def trouble(bundle: Bundle, *, within_s: float = _CHECK_S) -> tuple[str, str] | None:
+    """What keeps a device from its brokers, and what to do about it; None if one lets it in.
 
     All are tried at the same time, in threads that may be left behind: a name server's silence ends when it likes.
     """
@@ -68,9 +78,9 @@ def check(bundle: Bundle, *, within_s: float = _CHECK_S) -> None:
         except queue.Empty:
             break
         if problem is None:
-            return
+            return None
         problems[url] = problem
-    raise NetworkError(_explain(bundle, list(problems.values())))
+    return _explain(bundle, list(problems.values()))
 
 
 def _urls(bundle: Bundle) -> list[BrokerUrl]:
@@ -108,20 +118,13 @@ def _try(url: BrokerUrl, bundle: Bundle, tls: ssl.SSLContext | None, until: floa
     return next((event for event in said if isinstance(event, Disconnected)), silent)
 
 
-def _explain(bundle: Bundle, problems: list[Disconnected]) -> str:
+def _explain(bundle: Bundle, problems: list[Disconnected]) -> tuple[str, str]:
     reasons = "; ".join(problem.reason for problem in problems)
     codes = {problem.code for problem in problems}
+    anew = "get a new bundle with: coordinator device add NAME"
     if "credentials" in codes:
-        return (
-            f"the broker does not let device {bundle.device!r} in ({reasons}); was it removed? nothing was stored: "
-            "get a new bundle with: coordinator device add NAME"
-        )
+        return f"the broker does not let device {bundle.device!r} in ({reasons}); was it removed?", anew
     if "refused" in codes:
-        return (
-            f"the broker is not the one that this bundle is for ({reasons}); nothing was stored: "
-            "get a new bundle with: coordinator device add NAME"
-        )
-    return (
-        f"no broker of this bundle answers ({reasons}); is the coordinator running, and can this machine reach it? "
-        "nothing was stored: try again, or store the bundle anyway with --no-check"
-    )
+        return f"the broker is not the one that this bundle is for ({reasons})", anew
+    what = f"no broker of this bundle answers ({reasons}); is the coordinator running, and can this machine reach it?"
+    return what, "try again"

@@ -53,7 +53,8 @@ from edge_client.session import (
     WorkerFailed,
 )
 from edge_client.spool import Spool
-from edge_client.status import Moment, Status, StatusFile, one_line
+from edge_client.status import Moment, Status, StatusFile, in_short, one_line
+from edge_client.supervisor import Supervisor
 from edge_client.task_files import AllowedTasks
 from edge_client.transport.base import Connected, Disconnected, Received, Transport
 from edge_client.transport.base import Event as TransportEvent
@@ -94,8 +95,12 @@ class Daemon:
         worker_command: Sequence[str] = workers.COMMAND,
         root: Path = Path("/"),
         group: WorkerGroup | None = None,
+        supervisor: Supervisor | None = None,
     ) -> None:
-        """`root` is where the files are that tell of this device's memory; `group` is where the worker belongs."""
+        """`root` is where the files are that tell of this device's memory; `group` is where the worker belongs.
+
+        `supervisor` is told of every turn of the loop.
+        """
         self._bundle = bundle
         self._worker_command = worker_command
         self._device_file = device_file
@@ -114,9 +119,11 @@ class Daemon:
         profile = measure(device_file.limits.memory, root=root)
         self._root = root
         self._group = group
+        self._supervisor = supervisor or Supervisor()
         self._memory = MemoryWatch(profile.budget_bytes, limit=device_file.limits.memory, root=root)
         self._budget_bytes = profile.budget_bytes  # as the worker was told last
         self._look_at = 0.0
+        self._stall = workers.Stall()
         self._session = Session(
             boot=self._boot,
             profile=profile,
@@ -161,8 +168,10 @@ class Daemon:
         try:
             self._carry_out(self._resume())
             self._transport.connect()
+            self._supervisor.ready()
             while not self._stopping:
                 self._turn()
+            self._supervisor.stopping()
             self._carry_out(self._session.goodbye())
         finally:
             self._shut_down()
@@ -194,6 +203,7 @@ class Daemon:
         if self._worker and (ready or self._worker.overdue(time.monotonic())):
             self._events.extend(self._watch_worker())
         self._watch_memory(time.monotonic())
+        self._watch_stall(time.monotonic())
         self._session.free_bytes = self._free_bytes()
         self._events.append(Tick())
         self._handle_events()
@@ -202,7 +212,10 @@ class Daemon:
         if time.monotonic() >= self._status.due:
             self._tell_silence()
             self._tell_tasks()
-            self._status.update(self._snapshot(), time.monotonic())
+            snapshot = self._snapshot()
+            self._status.update(snapshot, time.monotonic())
+            self._supervisor.doing(in_short(snapshot))
+        self._supervisor.alive(time.monotonic())
 
     def _handle_events(self) -> None:
         while self._events:
@@ -283,6 +296,12 @@ class Daemon:
                 self._worker.tell_budget(budget)
             except OSError as error:  # it goes on as it is
                 log.warning("cannot tell the worker: %s", error)
+
+    def _watch_stall(self, now: float) -> None:
+        """A worker that hangs is ended; it counts as one that crashed, and the next one begins anew."""
+        if self._worker is not None and self._stall.hangs(self._worker, now):
+            log.error("the worker has done nothing for %d minutes: ending it", workers.Stall.AFTER_S // 60)
+            self._worker.stop(now)
 
     def _tell_warnings(self, lines: list[str]) -> None:
         """What workers warn of, each line once: every round finds the same unreadable image."""
@@ -636,6 +655,7 @@ def run_daemon(
             daemon.request_stop()
 
     group = WorkerGroup.open(root)
+    supervisor = Supervisor.from_environment()
     retry_s, before = _DISK_RETRY_S, ""
     with _at_stop_signals(stop):
         while not stopped.is_set():
@@ -648,6 +668,7 @@ def run_daemon(
                     worker_command=worker_command,
                     root=root,
                     group=group,
+                    supervisor=supervisor,
                 )
                 current[:] = [daemon]
                 if not stopped.is_set():
@@ -656,10 +677,20 @@ def run_daemon(
                 retry_s = min(2 * retry_s, _LONGEST_DISK_RETRY_S) if str(error) == before else _DISK_RETRY_S
                 before = str(error)
                 log.error("disk_full: %s; nothing is lost, trying again in %.0f s", error, retry_s)
-                stopped.wait(retry_s)
+                _wait(stopped, retry_s, supervisor)
     if group is not None:
         group.remove()
     os.close(lock)
+
+
+def _wait(stopped: threading.Event, seconds: float, supervisor: Supervisor) -> None:
+    """For space on the disk; to wait for that is to get on."""
+    supervisor.ready()
+    supervisor.doing("the disk is full; waiting for space")
+    until = time.monotonic() + seconds
+    while not stopped.is_set() and (now := time.monotonic()) < until:
+        supervisor.alive(now)
+        stopped.wait(min(_IDLE_S, until - now))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from edge_client.files import DeviceFile
 from edge_client.records import to_map
 from edge_client.task_files import task_sha256
 
-__all__ = ["load", "task_hashes", "to_json", "to_toml"]
+__all__ = ["load", "paths", "task_hashes", "to_json", "to_toml"]
 
 Json = dict[str, Any]
 
@@ -42,7 +42,7 @@ def load(path: Path) -> DeviceFile:
             data.validate_part(device.data)
     except (NoSuchNameError, InputError) as error:
         raise InputError(f"{path}: {error}") from None
-    problems = [f"{key}: {problem}" for key, place in _paths(device) if (problem := _problem(place))]
+    problems = [f"{key}: {problem}" for key, place in paths(device) if (problem := _problem(place))]
     if problems:
         raise InputError(f"{path}: {'; '.join(problems)}")
     return device
@@ -55,7 +55,7 @@ def _problem(place: Path) -> str:
         return str(error)
 
 
-def _paths(device: DeviceFile) -> Iterator[tuple[str, Path]]:
+def paths(device: DeviceFile) -> Iterator[tuple[str, Path]]:
     """Everything in the file that must be there; what only a task reads may be anything that is no absolute path."""
     if device.data is not None:
         section = data.located(device.data)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,12 @@ from edge_client.run_file import RunFile
 from edge_client.task import read_source
 from edge_client.task_files import split_place
 
-__all__ = ["Subject", "describe", "plan", "size", "subject", "to_json"]
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Subject", "describe", "plan", "size", "subject", "to_json", "typed_shape"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +44,14 @@ class Subject:
     input_shape: tuple[int, ...]
     task: str | None
 
-    def fitting(self) -> Fitting:
-        """With rows from the cache, or measured now; raises `MachineError` if that fails."""
+    def fitting(self, *, num_samples: int = 0, disk_bytes: int = 0) -> Fitting:
+        """With rows from the cache, or measured now; raises `MachineError` if that fails.
+
+        Activations may lie on disk if there are samples and room for them.
+        """
         job = job_for(self.run, self.rules, self.input_shape, task=self.task)
-        return Fitting(run=self.run, rules=self.rules, rows=calibrated(job, durable.cache_dir()))
+        rows = calibrated(job, durable.cache_dir())
+        return Fitting(run=self.run, rules=self.rules, rows=rows, num_samples=num_samples, disk_bytes=disk_bytes)
 
 
 def subject(options: argparse.Namespace) -> Subject:
@@ -59,7 +69,7 @@ def subject(options: argparse.Namespace) -> Subject:
     if options.model is not None:
         known = {f.name.replace("_", "-") for f in dataclasses.fields(models.options_type(options.model))}
         own = {key: value for key, value in settings.items() if key.replace("_", "-") in known}
-        shape = _shape(options.input) or models.default_input(options.model)
+        shape = typed_shape(options.input) or models.default_input(options.model)
         table |= {"model": {"name": options.model, "input": list(shape), **own}}
         table |= {"method": {"name": options.method, **{k: v for k, v in settings.items() if k not in own}}}
         place = None
@@ -78,20 +88,14 @@ def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise InputError(f"--set: expected KEY=VALUE, got {text!r}")
-    lowered = {"true": True, "false": False}
-    if value in lowered:
-        return key, lowered[value]
     try:
-        return key, int(value)
-    except ValueError:
-        pass
-    try:
-        return key, float(value)
-    except ValueError:
-        return key, value
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value  # a text, as nobody types quotes
 
 
-def _shape(text: str | None) -> tuple[int, ...] | None:
+def typed_shape(text: str | None) -> tuple[int, ...] | None:
+    """`3x96x96` as numbers; None if nobody typed one."""
     if text is None:
         return None
     parts = text.lower().split("x")
@@ -101,7 +105,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _task_shape(options: argparse.Namespace) -> tuple[int, ...]:
-    shape = _shape(options.input)
+    shape = typed_shape(options.input)
     if shape is None:
         told = read_source(*split_place(options.task)).load().input
         shape = tuple(told) if told is not None else None

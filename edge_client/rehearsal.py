@@ -80,10 +80,17 @@ class Rehearsal:
             plan=plan,
             rng=lambda purpose: generator(0, purpose),
             extra=self.method.extra_tensors(self.model),
-            build=lambda _: self.recipe.build(self.model.input_shape),
+            build=self._build_another,
         )
         client.begin(job)
         return client
+
+    def _build_another(self, purpose: str) -> Model:
+        model = self.recipe.build(self.model.input_shape)
+        if self.channels_last:
+            to_channels_last(model)
+        model.recompute = self.model.recompute
+        return model
 
     def settings(self, batch: int, plan: TrainingPlan, folder: Path | None = None) -> Settings:
         """As the run trains, with weights that stay as they are."""
@@ -109,7 +116,7 @@ def prepare(
     """Build the run's model or a slice of it, lay it out, warm the process up; raises `InputError`."""
     torch.set_num_threads(run.train.threads)
     _open_some_data()
-    source = read_source(*split_place(task)) if task is not None else None
+    source = read_source(*split_place(task, is_blob=True)) if task is not None else None
     made = recipe(run, source)
     model = made.build(input_shape, FULL if cut == "full" else parse(cut))
     channels_last = allows_channels_last(model)
@@ -123,7 +130,8 @@ def prepare(
         channels_last=channels_last,
         dtype=dtype,
     )
-    warm_up(model, rehearsal.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))
+    with made.user_code("training it on two samples"):
+        warm_up(model, rehearsal.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))
     return rehearsal
 
 

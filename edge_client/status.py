@@ -21,7 +21,7 @@ from edge_client.errors import PayloadError
 from edge_client.identity import Bundle
 from edge_client.records import Between, Count, Matches, Text, from_map, to_map
 
-__all__ = ["Moment", "Status", "StatusFile", "describe", "one_line", "read_status", "summary"]
+__all__ = ["Moment", "Status", "StatusFile", "describe", "in_short", "one_line", "read_status", "summary"]
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +143,14 @@ def _doing(data: dict[str, Any]) -> str:
     loss = f", loss {data['loss']:.4g}" if data["loss"] is not None else ""
     phase = f", {data['phase']}{steps}{loss}" if data["phase"] else ""
     return f"{data['state']}: run {data['run']}, round {data['round']} of {data['num_rounds']}{phase}"
+
+
+def in_short(status: Status) -> str:
+    """For `systemctl status`: whether the coordinator has let us in, and the run in hand."""
+    if status.link != "let_in":
+        return {"connecting": "not connected", "connected": "connected; the coordinator has not answered"}[status.link]
+    work = f": run {status.run}, round {status.round} of {status.num_rounds}" if status.run else ""
+    return f"{status.state}{work}"
 
 
 def one_line(text: str) -> str:

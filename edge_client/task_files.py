@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 MAX_TASK_BYTES = 2**20
 
 
-def split_place(place: str) -> tuple[Path, str]:
-    """`FILE.py:OBJECT` as path and name; the name is `task` if none is given."""
+def split_place(place: str, *, is_blob: bool = False) -> tuple[Path, str]:
+    """`FILE.py:OBJECT` as path and name; the name is `task` if none is given. A blob may be called anything."""
     path, colon, name = place.rpartition(":")
     if not colon or "/" in name:
         path, name = place, "task"
-    if not path.endswith(".py") or not re.fullmatch(r"[A-Za-z_]\w*", name):
+    if not (path.endswith(".py") or is_blob) or not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise InputError(f"expected a task as FILE.py:OBJECT, got {place!r}")
     return Path(path), name
 

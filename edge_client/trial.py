@@ -39,7 +39,7 @@ class Trial:
     run: RunFile
     input_shape: tuple[int, ...]
     plan: TrainingPlan
-    task: str | None = None  # path of the task's file
+    task: str | None = None  # the task's file and object, FILE:OBJECT
     evaluated: Count = 0  # samples at a time in the evaluation before the training; 0: none
     whole_batches: Positive = 1  # in an epoch; a smaller one comes on top
     epochs: Positive = 2
@@ -77,9 +77,10 @@ def measure(trial: Trial) -> Measured:
     batch = trial.run.train.batch
     rest = batch // 2 + trial.plan.microbatch // 4
     with tempfile.TemporaryDirectory(prefix="fedfit-trial-") as folder:
-        if trial.evaluated:
-            _evaluate(made, trial.evaluated)
-        _train(made, trial, trial.whole_batches * batch + rest, Path(folder))
+        with made.recipe.user_code("training it"):
+            if trial.evaluated:
+                _evaluate(made, trial.evaluated)
+            _train(made, trial, trial.whole_batches * batch + rest, Path(folder))
         peak_bytes = meter.peak_rss_bytes() - base_bytes
         spent = [_train(made, trial, trial.whole_batches * batch, Path(folder)) for _ in range(trial.repeats)]
     return Measured(

@@ -13,6 +13,7 @@ Covers: the measurement. Does not cover: its process and cache (`calibration`), 
 from __future__ import annotations
 
 import bisect
+import gc
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -113,6 +114,12 @@ class _Bench:
     def model(self) -> Model:
         return self.made.model
 
+    @property
+    def own_bytes(self) -> int:
+        """Copies of all weights that the method keeps: planners know of them by its rules."""
+        weights = sum(param.nbytes for param in self.model.parameters())
+        return self.made.method.plans.weight_copies * weights
+
     def singles(self) -> Groups:
         """Each block as a group; none if the method trains no groups."""
         if not self.made.method.plans.groups:
@@ -142,7 +149,7 @@ class _Bench:
         self._train(large, ())
         return _Hidden(
             batch=large,
-            peak_bytes=meter.peak_rss_bytes() - base,
+            peak_bytes=meter.peak_rss_bytes() - base - self.own_bytes,
             kept_bytes=max(0, meter.rss_bytes() - base),
             until={name: num_bytes for (name,), num_bytes in zip(groups, grown, strict=False)},
         )
@@ -176,7 +183,12 @@ class _Bench:
         return trace.parts()
 
     def _train(self, batch: int, groups: Groups, pieces: int = 1) -> list[int]:
-        """One step of each group; returns the RSS after each."""
+        """One step of each group; returns the RSS after each, without what the method keeps."""
+        done = self._train_once(batch, groups, pieces)
+        gc.collect()  # a client half may be in a circle, and all that it keeps with it
+        return done
+
+    def _train_once(self, batch: int, groups: Groups, pieces: int) -> list[int]:
         plan = TrainingPlan(groups=groups, microbatch=batch, budget_bytes=0, predicted_bytes=0)
         settings = replace(self.made.settings(pieces * batch, plan), optimizer="sgd", momentum=0.0, weight_decay=0.0)
         client = self.made.client(plan)
@@ -189,7 +201,8 @@ class _Bench:
         client.terms = marked  # type: ignore[method-assign]
         after: list[int] = []
         samples = _Marked(self.made.samples(pieces * batch))
-        train(self.model, client, samples, settings, progress=lambda *_: after.append(meter.rss_bytes()))
+        own = self.own_bytes
+        train(self.model, client, samples, settings, progress=lambda *_: after.append(meter.rss_bytes() - own))
         return after
 
     def _forward(self, batch: int) -> _Trace:
@@ -425,7 +438,7 @@ def _profiled() -> Iterator[_Trace]:
         elif name == "aten::native_batch_norm_backward":
             norms.append((at, at + _duration_ns(event)))
     found.sort(key=lambda row: row[0])
-    _drop_early(found, sorted(norms))
+    _drop_early(found, norms)
     live, moments = 0.0, []
     for _, mark, num_bytes in found:
         live += num_bytes
@@ -449,9 +462,13 @@ def _drop_early(found: list[tuple[int, str, int]], norms: Sequence[tuple[int, in
 
     The second of the two then comes after the end of the first. Both together would be the worst moment of many models.
     """
-    starts = [start for start, _ in norms]
-    for number in range(len(found) - 2):
-        (at, _, one), (_, _, two), (_, _, three) = found[number : number + 3]
-        place = bisect.bisect_right(starts, at) - 1
-        if one == two == -three > 0 and place >= 0 and at <= norms[place][1]:
-            found[number + 1], found[number + 2] = found[number + 2], found[number + 1]
+    times = [at for at, _, _ in found]
+    for start, end in norms:
+        inside = range(bisect.bisect_left(times, start), bisect.bisect_right(times, end) - 1)
+        before: set[int] = set()
+        for number in inside:
+            size = found[number][2]
+            if size > 0 and size in before and found[number + 1][2] == -size:
+                found[number], found[number + 1] = found[number + 1], found[number]
+                break
+            before.add(size)

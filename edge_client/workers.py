@@ -27,6 +27,7 @@ from edge_client.session import Event, Finished, Start, WorkerDone, WorkerFailed
 
 __all__ = [
     "COMMAND",
+    "Stall",
     "Worker",
     "done",
     "ended",
@@ -100,6 +101,7 @@ def write_order(
         seed=assign.seed,
         learning_rate=assign.learning_rate,
         threads=assign.threads,
+        slice=assign.slice,
         plan=assign.plan,
         budget_bytes=budget_bytes,
         training_budget_bytes=training_budget_bytes,
@@ -136,6 +138,7 @@ class Worker:
         self._root = root
         self._oom_kills = count_oom_kills(root)
         self._rest = b""
+        self.num_lines = 0  # of progress, so far
         self._kill_at: float | None = None
         (folder / "error.json").unlink(missing_ok=True)
         notes.clear(folder)
@@ -162,6 +165,15 @@ class Worker:
         """Process id."""
         return self._process.pid
 
+    def cpu_seconds(self) -> float | None:
+        """CPU time that it has used; None where the system does not tell."""
+        try:
+            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+            user, system = text.rpartition(")")[2].split()[11:13]  # behind its name, which may be anything
+        except (OSError, ValueError):
+            return None
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def read(self) -> tuple[list[Event], bool]:
         """Events since the last call, and whether the worker has ended (its last event says how)."""
         with contextlib.suppress(BlockingIOError):
@@ -172,6 +184,7 @@ class Worker:
 
     def _progress(self) -> list[Event]:
         *lines, self._rest = self._rest.split(b"\n")
+        self.num_lines += len(lines)
         events: list[Event] = []
         for line in lines[-1:]:  # only the newest matters
             with contextlib.suppress(ValueError, RecursionError, PayloadError):
@@ -226,6 +239,35 @@ class Worker:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
         os.close(self.progress_fd)
+
+
+class Stall:
+    """Tells a worker that hangs from one that is slow: it says nothing and uses no CPU time, for long.
+
+    A disk that does not answer, a task's code that waits for ever: training, measuring and reading all use CPU time.
+    """
+
+    AFTER_S = 600
+    _MOVED_S = 1.0  # less is what a waiting process uses, too
+    _LOOK_EVERY_S = 10.0
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._seen: tuple[int, float] = (0, 0.0)  # lines that it said, CPU seconds
+        self._since = self._look_at = 0.0
+
+    def hangs(self, worker: Worker, now: float) -> bool:
+        """Whether it has done nothing for `AFTER_S`; asked at any time, told once for each such time."""
+        if worker.pid == self._pid and now < self._look_at:
+            return False
+        self._look_at = now + self._LOOK_EVERY_S
+        lines, cpu_s = worker.num_lines, worker.cpu_seconds()
+        moved = cpu_s is None or lines != self._seen[0] or cpu_s - self._seen[1] >= self._MOVED_S
+        if worker.pid != self._pid or moved or now - self._since >= self.AFTER_S:
+            hung = worker.pid == self._pid and not moved
+            self._pid, self._seen, self._since = worker.pid, (lines, cpu_s or 0.0), now
+            return hung
+        return False
 
 
 def ended(lease: str, folder: Path, code: int, *, for_memory: bool = False) -> Event:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_client.methods.slices import Place, slice_places
 from edge_client.records import PlanRules
 from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Term
 
@@ -34,6 +35,7 @@ __all__ = [
     "Method",
     "Outcome",
     "Phase",
+    "Place",
     "PlainClient",
     "PlanRules",
     "Server",
@@ -49,6 +51,7 @@ class Header:
 
     device: str
     num_samples: int
+    slice: str = "full"  # of the model, what the device trained
     steps: int = 0
     scalars: Mapping[str, float] = field(default_factory=dict)
 
@@ -139,6 +142,9 @@ class Method:
     # random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
     inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
+    # where the tensors of a slice lie among the server's, by their names in a container; the model is the whole one,
+    # for its shapes alone
+    places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places
     kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
     notes: Callable[[Model], Mapping[str, Any]] = note_nothing  # for `fold`, which has no model
     check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead

@@ -57,7 +57,7 @@ class FedProxClient(PlainClient):
         params = named_parameters(self.job.model, self.job.modules)
         for names in _groups({name: param.numel() for name, param in params.items() if name in phase.trainable}):
             # in one function: w - w_t and its square would each take as much again as the parameter
-            near = [functional.mse_loss(params[name], self._anchor[name], reduction="sum") for name in names]
+            near = [functional.mse_loss(params[name], self._anchor[name], reduction="none").sum() for name in names]
             yield Term(name="proximal", weight=self._mu / 2, once=torch.stack(near).sum())
 
 

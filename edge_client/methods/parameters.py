@@ -16,6 +16,8 @@ __all__ = [
     "FedNovaParameters",
     "FedPerParameters",
     "FedProxParameters",
+    "FedRolexParameters",
+    "HeteroFLParameters",
     "InCoParameters",
     "LocalParameters",
     "MoonParameters",
@@ -62,6 +64,56 @@ class MoonParameters:
     )
     temperature: Annotated[float, Between(0.001, 1000)] = field(
         default=0.5, metadata={"symbol": "tau", "help": "divides the cosines in the contrastive loss"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeteroFLParameters:
+    """HeteroFL."""
+
+    scaler: bool = field(
+        default=True,
+        metadata={
+            "symbol": "1/r",
+            "help": "divide what layers put out by their share r of the channels while training, in a model without "
+            "normalisation: with one the factor has no effect",
+        },
+    )
+    mask: bool = field(
+        default=False,
+        metadata={
+            "symbol": "masked cross-entropy",
+            "help": "logits of classes that a device has not are 0 in its loss, and it has no say in their rows of the "
+            "output layer; tells the server which classes a device has",
+        },
+    )
+    redraw: bool = field(
+        default=False,
+        metadata={
+            "symbol": "dynamic",
+            "help": "each device draws one of the slices that it has memory for in every round; false: the largest",
+        },
+    )
+    uniform: bool = field(
+        default=True,
+        metadata={"symbol": "1/m", "help": "all devices count the same; false: by their samples, as in FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedRolexParameters:
+    """FedRolex."""
+
+    roll: bool = field(
+        default=True,
+        metadata={
+            "symbol": "n mod K",
+            "help": "the window of channels moves by one in every round; false: it stays, which is HeteroFL's",
+        },
+    )
+    uniform: bool = field(
+        default=True,
+        metadata={"symbol": "p_n", "help": "all devices count the same; false: by their samples, as in FedAvg"},
     )
 
 

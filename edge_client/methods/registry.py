@@ -23,13 +23,27 @@ from edge_client.methods.parameters import (
     FedNovaParameters,
     FedPerParameters,
     FedProxParameters,
+    FedRolexParameters,
+    HeteroFLParameters,
     InCoParameters,
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
 )
+from edge_client.methods.slices import Slicing, drawn, rolled
+from edge_client.run_file import RunFile
 
-__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "usual_model", "validate"]
+__all__ = [
+    "get",
+    "has_global_model",
+    "names",
+    "parameter_types",
+    "plan_rules",
+    "rungs",
+    "slicing",
+    "usual_model",
+    "validate",
+]
 
 
 def _from(module: str, **how: Any) -> Callable[..., Method]:
@@ -75,6 +89,28 @@ def _no_choice(parameters: Any) -> PlanRules:
     return PlanRules()
 
 
+def _any_slice(parameters: Any) -> Slicing:
+    return Slicing()
+
+
+def _whole_model(parameters: Any) -> Slicing:
+    return Slicing(kinds=(), instead="it fits the whole model into the memory by training it in groups")
+
+
+_WIDTHS = ("full", "width:1/2", "width:1/4", "width:1/8", "width:1/16")
+_ONLY_WIDTHS = "layer-wise sharing of other slices is fedavg's"
+
+
+def _heterofl_slicing(parameters: HeteroFLParameters) -> Slicing:
+    made = Slicing(ladder=_WIDTHS, kinds=("width",), instead=_ONLY_WIDTHS)
+    return dataclasses.replace(made, turn=drawn) if parameters.redraw else made
+
+
+def _fedrolex_slicing(parameters: FedRolexParameters) -> Slicing:
+    made = Slicing(ladder=_WIDTHS, kinds=("width",), instead=_ONLY_WIDTHS)
+    return dataclasses.replace(made, turn=rolled) if parameters.roll else made
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -89,6 +125,7 @@ class _Entry:
     plans: Callable[[Any], PlanRules] = _no_choice
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
+    slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
     shown_with: str = "small-cnn"  # a model that it can train
 
 
@@ -102,14 +139,22 @@ _METHODS = {
     "fedper": _Entry(
         FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
     ),
+    "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
+    "fedrolex": _Entry(FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing),
     "local": _Entry(
         LocalParameters,
         _from("local"),
         refuses=_GROUPS | {"inco": "it shares nothing that could be changed"},
         has_global_model=lambda own: False,
     ),
-    "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans),
-    "m-fedepth": _Entry(FeDepthParameters, _from("fedepth", auxiliary=True), over=True, plans=_m_fedepth_plans),
+    "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
+    "m-fedepth": _Entry(
+        FeDepthParameters,
+        _from("fedepth", auxiliary=True),
+        over=True,
+        plans=_m_fedepth_plans,
+        slicing=_whole_model,
+    ),
     "inco": _Entry(InCoParameters, _from("inco"), over=True, shown_with="preresnet20"),
 }
 _PLAIN = "fedavg"  # what a method is put over that names none
@@ -138,6 +183,19 @@ def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
         weight_copies=sum(rules.weight_copies for rules in every),
         step_copies=max(rules.step_copies for rules in every),
     )
+
+
+def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
+    """What the method says about slices: the first part of its name that says something; raises as `validate` does."""
+    parts = _parse(name, parameters)
+    said = [(part, own) for part, own in parts if _METHODS[part].slicing is not _any_slice]
+    part, own = next(iter(said), parts[-1])
+    return _METHODS[part].slicing(own)
+
+
+def rungs(run: RunFile) -> tuple[str, ...]:
+    """The slices that devices of a run may train, the largest first; raises `InputError`."""
+    return slicing(run.method.name, run.method.parameters).rungs(run.slices, run.method.name)
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from edge_client.models.contract import Model
 
-__all__ = ["build", "default_input", "names", "options_type", "parameter_sizes", "parse_slice", "validate"]
+__all__ = ["build", "default_input", "names", "options_type", "parameter_sizes", "parse_slice", "skeleton", "validate"]
 
 _Shape = tuple[int, ...]
 # input shape, number of classes, options, slice -> units; what makes them imports torch, hence not at the top
@@ -220,11 +220,24 @@ def parameter_sizes(
     cut: SliceSpec = FULL,
 ) -> list[int]:
     """Elements of each parameter and buffer that `build` would make, without memory for them; raises as `build`."""
+    layers = _empty(name, input_shape, num_classes, options, cut)
+    return [tensor.numel() for tensor in (*layers.parameters(), *layers.buffers())]
+
+
+def skeleton(name: str, *, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any]) -> Model:
+    """The units in order, with shapes but without memory for their values; raises as `build`."""
+    from edge_client.models.contract import Model, children_of
+
+    return Model(children_of(_empty(name, input_shape, num_classes, options, FULL)))
+
+
+def _empty(
+    name: str, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any], cut: SliceSpec
+) -> nn.Sequential:
     import torch
 
     with torch.device("meta"):  # nothing is run on it: that would load 77 MB of torch's shape functions
-        layers = _layers(name, input_shape, num_classes, options, cut)
-    return [tensor.numel() for tensor in (*layers.parameters(), *layers.buffers())]
+        return _layers(name, input_shape, num_classes, options, cut)
 
 
 def _layers(

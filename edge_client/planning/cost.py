@@ -16,12 +16,14 @@ from dataclasses import dataclass
 
 from edge_client import faults
 from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, minus, peak, plus
+from edge_client.records import PlanRules
+from edge_client.run_file import TrainSection
 
 __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_time", "training_bytes"]
 
 # what a process takes beyond torch's allocations and what was seen hidden: rounding to pages, small objects
 _MARGIN = 1.01
-_SLACK_BYTES = 3 * 2**18
+_SLACK_BYTES = 2**20
 _STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
 _CHUNK = 16  # samples at a time through frozen units
 
@@ -37,6 +39,19 @@ class Workload:
     weight_copies: int = 0  # of all weights, that the method keeps
     step_copies: int = 0  # of one parameter, that the method makes after a pass
     epochs: int = 1  # per group, for the time
+
+    @classmethod
+    def of(cls, train: TrainSection, rules: PlanRules) -> Workload:
+        """Of a run."""
+        return cls(
+            batch=train.batch,
+            optimizer=train.optimizer,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            weight_copies=rules.weight_copies,
+            step_copies=rules.step_copies,
+            epochs=train.epochs,
+        )
 
     @property
     def most_step_copies(self) -> int:
@@ -117,8 +132,10 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
     others = (models - 1) * max(parameters, _at_the_turn(group, shape.microbatch))
     passes = waiting + others + max(_pass(group, shape.microbatch, adds))
     worst = max(step, waiting + models * _frozen(rows, shape, group), passes)
-    hidden = rows.hidden_bytes if group.head is None else group.units[-1].hidden_bytes
-    return models * workload.state_copies * parameters + worst + hidden
+    # blocks that are trained together also hand gradients on, for which libraries keep more than for each alone
+    alone = group.head is not None and sum(unit.kind == "block" for unit in group.units) == 1
+    hidden = group.units[-1].hidden_bytes if alone else rows.hidden_bytes
+    return models * (workload.state_copies * parameters + hidden) + worst
 
 
 def _pass(group: _Group, microbatch: int, adds: bool) -> Iterator[float]:
@@ -184,13 +201,15 @@ def relative_time(rows: ModelRows, workload: Workload, shape: Shape) -> float:
     whole = sum(_seconds(unit, workload.batch) for unit in plain)
     units = rows.modes[shape.recompute or "plain"]
     pieces = -(-workload.batch // shape.microbatch)
-    spent = 0.0
+    spent, earlier = 0.0, 0
     for group in _groups(units, shape):
         trained = [*group.units, *([group.head] if group.head else [])]
         spent += pieces * sum(_seconds(unit, shape.microbatch) for unit in trained)
+        # with outputs on disk: once per group, from where the group before began
+        before = plain[earlier if shape.buffered else 0 : group.first]
         passes = 1 / workload.epochs if shape.buffered else 1
-        before = plain[: group.first]
         spent += pieces * passes * sum(peak((unit.forward_s,), shape.microbatch) for unit in before)
+        earlier = group.first
     return spent * shape.num_models / whole if whole > 0 else 1.0
 
 

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.files import format_bytes
@@ -250,7 +251,9 @@ def _buffered(request: Request, rows: ModelRows, shape: Shape, limit: int) -> Sh
     outputs = {unit.name: unit.out_bytes for unit in rows.modes["plain"]}
     order = list(outputs)
     starts = [order.index(group[0]) - 1 for group in shape.groups]
-    most = max((outputs[order[start]] for start in starts if start > 0), default=0) * request.num_samples
+    sizes = [outputs[order[start]] if start > 0 else 0 for start in starts]
+    # the file of the group before is read while the next one is written
+    most = max((one + other for one, other in pairwise([0, *sizes])), default=0) * request.num_samples
     if not 0 < most <= request.disk_bytes:
         return shape
     made = Shape(

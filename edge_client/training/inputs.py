@@ -1,8 +1,9 @@
 """What a phase trains on: samples as they are, or what the frozen units before it make of them.
 
 The frozen units run without gradient and in evaluation mode (the loop sets it), a few samples at a time: their
-activations would otherwise be the largest thing in memory. With `buffered` they run once per phase, and their outputs
-lie in a file that is read batch by batch with `pread`; the pages of a mapping would count as this process's memory.
+activations would otherwise be the largest thing in memory. With `buffered` each of them runs once: outputs lie in a
+file, and the next phase goes on from there (`Earlier`). It is read batch by batch with `pread`; the pages of a mapping
+would count as this process's memory.
 
 A group of samples always has the same size (the last one is filled up), so that an output has the same bits whether it
 was computed for a batch or for the file: kernels for one or two samples round differently. A BatchNorm without running
@@ -12,8 +13,6 @@ Does not cover: which units are frozen (`methods`), whether a file is worth it (
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,13 +21,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from edge_client import durable, faults
-from edge_client.errors import MachineError
 from edge_client.models.contract import Model
 from edge_client.models.layout import arranged, precision
 from edge_client.training.contract import Phase
+from edge_client.training.row_file import RowFile, layout_of
 
-__all__ = ["Data", "Take", "frozen_units", "in_layout", "inputs"]
+__all__ = ["Data", "Earlier", "Take", "frozen_units", "in_layout", "inputs", "mixes_samples"]
 
 _CHUNK = 16  # samples that go through the frozen units at a time
 
@@ -71,6 +69,41 @@ def frozen_units(model: Model, phase: Phase) -> list[str]:
     return [name for name in model.order[: model.order.index(phase.after) + 1] if name not in phase.bypassed]
 
 
+class Earlier:
+    """The files of the phase before: its frozen units have not changed since, as later ones are frozen as well."""
+
+    def __init__(self) -> None:
+        self._after = ""
+        self._bypassed: frozenset[str] = frozenset()
+        self._files: dict[str, RowFile] = {}
+
+    def __enter__(self) -> Earlier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the disk back."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def begin(self, models: Mapping[str, Model], phase: Phase) -> tuple[str, dict[str, RowFile]]:
+        """The unit whose outputs there are, and their files by model; none if the phase cannot go on from there."""
+        known = self._after in frozen_units(models[""], phase) and self._bypassed == phase.bypassed
+        if not known or any(key not in self._files for key in models):
+            self.close()
+            return "", {}
+        return self._after, self._files
+
+    def keep(self, phase: Phase, files: dict[str, RowFile]) -> None:
+        """From now on these; those before them are closed."""
+        if files is not self._files:
+            self.close()
+        self._after, self._bypassed, self._files = phase.after, phase.bypassed, files
+
+
 @contextmanager
 def inputs(
     models: Mapping[str, Model],
@@ -81,26 +114,28 @@ def inputs(
     folder: Path | None = None,
     order: torch.Generator | None = None,
     dtype: str = "fp32",
+    earlier: Earlier | None = None,
 ) -> Iterator[Take]:
     """How to take samples in this phase; `folder` is where outputs of the frozen units are kept, none: nowhere.
 
-    `order` draws the random groups of samples that a BatchNorm without running statistics sees for the file; `dtype`
-    is that of the activations of frozen units.
+    `order` draws the random groups of samples that a BatchNorm without running statistics sees for the file: the same
+    in all phases. `dtype` is that of the activations of frozen units.
     """
-    if not phase.after:
-        yield lambda chosen, _: _plain(data, chosen)
-        return
-    frozen = _Frozen(models, phase, data, dtype)
-    if folder is None or len(data) == 0:
-        yield frozen.outputs
-        return
     with ExitStack() as stack:
-        files = {key: stack.enter_context(_File(folder)) for key in models}
-        for chosen, filled in _groups(len(data), frozen.size(microbatch), order if frozen.mixes else None):
-            outputs, _ = frozen.outputs(filled, len(filled))
-            for key, rows in outputs.items():
-                files[key].write(chosen, rows[: len(chosen)])
-        yield lambda chosen, _: ({key: file.read(chosen) for key, file in files.items()}, data.labels[chosen])
+        earlier = earlier or stack.enter_context(Earlier())
+        if not phase.after:
+            earlier.close()
+            yield lambda chosen, _: _plain(data, chosen)
+        elif folder is None or len(data) == 0:
+            earlier.close()
+            yield _Frozen(models, phase, data, dtype).outputs
+        else:
+            start, files = earlier.begin(models, phase)
+            if start != phase.after:
+                frozen = _Frozen(models, phase, data, dtype, start, files)
+                files = frozen.write(folder, microbatch, order)
+            earlier.keep(phase, files)
+            yield lambda chosen, _: ({key: file.read(chosen) for key, file in files.items()}, data.labels[chosen])
 
 
 def _plain(data: Data, chosen: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -119,13 +154,23 @@ def _groups(num_samples: int, size: int, order: torch.Generator | None) -> Itera
 class _Frozen:
     """The frozen units of one or more models."""
 
-    def __init__(self, models: Mapping[str, Model], phase: Phase, data: Data, dtype: str) -> None:
-        self._units = {key: frozen_units(model, phase) for key, model in models.items()}
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        phase: Phase,
+        data: Data,
+        dtype: str,
+        start: str = "",
+        files: Mapping[str, RowFile] | None = None,
+    ) -> None:
+        """`files` have the outputs of the units up to `start`, by model."""
+        self._units = {key: _beyond(start, frozen_units(model, phase)) for key, model in models.items()}
         self._models = models
         self._data = data
+        self._files = files or {}
         self._dtype = dtype
         modules = [model.get_submodule(unit) for key, model in models.items() for unit in self._units[key]]
-        self.mixes = any(_mixes_samples(part) for module in modules for part in module.modules())
+        self.mixes = any(mixes_samples(part) for module in modules for part in module.modules())
 
     def size(self, microbatch: int) -> int:
         """Samples that go through at a time."""
@@ -139,10 +184,12 @@ class _Frozen:
         for start in range(0, len(chosen), size):
             part = chosen[start : start + size]
             filled = part if self.mixes else part[torch.arange(size) % len(part)]
-            x, _ = self._data.batch(filled)
+            x = None if self._files else self._data.batch(filled)[0]
             for key, model in self._models.items():
+                given = x if x is not None else self._files[key].read(filled)
                 with precision(self._dtype):
-                    rows = model.run_units(self._units[key], x)[: len(part)]
+                    rows = model.run_units(self._units[key], given)[: len(part)]
+                del given
                 if len(part) == len(chosen):
                     whole[key] = rows
                     continue
@@ -151,72 +198,27 @@ class _Frozen:
                 whole[key][start : start + len(part)] = rows
         return whole, self._data.labels[chosen]
 
+    def write(self, folder: Path, microbatch: int, order: torch.Generator | None) -> dict[str, RowFile]:
+        """Files with the outputs for all samples, by model; `order` makes random groups where samples mix."""
+        with ExitStack() as stack:
+            files = {key: stack.enter_context(RowFile(folder)) for key in self._models}
+            for chosen, filled in _groups(len(self._data), self.size(microbatch), order if self.mixes else None):
+                outputs, _ = self.outputs(filled, len(filled))
+                for key, rows in outputs.items():
+                    files[key].write(chosen, rows[: len(chosen)])
+            stack.pop_all()  # nothing failed: they stay open
+        return files
 
-def _mixes_samples(part: nn.Module) -> bool:
+
+def _beyond(start: str, units: list[str]) -> list[str]:
+    return units[units.index(start) + 1 :] if start else units
+
+
+def mixes_samples(part: nn.Module) -> bool:
     """Whether an output depends on the other samples of the batch, in evaluation mode as well."""
     return isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None
 
 
 def _room_for(count: int, rows: Tensor) -> Tensor:
     """Memory for `count` outputs like these, in the same layout."""
-    return torch.empty((count, *rows.shape[1:]), dtype=rows.dtype, memory_format=_layout(rows))
-
-
-def _layout(rows: Tensor) -> torch.memory_format:
-    last = rows.ndim == 4 and not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
-
-
-class _File:
-    """Rows of equal size by position, in a file without a name: nothing is left of it, however the process ends."""
-
-    def __init__(self, folder: Path) -> None:
-        self._what = f"keeping activations in {folder}"
-        with durable.disk_errors(self._what):
-            self._fd, path = tempfile.mkstemp(dir=folder)
-            os.unlink(path)
-        self._like = torch.empty(0)
-
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def write(self, positions: Tensor, rows: Tensor) -> None:
-        """Put one row at each position."""
-        self._like = torch.empty_like(rows[:1], memory_format=torch.preserve_format)
-        views, row_bytes = _bytes_of(rows.contiguous())
-        with durable.disk_errors(self._what):
-            faults.point("worker.train.buffer")
-            for position, view in zip(positions.tolist(), views, strict=True):
-                _write_all(self._fd, view, position * row_bytes)
-
-    def read(self, positions: Tensor) -> Tensor:
-        """The rows at these positions, in the layout in which they were computed."""
-        rows = torch.empty((len(positions), *self._like.shape[1:]), dtype=self._like.dtype)
-        views, row_bytes = _bytes_of(rows)
-        with durable.disk_errors(self._what):
-            for position, view in zip(positions.tolist(), views, strict=True):
-                _read_all(self._fd, view, position * row_bytes)
-        return rows.contiguous(memory_format=_layout(self._like))
-
-
-def _bytes_of(rows: Tensor) -> tuple[list[memoryview], int]:
-    """The memory of each row of a contiguous tensor, and their size."""
-    flat = rows.reshape(len(rows), -1).view(torch.uint8)
-    return [flat[index].numpy().data for index in range(len(flat))], flat.shape[1]
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    while len(data):
-        count = os.pwrite(fd, data, offset)  # a signal or a nearly full disk may cut a write short
-        data, offset = data[count:], offset + count
-
-
-def _read_all(fd: int, data: memoryview, offset: int) -> None:
-    while len(data):
-        count = os.preadv(fd, [data], offset)
-        if count == 0:
-            raise MachineError(f"the file of activations ended at {offset}, it was written further; check the disk")
-        data, offset = data[count:], offset + count
+    return torch.empty((count, *rows.shape[1:]), dtype=rows.dtype, memory_format=layout_of(rows))

@@ -29,7 +29,7 @@ from edge_client.models.layout import precision
 from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
 from edge_client.training.contract import Batch, Client, Phase, Term
-from edge_client.training.inputs import Data, Take, in_layout, inputs
+from edge_client.training.inputs import Data, Earlier, Take, in_layout, inputs
 from edge_client.training.modes import prepared
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
@@ -90,9 +90,10 @@ def train(
 
     `replan` is asked before every batch; `in_force` is told when the method goes by the new plan.
     """
-    training = _Training(model, client, data, settings, progress, replan, in_force)
-    while training.schedule:
-        training.run_phase()
+    with Earlier() as earlier:
+        training = _Training(model, client, data, settings, earlier, progress, replan, in_force)
+        while training.schedule:
+            training.run_phase()
     return Trained(steps=training.steps, mean_loss=training.losses / training.steps if training.steps else 0.0)
 
 
@@ -105,6 +106,7 @@ class _Training:
         client: Client,
         data: Data,
         settings: Settings,
+        earlier: Earlier,
         progress: Progress | None,
         replan: Replan | None,
         in_force: Callable[[TrainingPlan], None] | None,
@@ -120,6 +122,7 @@ class _Training:
         self._replan = replan
         self._in_force = in_force
         self._plan: TrainingPlan | None = None  # that the client has not been told yet
+        self._earlier = earlier
         self._shared: dict[str, Optimizer] = {}
         self._done: set[str] = set()  # phases
         self._set_schedule()
@@ -163,8 +166,9 @@ class _Training:
             self.data,
             microbatch=settings.microbatch,
             folder=settings.folder if settings.buffered and num_steps else None,
-            order=generator(settings.seed, "buffer", phase.name),
+            order=generator(settings.seed, "buffer"),
             dtype=settings.dtype,
+            earlier=self._earlier,
         ) as take:
             yield take
 

@@ -24,8 +24,10 @@ LAYERS = [
     {"methods"},
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
     | {"allowance", "notes", "apart", "calibration", "rehearsal", "trial", "unit_costs", "fitting"}
-    | {"found_data", "owner_file", "status"},
-    {"daemon", "worker", "leaving", "plan_options", "plan_command", "cli", "client", "__main__"},
+    | {"found_data", "owner_file", "status", "supervisor", "systemd", "service_unit", "doctor", "tryout"},
+    {"daemon", "worker", "leaving", "plan_options", "plan_command", "bench_command", "bench_plot", "infer_command"}
+    | {"device_checks", "device_service", "sandbox", "service_commands", "service_install"}
+    | {"cli", "client", "__main__"},
 ]
 # planning and training need the measured memory of this process, device needs nothing but leaves
 LEAVES = {"device"}

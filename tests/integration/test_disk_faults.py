@@ -20,11 +20,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from machine import Machine
 
 from coordinator import cli
 from coordinator.store.base import OPEN_LEASE
-from edge_client import faults, identity
+from edge_client import device_service, faults, identity
 from edge_client.assignment import read_state
+from edge_client.errors import MachineError
 from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
 from tests.typed import in_a_process, ok, typed
 
@@ -348,6 +350,25 @@ def test_a_join_that_failed_can_be_repeated(tmp_path: Path, kind: str) -> None:
     assert (state_dir / "device.toml").exists()
 
 
+INSTALLING = ("service.unit.write", "service.unit.sync", "service.unit.rename")
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_a_service_that_cannot_be_written_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """No unit, whole or half; the same command works afterwards."""
+    machine = Machine(tmp_path, monkeypatch)
+    machine.join()
+    for point in INSTALLING:
+        monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
+        with pytest.raises(MachineError, match=REASONS[kind]):
+            device_service.install(machine.wanted())
+        assert list(machine.unit.parent.iterdir()) == []
+    device_service.install(machine.wanted())
+    assert machine.unit.exists()
+
+
 def _assert_failed(result: subprocess.CompletedProcess[str], program: str, kind: str) -> None:
     """4 and one line."""
     assert result.returncode == 4, (result.args, result.stderr)
@@ -393,7 +414,7 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
     files = [path for package in ("edge_client", "coordinator") for path in (ROOT / package).rglob("*.py")]
     written = {point for path in files for point in _points_in(ast.parse(path.read_text(encoding="utf-8")))}
     rounds = (*COORDINATOR.values(), *DAEMON.values(), *WORKER.values())
-    others = (*STARTING.values(), *WRITTEN.values(), TOO_FEW, ADDING, STARTING_A_RUN, SIMULATED, JOINING)
+    others = (*STARTING.values(), *WRITTEN.values(), TOO_FEW, ADDING, STARTING_A_RUN, SIMULATED, JOINING, INSTALLING)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
     elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own
     assert sorted(written - tested) == []

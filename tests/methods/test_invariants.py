@@ -17,6 +17,8 @@ OFF = [
     ("fednova", {}),  # devices make equally many steps here
     ("moon", {"mu": 0}),
     ("fedper", {"personal": 0}),
+    ("heterofl", {"uniform": False}),
+    ("fedrolex", {"uniform": False}),
     ("fedepth", {}),  # no plan: everything at once
     ("fedepth+fedprox", {"mu": 0}),
     ("inco", {"rule": "off"}),
@@ -101,10 +103,14 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
         "fednova": 0,
         "fedper": 0,
         "fedprox": 1,
+        "fedrolex": 0,
+        "heterofl": 0,
         "inco": 0,
         "inco+fednova": 0,
         "inco+fedper": 0,
         "inco+fedprox": 1,
+        "inco+fedrolex": 0,
+        "inco+heterofl": 0,
         "inco+moon": 2,
         "inco+scaffold": 2,
         "local": 0,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from edge_client.errors import DiskFullError, MachineError
 from edge_client.models.contract import Model, from_sequential
 from edge_client.training.contract import Phase
-from edge_client.training.inputs import frozen_units, inputs
+from edge_client.training.inputs import Earlier, frozen_units, inputs
 
 PHASE = Phase(name="p", trainable=frozenset(), after="1")
 
@@ -159,7 +159,7 @@ def test_a_folder_that_is_not_there_is_an_error_of_the_machine(tmp_path: Path) -
 def test_a_full_disk_is_told_as_one() -> None:
     """/dev/full takes no byte: a write of this module's kind there fails as on a full disk."""
     from edge_client import durable
-    from edge_client.training.inputs import _write_all
+    from edge_client.training.row_file import _write_all
 
     with (
         open("/dev/full", "wb", buffering=0) as full,
@@ -167,3 +167,53 @@ def test_a_full_disk_is_told_as_one() -> None:
         durable.disk_errors("x"),
     ):
         _write_all(full.fileno(), memoryview(b"row"), 0)
+
+
+def _chain() -> Model:
+    """x -> 3 x -> 3 x -> 3 x -> head."""
+    scales = [nn.Conv1d(1, 1, 1, bias=False) for _ in range(3)]
+    for scale in scales:
+        nn.init.constant_(scale.weight, 3.0)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
+    return from_sequential(nn.Sequential(*scales, head), input_shape=(1, 2)).eval()
+
+
+def _phase(after: str, bypassed: frozenset[str] = frozenset()) -> Phase:
+    return Phase(name=f"after {after}", trainable=frozenset(), after=after, bypassed=bypassed)
+
+
+def test_a_phase_goes_on_from_the_file_of_the_one_before(tmp_path: Path) -> None:
+    """f(i) = 3 i, then 9 i, then 27 i; samples are read for the first file only, and no file is left open."""
+    model, data = _chain(), Memory(5)
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    with Earlier() as earlier:
+        for after, factor in (("0", 3), ("1", 9), ("2", 27)):
+            with inputs({"": model}, _phase(after), data, microbatch=4, folder=tmp_path, earlier=earlier) as take:
+                assert _numbers(take(torch.tensor([4, 1]), 4)[0][""]) == [4 * factor, factor]
+        assert data.reads == [4, 4]
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_only_units_behind_the_earlier_file_run_again(tmp_path: Path) -> None:
+    """The first unit becomes 5 x after the first file was written: 9 i, not 15 i, shows that it has not run again."""
+    model, data = _chain(), Memory(3)
+    with Earlier() as earlier:
+        with inputs({"": model}, _phase("0"), data, microbatch=4, folder=tmp_path, earlier=earlier):
+            pass
+        nn.init.constant_(model.get_parameter("0.weight"), 5.0)
+        with inputs({"": model}, _phase("1"), data, microbatch=4, folder=tmp_path, earlier=earlier) as take:
+            assert _numbers(take(torch.tensor([1]), 4)[0][""]) == [9]
+
+
+@pytest.mark.parametrize("between", [_phase(""), _phase("1", frozenset({"0"}))])
+def test_a_file_of_other_units_is_not_used(tmp_path: Path, between: Phase) -> None:
+    """After a phase that trains everything, or one that jumps over a unit, samples are read again: 3 x 3 x 1 = 9."""
+    model, data = _chain(), Memory(3)
+    with Earlier() as earlier:
+        for phase in (_phase("0"), between):
+            with inputs({"": model}, phase, data, microbatch=4, folder=tmp_path, earlier=earlier):
+                pass
+        data.reads.clear()
+        with inputs({"": model}, _phase("1"), data, microbatch=4, folder=tmp_path, earlier=earlier) as take:
+            assert _numbers(take(torch.tensor([1]), 4)[0][""]) == [9]
+    assert data.reads == [3]

@@ -45,7 +45,7 @@ def test_the_bytes_down_are_those_of_the_file_that_a_run_sends(
     )
     made = aggregator.answer({"id": 1, "job": "init", "run": to_map(run), "out": str(tmp_path / "m")})
     assert made["ok"], made
-    job = {"id": 2, "job": "encode", "model": str(tmp_path / "m"), "codec": codec, "out": str(tmp_path / "sent")}
+    job = {"id": 2, "job": "encode", "run": to_map(run), "model": str(tmp_path / "m"), "out": str(tmp_path / "sent")}
     sent = aggregator.answer(job)
     words = ["--model", "har-cnn", "--input", "9x32", "--classes", "3", "--codec", codec]
     shown = _json(capsys, "show", name, *words)

@@ -1,0 +1,70 @@
+"""What systemd is told of this process, with its own datagrams (sd_notify), and nothing where no systemd asks.
+
+    READY=1        it serves
+    WATCHDOG=1     a turn of its loop was done; without one for WatchdogSec the service is started anew
+    STATUS=...     what it does, for `systemctl status`
+    STOPPING=1     it was told to end
+
+The watchdog is fed from the loop that does the work, never by a thread or a timer beside it: a process that only
+exists is not fed. Does not cover: a worker that hangs, which the daemon ends (`workers.Stall`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import MutableMapping
+
+__all__ = ["Supervisor"]
+
+_SHARE = 4  # of the time that systemd waits: three may get lost
+_LONGEST_STATUS = 200
+
+
+class Supervisor:
+    """The way to whoever started this process; without one every call does nothing."""
+
+    def __init__(self, address: str = "", *, watchdog_s: float = 0.0) -> None:
+        """`address` is a path, or a name behind `@`; `watchdog_s` is when systemd gives us up, 0: never."""
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._every_s = watchdog_s / _SHARE if watchdog_s > 0 else None
+        self._due = 0.0
+        self._status = ""
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Supervisor:
+        """As systemd says; what it says is removed, because children are not to answer for us."""
+        address = environment.pop("NOTIFY_SOCKET", "")
+        told, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        for_us = pid in ("", str(os.getpid())) and told.isdecimal()
+        return cls(address if address[:1] in ("/", "@") else "", watchdog_s=int(told) / 1e6 if for_us else 0.0)
+
+    def ready(self) -> None:
+        """It serves; said again after a start over, which changes nothing."""
+        self._send("READY=1")
+
+    def alive(self, now: float) -> None:
+        """A turn of the loop was done; told as often as is needed."""
+        if self._every_s is not None and now >= self._due:
+            self._due = now + self._every_s
+            self._send("WATCHDOG=1")
+
+    def doing(self, status: str) -> None:
+        """One line for people; the same one again is not sent."""
+        line = " ".join(status.split())[:_LONGEST_STATUS]
+        if line != self._status:
+            self._status = line
+            self._send(f"STATUS={line}")
+
+    def stopping(self) -> None:
+        """It was told to end."""
+        self._send("STOPPING=1")
+
+    def _send(self, message: str) -> None:
+        """Lost if nobody listens: a service must not fail because its supervisor does."""
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
+            way.setblocking(False)
+            way.sendto(message.encode(), self._address)

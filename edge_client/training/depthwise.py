@@ -1,0 +1,176 @@
+"""Runs a trained model group by group: only the weights of one group are in memory, activations lie on disk.
+
+    for each group of units: its weights come, all samples go through it, a batch at a time, its weights go
+
+The peak is that of the largest group: its weights, and the activations of one batch. Outputs are those of a plain
+forward pass with the same batches, bit for bit: BatchNorms are in evaluation mode, and one without running statistics
+takes those of its batch, so that the size of a batch belongs to the result.
+Covers: running, what units need, groups for a budget. Does not cover: where weights come from (`Weights`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from edge_client.errors import NothingFitsError, PayloadError
+from edge_client.files import format_bytes
+from edge_client.models.contract import Model, count_outputs
+from edge_client.training.inputs import Data, mixes_samples
+from edge_client.training.loop import pieces_of
+from edge_client.training.row_file import RowFile
+
+__all__ = ["UnitSize", "Weights", "fit_groups", "loaded", "predict_depthwise", "release", "survey"]
+
+Weights = Callable[[str], Tensor]  # name of a parameter or buffer in the model -> its value
+Groups = Sequence[Sequence[str]]
+
+_FLOAT = 4
+_SAMPLES = 2  # a BatchNorm without running statistics refuses one value per channel
+_MARGIN = 1.05
+_THREAD_BYTES = 5 * 2**20  # what libraries keep, for each thread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSize:
+    """What a unit needs."""
+
+    name: str
+    weight_bytes: int
+    activation_bytes: int  # of one sample: the input, and what every layer puts out
+
+
+def predict_depthwise(
+    model: Model, weights: Weights, data: Data, groups: Groups, folder: Path, microbatch: int
+) -> Iterator[Tensor]:
+    """Logits of each batch of `microbatch` samples in order; the last batch may be smaller.
+
+    `groups` are all units in order. `model` needs no values before, and has none of these afterwards.
+    """
+    model.eval()
+    pieces = pieces_of(torch.arange(len(data)), microbatch)
+    *earlier, last = groups
+    with ExitStack() as stack:
+        given: RowFile | None = None
+        for group in earlier:
+            made = stack.enter_context(RowFile(folder))
+            with loaded(model, group, weights):
+                for piece in pieces:
+                    made.write(piece, _run(model, group, data, given, piece))
+            if given is not None:
+                given.close()
+            given = made
+        with loaded(model, last, weights):
+            for piece in pieces:
+                yield _run(model, last, data, given, piece)
+
+
+@torch.no_grad()
+def _run(model: Model, group: Sequence[str], data: Data, given: RowFile | None, piece: Tensor) -> Tensor:
+    return model.run_units(group, data.batch(piece)[0] if given is None else given.read(piece))
+
+
+@contextmanager
+def loaded(model: Model, units: Sequence[str], weights: Weights) -> Iterator[None]:
+    """The units have their values meanwhile; raises `PayloadError` for one of another shape."""
+    owners = [owner for unit in units for owner in _owners(unit, model.get_submodule(unit))]
+    empty = [(tensors, key, tensors[key]) for tensors, key, _ in owners]
+    try:
+        for tensors, key, name in owners:
+            value, like = weights(name), tensors[key]
+            assert like is not None
+            if value.shape != like.shape:
+                raise PayloadError("shape", f"tensor {name!r} is {list(value.shape)}, expected {list(like.shape)}")
+            is_parameter = isinstance(like, nn.Parameter)
+            tensors[key] = nn.Parameter(value, requires_grad=False) if is_parameter else value
+        yield
+    finally:
+        for tensors, key, tensor in empty:
+            tensors[key] = tensor
+
+
+_Owner = tuple[dict[str, Tensor | None], str, str]  # the tensors of a module, the key of one, its name in the model
+
+
+def _owners(unit: str, module: nn.Module) -> Iterator[_Owner]:
+    """Where the parameters and buffers of a unit are kept; without buffers that do not travel."""
+    for path, part in module.named_modules(prefix=unit):
+        kept: dict[str, Tensor | None] = part._parameters
+        yield from ((kept, key, f"{path}.{key}") for key, tensor in kept.items() if tensor is not None)
+        for key, buffer in part._buffers.items():
+            if buffer is not None and key not in part._non_persistent_buffers_set:
+                yield part._buffers, key, f"{path}.{key}"
+
+
+def release(model: Model) -> None:
+    """Give the memory of all values back; shapes stay."""
+    for unit in model.order:
+        for tensors, key, _ in _owners(unit, model.get_submodule(unit)):
+            like = tensors[key]
+            assert like is not None
+            empty = torch.empty(like.shape, dtype=like.dtype, device="meta")
+            tensors[key] = nn.Parameter(empty, requires_grad=False) if isinstance(like, nn.Parameter) else empty
+
+
+def survey(model: Model, weights: Weights, input_shape: Sequence[int]) -> list[UnitSize]:
+    """What each unit needs: two samples of zeros go through, with the weights of one unit at a time."""
+    model.eval()
+    found = []
+    x = torch.zeros(_SAMPLES, *input_shape)
+    for name in model.order:
+        unit, given = model.get_submodule(name), x.numel()
+        leaves = [part for part in unit.modules() if not any(part.children())]
+        with loaded(model, [name], weights), torch.no_grad():
+            sizes = [tensor.nbytes for tensor in unit.state_dict().values()]
+            x, outputs = count_outputs(unit, x, leaves)
+        per_sample = _FLOAT * (given + max(outputs, x.numel())) // _SAMPLES
+        found.append(UnitSize(name=name, weight_bytes=sum(sizes), activation_bytes=per_sample))
+    return found
+
+
+def fit_groups(
+    model: Model, sizes: Sequence[UnitSize], microbatch: int, budget_bytes: int
+) -> tuple[list[list[str]], int]:
+    """As few groups as fit, and the samples at a time: fewer than asked for only where that changes no output.
+
+    Raises `NothingFitsError` with the smallest budget that would do.
+    """
+    fixed = any(mixes_samples(part) for part in model.modules())
+    for size in [microbatch] if fixed else _halves(microbatch):
+        if max(_needed([unit], size) for unit in sizes) <= budget_bytes:
+            return _greedy(sizes, size, budget_bytes), size
+    least = max(_needed([unit], microbatch if fixed else 1) for unit in sizes)
+    hint = ", or smaller batches: --batch; they change the outputs of this model" if fixed else ""
+    raise NothingFitsError(
+        f"nothing fits: the largest unit needs {format_bytes(least)}, the budget is {format_bytes(budget_bytes)}; "
+        f"a budget of {least} bytes would do{hint}",
+        least_bytes=least,
+    )
+
+
+def _halves(size: int) -> Iterator[int]:
+    while size >= 1:
+        yield size
+        size //= 2
+
+
+def _greedy(sizes: Sequence[UnitSize], microbatch: int, budget_bytes: int) -> list[list[str]]:
+    groups: list[list[UnitSize]] = [[]]
+    for unit in sizes:
+        if groups[-1] and _needed([*groups[-1], unit], microbatch) > budget_bytes:
+            groups.append([])
+        groups[-1].append(unit)
+    return [[unit.name for unit in group] for group in groups]
+
+
+def _needed(group: Sequence[UnitSize], microbatch: int) -> int:
+    """Weights of all, activations of one at a time."""
+    weights = sum(unit.weight_bytes for unit in group)
+    activations = microbatch * max(unit.activation_bytes for unit in group)
+    return math.ceil(_MARGIN * (weights + activations)) + _THREAD_BYTES * torch.get_num_threads()

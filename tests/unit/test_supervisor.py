@@ -1,0 +1,146 @@
+"""What systemd hears of a daemon, on a socket of the test's own."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_daemon import World
+
+from edge_client import workers
+from edge_client.status import Status, in_short
+from edge_client.supervisor import Supervisor
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    """A notify socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.setblocking(False)
+        yield listener
+
+
+def heard(listener: socket.socket) -> list[str]:
+    """All datagrams so far."""
+    said = []
+    try:
+        while True:
+            said.append(listener.recv(4096).decode())
+    except BlockingIOError:
+        return said
+
+
+def test_the_watchdog_is_fed_four_times_in_its_time_and_only_when_a_turn_was_done(systemd: socket.socket) -> None:
+    """8 s are told: the first turn feeds, one at 1.9 s does not, one at 2 s does."""
+    supervisor = Supervisor(systemd.getsockname(), watchdog_s=8.0)
+    for now in (100.0, 101.9, 102.0, 103.0):
+        supervisor.alive(now)
+    assert heard(systemd) == ["WATCHDOG=1", "WATCHDOG=1"]
+
+
+def test_the_same_status_is_told_once_and_in_one_line(systemd: socket.socket) -> None:
+    """A name server's answer may have any line in it."""
+    supervisor = Supervisor(systemd.getsockname())
+    for text in ("idle", "idle", "training\nREADY=1"):
+        supervisor.doing(text)
+    assert heard(systemd) == ["STATUS=idle", "STATUS=training READY=1"]
+
+
+def test_what_systemd_says_is_for_this_process_alone() -> None:
+    """A worker must not find the socket; a watchdog of another process is not ours."""
+    environment = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
+    supervisor = Supervisor.from_environment(environment)
+    assert environment == {"PATH": "/bin"}
+    assert supervisor._every_s is None
+    ours = Supervisor.from_environment({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())})
+    assert ours._every_s == 0.75
+
+
+@pytest.mark.parametrize("address", ["", "vsock:2:1", "/nowhere/at/all", "@nobody-listens-there"])
+def test_a_supervisor_that_is_not_there_is_no_error(address: str) -> None:
+    """A client that somebody starts by hand."""
+    supervisor = Supervisor.from_environment({"NOTIFY_SOCKET": address})
+    supervisor.ready()
+    supervisor.stopping()
+
+
+def test_an_abstract_socket_is_reached() -> None:
+    """Containers get one: `@name` stands for a zero byte and the name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"\0fedfit-test-{os.getpid()}")
+        Supervisor(f"@fedfit-test-{os.getpid()}").ready()
+        assert listener.recv(100) == b"READY=1"
+
+
+def test_every_turn_of_the_daemon_feeds_the_watchdog(tmp_path: Path, systemd: socket.socket) -> None:
+    """The loop itself does it: no turn, no food."""
+    world = World(tmp_path / "state")
+    (tmp_path / "state").mkdir()
+    daemon = world.start()
+    daemon._supervisor = Supervisor(systemd.getsockname(), watchdog_s=1e-9)
+    daemon._turn()
+    daemon._turn()
+    assert heard(systemd).count("WATCHDOG=1") == 2
+    daemon._shut_down()
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (Status(pid=1), "not connected"),
+        (Status(pid=1, link="connected"), "connected; the coordinator has not answered"),
+        (Status(pid=1, link="let_in"), "idle"),
+        (
+            Status(pid=1, link="let_in", state="working", run="r-1", round=2, num_rounds=5),
+            "working: run r-1, round 2 of 5",
+        ),
+    ],
+)
+def test_the_status_says_who_waits_for_whom(status: Status, line: str) -> None:
+    """What `systemctl status` prints."""
+    assert in_short(status) == line
+
+
+class _Idle:
+    """A worker whose lines and CPU time the test sets."""
+
+    def __init__(self) -> None:
+        self.pid, self.num_lines, self.cpu_s = 5, 0, 0.0
+
+    def cpu_seconds(self) -> float | None:
+        return self.cpu_s
+
+
+def test_a_worker_hangs_that_says_nothing_and_uses_no_time_for_ten_minutes() -> None:
+    """A line at 300 s and one CPU second at 600 s begin the ten minutes again; a new worker begins its own."""
+    stall, worker = workers.Stall(), _Idle()
+    moments = {300.0: (1, 0.0), 600.0: (1, 1.0), 1100.0: (1, 1.5), 1199.0: (1, 1.5), 1210.0: (1, 1.5), 1230.0: (1, 1.6)}
+    told = {0.0: stall.hangs(worker, 0.0)}  # type: ignore[arg-type]
+    for now, (worker.num_lines, worker.cpu_s) in moments.items():
+        told[now] = stall.hangs(worker, now)  # type: ignore[arg-type]
+    assert [now for now, hangs in told.items() if hangs] == [1210.0]
+    worker.pid = 6
+    assert not stall.hangs(worker, 5000.0)  # type: ignore[arg-type]
+
+
+def test_cpu_time_of_a_worker_is_read(tmp_path: Path) -> None:
+    """One that computes for a quarter of a second says so then; a bracket and blanks in its name do not confuse."""
+    code = """
+import os, time
+open("/proc/self/comm", "w").write("a) b c")
+while time.process_time() < 0.25: pass
+os.write(int(os.environ["FEDFIT_PROGRESS_FD"]), b"x\\n")
+time.sleep(60)
+"""
+    worker = workers.Worker("l", tmp_path, (sys.executable, "-c", code))
+    assert select.select([worker.progress_fd], [], [], 20)[0]
+    assert (worker.cpu_seconds() or 0.0) >= 0.2
+    assert worker.read() == ([], False)
+    assert worker.num_lines == 1
+    worker.kill()
