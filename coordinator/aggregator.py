@@ -177,7 +177,7 @@ def _init(job: InitJob) -> Reply:
     from edge_client.wire.tensors import ContainerReader
 
     recipe = _recipe(job.run, job.task)
-    method = registry.get(job.run.method.name, job.run.method.parameters)
+    method = registry.of_run(job.run)
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)

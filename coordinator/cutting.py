@@ -35,7 +35,7 @@ class Cutter:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self.method: Method = registry.get(recipe.run.method.name, recipe.run.method.parameters)
+        self.method: Method = registry.of_run(recipe.run)
         self.rungs = registry.rungs(recipe.run)
         self.apart = recipe.run.sharing == "architecture"  # every slice is a model of its own
         self._model: Model | None = None

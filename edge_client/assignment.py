@@ -166,7 +166,7 @@ class _Work:
         if order.evaluate and not order.train and not self.device.share.metrics:
             raise DeclinedError("not_shared", "this device's owner keeps its test results (share.metrics = false)")
         with _declining("bad_method", "unknown_method"):
-            self.method = methods.get(run.method.name, run.method.parameters)
+            self.method = methods.of_run(run)
         with _declining("bad_task", "bad_task"):
             self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):

@@ -141,6 +141,8 @@ class Method:
     # tensors beside the model's that travel with it (auxiliary heads, control variates); made once, by the server, with
     # random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
+    # of those, what comes to a device with a slice, made from that: for measurements; none: all, of the slice
+    extra_of_slice: Callable[[Model, str], Mapping[str, Tensor]] | None = None
     inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
     # where the tensors of a slice lie among the server's, by their names in a container; the model is the whole one,
     # for its shapes alone

@@ -19,6 +19,7 @@ __all__ = [
     "FedRolexParameters",
     "HeteroFLParameters",
     "InCoParameters",
+    "InclusiveFLParameters",
     "LocalParameters",
     "MoonParameters",
     "ScaffoldParameters",
@@ -114,6 +115,19 @@ class FedRolexParameters:
     uniform: bool = field(
         default=True,
         metadata={"symbol": "p_n", "help": "all devices count the same; false: by their samples, as in FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InclusiveFLParameters:
+    """InclusiveFL."""
+
+    momentum: Annotated[float, Between(0, 1)] = field(
+        default=0.2,
+        metadata={
+            "symbol": "beta",
+            "help": "share of the larger model's mean update in that of a smaller one's top block; 0: none",
+        },
     )
 
 

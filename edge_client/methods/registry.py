@@ -25,6 +25,7 @@ from edge_client.methods.parameters import (
     FedProxParameters,
     FedRolexParameters,
     HeteroFLParameters,
+    InclusiveFLParameters,
     InCoParameters,
     LocalParameters,
     MoonParameters,
@@ -37,6 +38,7 @@ __all__ = [
     "get",
     "has_global_model",
     "names",
+    "of_run",
     "parameter_types",
     "plan_rules",
     "rungs",
@@ -49,8 +51,8 @@ __all__ = [
 def _from(module: str, **how: Any) -> Callable[..., Method]:
     """What makes a method: `method` of a module of this package, which is imported when it is called."""
 
-    def load(parameters: Any, *base: Method) -> Method:
-        made: Method = import_module(f"{__package__}.{module}").method(parameters, *base, **how)
+    def load(parameters: Any, *base: Method, **more: Any) -> Method:
+        made: Method = import_module(f"{__package__}.{module}").method(parameters, *base, **how, **more)
         return made
 
     return load
@@ -111,6 +113,10 @@ def _fedrolex_slicing(parameters: FedRolexParameters) -> Slicing:
     return dataclasses.replace(made, turn=rolled) if parameters.roll else made
 
 
+def _inclusivefl_slicing(parameters: InclusiveFLParameters) -> Slicing:
+    return Slicing(kinds=("depth", "layers"), instead="widths are heterofl's", apart=False)
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -126,6 +132,7 @@ class _Entry:
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
     slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
+    sized: bool = False  # `load` also takes the slices of the run
     shown_with: str = "small-cnn"  # a model that it can train
 
 
@@ -141,6 +148,9 @@ _METHODS = {
     ),
     "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
     "fedrolex": _Entry(FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing),
+    "inclusivefl": _Entry(
+        InclusiveFLParameters, _from("inclusivefl"), refuses=_GROUPS, slicing=_inclusivefl_slicing, sized=True
+    ),
     "local": _Entry(
         LocalParameters,
         _from("local"),
@@ -195,7 +205,13 @@ def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
 
 def rungs(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
-    return slicing(run.method.name, run.method.parameters).rungs(run.slices, run.method.name)
+    said = slicing(run.method.name, run.method.parameters)
+    if run.sharing == "architecture" and not said.apart:
+        raise InputError(
+            f'sharing: {run.method.name!r} combines the slices of one model, got "architecture"; leave it out, '
+            "or use fedavg, which trains each architecture by itself"
+        )
+    return said.rungs(run.slices, run.method.name)
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
@@ -214,16 +230,27 @@ def parameter_types(name: str) -> list[type]:
     return [_METHODS[part].parameters for part in _parts(name)]
 
 
-def get(name: str, parameters: Mapping[str, Any]) -> Method:
-    """The method with its parameters set; raises as `validate` does."""
+def of_run(run: RunFile) -> Method:
+    """The method of a run; raises as `validate` and `rungs` do."""
+    return get(run.method.name, run.method.parameters, rungs(run))
+
+
+def get(name: str, parameters: Mapping[str, Any], rungs: Sequence[str] = ()) -> Method:
+    """The method with its parameters set, for these slices or its own; raises as `validate` does."""
+    rungs = tuple(rungs) or slicing(name, parameters).ladder
     parts = _parse(name, parameters)
     if _METHODS[parts[-1][0]].over:
         parts = [*parts, (_PLAIN, FedAvgParameters())]
     *over, (under, parsed) = parts
-    method = _METHODS[under].load(parsed)
+    method = _load(under, parsed, rungs)
     for part, parsed in reversed(over):
-        method = _METHODS[part].load(parsed, method)
+        method = _load(part, parsed, rungs, method)
     return dataclasses.replace(method, name=name, plans=plan_rules(name, parameters))
+
+
+def _load(part: str, parsed: Any, rungs: Sequence[str], *base: Method) -> Method:
+    entry = _METHODS[part]
+    return entry.load(parsed, *base, rungs=rungs) if entry.sized else entry.load(parsed, *base)
 
 
 def _parse(name: str, parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:

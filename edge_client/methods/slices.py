@@ -69,6 +69,7 @@ class Slicing:
     kinds: tuple[str, ...] = ("depth", "layers", "width")  # that it can use; none: only the whole model
     instead: str = ""  # what to use for other kinds
     turn: Callable[[str, Turn], str] = _stays  # rung -> the slice of a round
+    apart: bool = True  # each slice may be a model of its own (`sharing = "architecture"`)
 
     def rungs(self, named: Sequence[str], method: str) -> tuple[str, ...]:
         """The slices of a run that names these; raises `InputError`."""

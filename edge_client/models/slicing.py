@@ -43,6 +43,7 @@ __all__ = [
     "SliceSpec",
     "index_map",
     "inner_axes",
+    "kept_units",
     "parse",
     "shorten",
     "take",
@@ -154,7 +155,7 @@ def index_map(model: Model, spec: SliceSpec) -> dict[str, IndexMap | None]:
 
     Raises `InputError` if the model has no such slice.
     """
-    kept = _kept(model, spec)
+    kept = kept_units(model, spec)
     inside = {name for unit in kept for name in (*unit.parameters, *unit.buffers)}
     state: Mapping[str, Tensor] = model.state_dict()
     if not spec.narrows:
@@ -174,7 +175,7 @@ def _channel_axes(model: Model, spec: SliceSpec) -> Axes:
     return model.channel_axes
 
 
-def _kept(model: Model, spec: SliceSpec) -> list[Unit]:
+def kept_units(model: Model, spec: SliceSpec) -> list[Unit]:
     """The units of a slice: a block may only be missing if its output has the shape of its input."""
     stages = sorted({unit.stage for unit in model.units if unit.kind == "block"})
     members = [[unit for unit in model.units if unit.kind == "block" and unit.stage == stage] for stage in stages]
@@ -234,7 +235,7 @@ def shorten(model: Model, spec: SliceSpec) -> Model:
 
     if spec.narrows:
         raise InputError(f"slice {str(spec)!r}: only built-in models have slices of their width; use depth or layers")
-    kept = _kept(model, spec)
+    kept = kept_units(model, spec)
     names = [unit.name for unit in kept]
     for unit in model.units:
         if unit.name not in names:

@@ -32,9 +32,10 @@ class Federation:
     loss: Mapping[str, Loss] = field(default_factory=dict)
     slices: Mapping[str, str] = field(default_factory=dict)  # of devices that do not train the whole model
     build_slice: Callable[[str], Model] | None = None
+    rungs: Sequence[str] = ()  # of the run, for methods that ask
 
     def __post_init__(self) -> None:
-        self.made = registry.get(self.method, self.parameters)
+        self.made = registry.get(self.method, self.parameters, self.rungs)
         model = self.build()
         self.server = {name: value.clone() for name, value in model.state_dict().items()}
         self.notes = self.made.notes(model)
