@@ -23,6 +23,7 @@ __all__ = [
     "LocalParameters",
     "MoonParameters",
     "ScaffoldParameters",
+    "ScaleFLParameters",
 ]
 
 
@@ -128,6 +129,30 @@ class InclusiveFLParameters:
             "symbol": "beta",
             "help": "share of the larger model's mean update in that of a smaller one's top block; 0: none",
         },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleFLParameters:
+    """ScaleFL."""
+
+    gamma: Annotated[float, Between(0, 1000)] = field(
+        default=0.0,
+        metadata={
+            "symbol": "gamma",
+            "help": "weight of the distillation from a device's last exit to its earlier ones; 0, as in the authors' "
+            "code by default: none",
+        },
+    )
+    temperature: Annotated[float, Between(0.001, 1000)] = field(
+        default=3.0, metadata={"symbol": "tau", "help": "divides the logits in the distillation"}
+    )
+    warm_up: Annotated[float, Between(0, 1)] = field(
+        default=0.25, metadata={"symbol": "0.25 T", "help": "part of the run's rounds before the distillation begins"}
+    )
+    uniform: bool = field(
+        default=True,
+        metadata={"symbol": "1/m", "help": "all devices count the same; false: by their samples, as in FedAvg"},
     )
 
 

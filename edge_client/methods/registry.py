@@ -30,6 +30,7 @@ from edge_client.methods.parameters import (
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
+    ScaleFLParameters,
 )
 from edge_client.methods.slices import Slicing, drawn, rolled
 from edge_client.run_file import RunFile
@@ -117,6 +118,10 @@ def _inclusivefl_slicing(parameters: InclusiveFLParameters) -> Slicing:
     return Slicing(kinds=("depth", "layers"), instead="widths are heterofl's", apart=False)
 
 
+def _scalefl_slicing(parameters: ScaleFLParameters) -> Slicing:
+    return Slicing(kinds=("exit", "width"), instead="depth and layers are inclusivefl's", apart=False)
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -151,6 +156,7 @@ _METHODS = {
     "inclusivefl": _Entry(
         InclusiveFLParameters, _from("inclusivefl"), refuses=_GROUPS, slicing=_inclusivefl_slicing, sized=True
     ),
+    "scalefl": _Entry(ScaleFLParameters, _from("scalefl"), refuses=_GROUPS, slicing=_scalefl_slicing, sized=True),
     "local": _Entry(
         LocalParameters,
         _from("local"),

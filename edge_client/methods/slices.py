@@ -85,7 +85,12 @@ class Slicing:
 
 
 def _kinds(spec: SliceSpec) -> list[str]:
-    found = {"depth": spec.depths is not None, "layers": spec.layers is not None, "width": spec.narrows}
+    found = {
+        "depth": spec.depths is not None,
+        "layers": spec.layers is not None,
+        "exit": spec.exit is not None,
+        "width": spec.narrows,
+    }
     return [kind for kind, there in found.items() if there]
 
 
