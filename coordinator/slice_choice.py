@@ -1,8 +1,7 @@
 """Which slice of a run's model each device trains: the largest that trains whole batches in its memory.
 
-Smaller microbatches would let nearly every device train the whole model slowly, with statistics of a few samples; that
-is what a device does only if not even the smallest slice has room. A device on which a slice does not fit after all
-(its data are in memory, too) gets the next smaller one. The label `slice=SLICE` decides for a device by hand.
+Where not even the smallest does, the device tries that in smaller pieces. A device on which a slice does not fit after
+all (its data are in memory, too) gets the next smaller one. The label `slice=SLICE` decides for a device by hand.
 
 Covers: the choice, from the rows that the run's calibration brought; free of torch.
 Does not cover: microbatches and all else that a plan has, which the device decides (`edge_client/fitting.py`).
@@ -15,7 +14,8 @@ from collections.abc import Callable, Mapping
 
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import Turn, architecture
-from edge_client.planning.cost import Shape, Workload, training_bytes
+from edge_client.planning.cost import Workload
+from edge_client.planning.planner import whole_batch_bytes
 from edge_client.planning.rows import ModelRows
 from edge_client.run_file import RunFile
 
@@ -24,7 +24,6 @@ __all__ = ["LABEL", "SliceChoice"]
 log = logging.getLogger(__name__)
 
 LABEL = "slice"
-_FREE_MODES = ("plain", "fused")  # of recomputation: those that cost no time
 _BASE_STEP_BYTES = 6 * 10**6  # as a worker rounds its own memory up
 
 
@@ -48,7 +47,7 @@ class SliceChoice:
         rules = methods.plan_rules(file.method.name, file.method.parameters)
         workload = Workload.of(file.train, rules)
         self._needed = {
-            rung: _needed(found, workload) + (0 if of_training else found.base_bytes + _BASE_STEP_BYTES)
+            rung: whole_batch_bytes(found, workload) + (0 if of_training else found.base_bytes + _BASE_STEP_BYTES)
             for rung, found in rows.items()
         }
         self._too_large: dict[str, int] = {}  # device -> rungs from the largest on that did not fit after all
@@ -80,9 +79,3 @@ class SliceChoice:
         self._too_large[device] = max(self._too_large.get(device, 0), self.rungs.index(rung) + 1)
         return self._too_large[device] < len(self.rungs)
 
-
-def _needed(rows: ModelRows, workload: Workload) -> int:
-    """What training whole batches adds to a worker."""
-    modes = [mode for mode in _FREE_MODES if mode in rows.modes]
-    shapes = [Shape(microbatch=workload.batch, recompute=None if mode == "plain" else mode) for mode in modes]
-    return min(training_bytes(rows, workload, shape) for shape in shapes)

@@ -57,7 +57,7 @@ def try_torch() -> TorchWorks:
 
 
 def read_samples(name: str, device: DeviceFile) -> Sets:
-    """In another process; raises `InputError` or `MachineError` with the problem. A task is told no classes: those are a run's."""
+    """In another process; raises `InputError` or `MachineError`. A task is told no classes: those are a run's."""
     return from_map(Sets, _ask(TryJob(what="data", name=name, device=device), "reading a sample"))
 
 

@@ -179,3 +179,37 @@ def test_a_run_that_shares_nothing_fails_before_any_device_is_asked(fleet: Fleet
     assert shown["state"] == "failed"
     assert "set personal to 0 to 1" in shown["reason"]
     assert shown["leases"] == []
+
+
+SIZES = {"a": "full", "b": "width:1/2", "c": "width:1/4"}
+
+
+@pytest.fixture
+def of_three_sizes(fleet: Fleet) -> Iterator[Fleet]:
+    """The devices' labels say how much of the model each of them trains."""
+    for name, cut in SIZES.items():
+        assert fleet.ask("device-label", name=name, put={"slice": cut}) is not None
+    yield fleet
+    for name in SIZES:
+        fleet.ask("device-label", name=name, put={}, drop=["slice"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex", "scaffold", "moon", "fednova"])
+def test_devices_of_three_sizes_train_one_model(of_three_sizes: Fleet, method: str) -> None:
+    """Two rounds: each device gets and sends its share of the 16 hidden units, and the server's model has them all.
+
+    The first 4 units are everybody's, the next 4 also b's, the last 8 a's alone: some of each move (a unit that is 0
+    for all samples never does). Each sends fewer bytes than the one before, and is judged with its own share.
+    """
+    fleet = of_three_sizes
+    shown = finished(fleet, method, slices=list(SIZES.values()), evaluate={"every": 1})
+    devices = {device["id"]: device for device in shown["devices"]}
+    assert {name: device["plan_details"]["slice"] for name, device in devices.items()} == SIZES
+    first, last = server_tensors(fleet, shown, 0), server_tensors(fleet, shown, 2)
+    weight = first["model/block1.linear.weight"]
+    assert weight.shape == (16, 64)
+    moved = (last["model/block1.linear.weight"] != weight).any(dim=1)
+    assert all(part.any() for part in moved.split([4, 4, 8]))
+    assert devices["a"]["bytes_up"] > devices["b"]["bytes_up"] > devices["c"]["bytes_up"]
+    judged = {(e["device"], e["slice"]) for e in shown["device_evaluations"] if e["version"] == 2}
+    assert judged == {*SIZES.items()}
