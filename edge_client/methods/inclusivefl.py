@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class _Sizes:
 
     def lessons(self) -> Iterator[Lesson]:
         """Of every top block that has a neighbour with more blocks."""
-        for larger, rung in zip(self.rungs, self.rungs[1:], strict=False):
+        for larger, rung in pairwise(self.rungs):
             for stage in self.differing:
                 own, others = self._of(rung, stage), self._of(larger, stage)
                 if 0 < len(own) < len(others):
@@ -166,7 +167,7 @@ def _check(rungs: Sequence[str], model: Model) -> None:
             "method 'inclusivefl' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
         )
     names = {rung: {unit.name for unit in kept_units(model, parse(rung))} for rung in rungs}
-    for larger, rung in zip(rungs, rungs[1:], strict=False):
+    for larger, rung in pairwise(rungs):
         if not names[rung] < names[larger]:
             raise InputError(
                 f"slices: 'inclusivefl' needs each inside the one before it, and {rung!r} is not inside {larger!r}; "

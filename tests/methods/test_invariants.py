@@ -96,25 +96,12 @@ def test_parameters_out_of_range_name_field_value_range_and_symbol(
 def test_what_methods_keep_counts_in_the_plan() -> None:
     """Copies of all weights add up over the parts of a name; what a step makes is the largest of them."""
     kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
-    assert kept == {
-        "fedavg": 0,
-        "fedepth": 0,
+    assert {name: copies for name, copies in kept.items() if copies} == {
         "fedepth+fedprox": 1,
-        "fednova": 0,
-        "fedper": 0,
         "fedprox": 1,
-        "fedrolex": 0,
-        "heterofl": 0,
-        "inco": 0,
-        "inco+fednova": 0,
-        "inco+fedper": 0,
         "inco+fedprox": 1,
-        "inco+fedrolex": 0,
-        "inco+heterofl": 0,
         "inco+moon": 2,
         "inco+scaffold": 2,
-        "local": 0,
-        "m-fedepth": 0,
         "m-fedepth+fedprox": 1,
         "moon": 2,
         "scaffold": 2,

@@ -176,8 +176,8 @@ def test_what_it_cannot_serve_is_said_before_the_run() -> None:
         registry.get("scalefl", {}, ("full", "exit:9")).check(build("mlp"))
     with pytest.raises(InputError, match="this model has no exits"):
         models.build("small-cnn", input_shape=(1, 28, 28), num_classes=3, options={}, cut=parse("exit:1"))
+    lazy = parts(nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.LazyLinear(2)), None)
     with pytest.raises(InputError, match="'scalefl' needs the shape of a sample on the server"):
-        lazy = parts(nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.LazyLinear(2)), None)
         registry.get("scalefl", {}, ("full", "exit:1")).check(lazy)
     registry.get("scalefl", {}, RUNGS).check(build("resnet18"))
 
