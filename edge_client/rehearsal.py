@@ -20,7 +20,7 @@ from edge_client.methods import registry
 from edge_client.methods.base import Client, Job, Method
 from edge_client.models.contract import Model
 from edge_client.models.layout import allows_channels_last, to_channels_last
-from edge_client.models.slicing import FULL, parse
+from edge_client.models.slicing import parse
 from edge_client.records import TrainingPlan
 from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, recipe
@@ -93,7 +93,7 @@ class Rehearsal:
         return self.method.extra_tensors(self.model) if of_slice is None else of_slice(self.model, self.slice)
 
     def _build_another(self, purpose: str) -> Model:
-        model = self.recipe.build(self.model.input_shape, parse(self.slice))
+        model = self.recipe.build(self.model.input_shape, parse(self.method.built(self.slice)))
         if self.channels_last:
             to_channels_last(model)
         model.recompute = self.model.recompute
@@ -125,7 +125,8 @@ def prepare(
     _open_some_data()
     source = read_source(*split_place(task, is_blob=True)) if task is not None else None
     made = recipe(run, source)
-    model = made.build(input_shape, FULL if cut == "full" else parse(cut))
+    method = registry.of_run(run)
+    model = made.build(input_shape, parse(method.built(cut)))
     channels_last = allows_channels_last(model)
     if channels_last:
         to_channels_last(model)
@@ -133,7 +134,7 @@ def prepare(
         run=run,
         recipe=made,
         model=model,
-        method=registry.of_run(run),
+        method=method,
         channels_last=channels_last,
         dtype=dtype,
         slice=cut,

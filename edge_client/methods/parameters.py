@@ -24,6 +24,7 @@ __all__ = [
     "MoonParameters",
     "ScaffoldParameters",
     "ScaleFLParameters",
+    "SplitMixParameters",
 ]
 
 
@@ -153,6 +154,19 @@ class ScaleFLParameters:
     uniform: bool = field(
         default=True,
         metadata={"symbol": "1/m", "help": "all devices count the same; false: by their samples, as in FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitMixParameters:
+    """SplitMix."""
+
+    bases: Annotated[int, Between(1, 64)] = field(
+        default=8,
+        metadata={
+            "symbol": "1/r",
+            "help": "base networks that the model is split into, each with that share of the channels; 1 is FedAvg",
+        },
     )
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -31,8 +32,9 @@ from edge_client.methods.parameters import (
     MoonParameters,
     ScaffoldParameters,
     ScaleFLParameters,
+    SplitMixParameters,
 )
-from edge_client.methods.slices import Slicing, drawn, rolled
+from edge_client.methods.slices import Slicing, drawn, mixed, rolled
 from edge_client.run_file import RunFile
 
 __all__ = [
@@ -122,6 +124,22 @@ def _scalefl_slicing(parameters: ScaleFLParameters) -> Slicing:
     return Slicing(kinds=("exit", "width"), instead="depth and layers are inclusivefl's", apart=False)
 
 
+def _splitmix_slicing(parameters: SplitMixParameters) -> Slicing:
+    ladder = tuple(f"width:1/{n}" if n > 1 else "full" for n in (1, 2, 4, 8, 16, 32, 64) if n <= parameters.bases)
+    return Slicing(
+        ladder=ladder,
+        kinds=("width",),
+        instead="a base network has all blocks",
+        turn=partial(mixed, parameters.bases),
+        apart=False,
+    )
+
+
+def _splitmix_plans(parameters: SplitMixParameters) -> PlanRules:
+    """Weights, gradients and an optimizer's state of the other bases, of a device that has all of them."""
+    return PlanRules(weight_copies=3 * (parameters.bases - 1))
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -157,6 +175,14 @@ _METHODS = {
         InclusiveFLParameters, _from("inclusivefl"), refuses=_GROUPS, slicing=_inclusivefl_slicing, sized=True
     ),
     "scalefl": _Entry(ScaleFLParameters, _from("scalefl"), refuses=_GROUPS, slicing=_scalefl_slicing, sized=True),
+    "splitmix": _Entry(
+        SplitMixParameters,
+        _from("splitmix"),
+        plans=_splitmix_plans,
+        refuses=_GROUPS | {"inco": "its bases have no layers in common"},
+        slicing=_splitmix_slicing,
+        sized=True,
+    ),
     "local": _Entry(
         LocalParameters,
         _from("local"),

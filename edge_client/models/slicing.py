@@ -170,10 +170,11 @@ def inner_axes(*, inputs: str, outputs: str) -> dict[str, tuple[Axis | None, ...
     }
 
 
-def index_map(model: Model, spec: SliceSpec) -> dict[str, IndexMap | None]:
+def index_map(model: Model, spec: SliceSpec, *, part: int = 0) -> dict[str, IndexMap | None]:
     """For each parameter and buffer of the slice its indices in the full model, one vector per axis; None: all of it.
 
-    Raises `InputError` if the model has no such slice.
+    `part`: of the slices of this width that lie side by side, another than the first. Raises `InputError` if the model
+    has no such slice.
     """
     kept = kept_units(model, spec)
     inside = {name for unit in kept for name in (*unit.parameters, *unit.buffers)}
@@ -183,7 +184,7 @@ def index_map(model: Model, spec: SliceSpec) -> dict[str, IndexMap | None]:
     axes = _channel_axes(model, spec)
     memory: dict[tuple[Axis, int], list[int]] = {}
     return {
-        name: _place(tensor, axes.get(name, (CHANNELS, CHANNELS)), spec, memory)
+        name: _place(tensor, axes.get(name, (CHANNELS, CHANNELS)), spec, memory, part)
         for name, tensor in state.items()
         if name in inside
     }
@@ -213,7 +214,11 @@ def place_of(tensor: Tensor, axes: Sequence[Axis | None], spec: SliceSpec) -> In
 
 
 def _place(
-    tensor: Tensor, axes: Sequence[Axis | None], spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]]
+    tensor: Tensor,
+    axes: Sequence[Axis | None],
+    spec: SliceSpec,
+    memory: dict[tuple[Axis, int], list[int]],
+    part: int = 0,
 ) -> IndexMap | None:
     import torch
 
@@ -221,12 +226,14 @@ def _place(
     if all(axis is WHOLE for axis in named):
         return None
     return tuple(
-        torch.tensor(range(size) if axis is WHOLE else _indices(axis, size, spec, memory), dtype=torch.int64)
+        torch.tensor(range(size) if axis is WHOLE else _indices(axis, size, spec, memory, part), dtype=torch.int64)
         for axis, size in zip(named, tensor.shape, strict=True)
     )
 
 
-def _indices(axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]]) -> list[int]:
+def _indices(
+    axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]], part: int
+) -> list[int]:
     if (axis, size) in memory:
         return memory[axis, size]
     groups = axis.groups or (size // axis.repeat,)
@@ -235,7 +242,8 @@ def _indices(axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, in
     found: list[int] = []
     start = 0
     for count in groups:
-        chosen = [start + (spec.offset + number) % count for number in range(spec.channels(count))]
+        first = spec.offset + part * spec.channels(count)
+        chosen = [start + (first + number) % count for number in range(spec.channels(count))]
         found += [channel * axis.repeat + part for channel in chosen for part in range(axis.repeat)]
         start += count
     memory[axis, size] = found

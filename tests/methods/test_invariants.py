@@ -19,12 +19,16 @@ OFF = [
     ("fedper", {"personal": 0}),
     ("heterofl", {"uniform": False}),
     ("fedrolex", {"uniform": False}),
+    ("inclusivefl", {}),
+    ("scalefl", {"uniform": False}),
+    ("splitmix", {"bases": 1}),
     ("fedepth", {}),  # no plan: everything at once
     ("fedepth+fedprox", {"mu": 0}),
     ("inco", {"rule": "off"}),
     ("inco+fedprox", {"rule": "off", "mu": 0}),
 ]
 WEIGHTED = ["fedavg", "fedprox", "scaffold", "fednova", "moon", "fedper"]  # share weights; InCo can be put over them
+WEIGHTED += ["heterofl", "fedrolex", "inclusivefl", "scalefl"]
 ON = [("fedprox", {}), ("scaffold", {}), ("moon", {}), ("fedper", {}), ("local", {})]  # FedNova: in its own tests
 
 
@@ -65,7 +69,9 @@ def test_inco_switched_off_is_its_base_bit_for_bit(base: str) -> None:
     assert not equal(_three_rounds(f"inco+{base}", {}, "vit"), plain)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fednova", "moon", "fedper", "local"])
+@pytest.mark.parametrize(
+    "name", ["scaffold", "fednova", "moon", "fedper", "local", "heterofl", "inclusivefl", "scalefl", "splitmix"]
+)
 @pytest.mark.parametrize("above", ["fedepth", "m-fedepth"])
 def test_methods_that_need_the_whole_model_cannot_be_under_fedepth(name: str, above: str) -> None:
     """They are not listed as pairs, and the refusal says why."""
@@ -105,6 +111,7 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
         "m-fedepth+fedprox": 1,
         "moon": 2,
         "scaffold": 2,
+        "splitmix": 21,  # weights, gradients and momentum of seven bases
     }
     rules = registry.plan_rules("fedepth+fedprox", {})
     assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 1)
