@@ -35,6 +35,7 @@ from edge_client.methods.parameters import (
     SplitMixParameters,
 )
 from edge_client.methods.slices import Slicing, drawn, mixed, rolled
+from edge_client.models import registry as models
 from edge_client.run_file import RunFile
 
 __all__ = [
@@ -237,13 +238,15 @@ def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
 
 def rungs(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
-    said = slicing(run.method.name, run.method.parameters)
+    said, named = slicing(run.method.name, run.method.parameters), run.slices
     if run.sharing == "architecture" and not said.apart:
         raise InputError(
             f'sharing: {run.method.name!r} combines the slices of one model, got "architecture"; leave it out, '
             "or use fedavg, which trains each architecture by itself"
         )
-    return said.rungs(run.slices, run.method.name)
+    if run.model is not None:  # also by the names of smaller models of the family
+        named = tuple(str(models.parse_slice(run.model.name, text)) for text in named)
+    return said.rungs(named, run.method.name)
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
