@@ -263,10 +263,11 @@ def without_coordinator(state_dir: Path, *, kind: str, version: int) -> Iterator
         raise MachineError(
             f"there is no coordinator in {state_dir} yet; start it once: coordinator start --state-dir {state_dir}"
         )
-    lock = durable.claim_state_dir(state_dir, kind=kind, version=version)
-    store = SqliteStore(state_dir / "state.db")
-    try:
-        yield StoredDevices(store)
-    finally:
-        store.close()
-        os.close(lock)
+    with durable.as_owner(state_dir):
+        lock = durable.claim_state_dir(state_dir, kind=kind, version=version)
+        store = SqliteStore(state_dir / "state.db")
+        try:
+            yield StoredDevices(store)
+        finally:
+            store.close()
+            os.close(lock)

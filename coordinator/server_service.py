@@ -100,6 +100,6 @@ def examine_as_service(wanted: Wanted, only: Sequence[str]) -> list[doctor.Findi
     """All checks under the user and the sandbox of the installed unit, or of the one that would be installed."""
     service_install.require_root(wanted.systemd, "doctor --as-service")
     wanted.systemd.require()
-    path = wanted.systemd.unit_path(NAME)
-    unit = Unit(text=path.read_text(encoding="utf-8")) if path.exists() else make_unit(wanted)
+    text = wanted.systemd.unit_text(NAME)
+    unit = Unit(text=text) if text is not None else make_unit(wanted)
     return _examine(wanted, unit, [word for name in only for word in ("--only", name)])

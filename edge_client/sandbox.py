@@ -39,6 +39,14 @@ _LOOSENED: tuple[tuple[str, str | None], ...] = (
     ("PrivateUsers", None),
     ("User", None),
 )
+_AGAIN = "sudo {program} install-service --replace"
+_MEND = {
+    "MemoryMax": f"a smaller model, or limits.memory in device.toml and {_AGAIN}",
+    "ProtectHome": f"{_AGAIN}: it binds the paths of device.toml anew",
+    "PrivateTmp": "data for a service does not lie in a folder for temporary files: move it",
+    "PrivateDevices": f"{_AGAIN} --unit gpu",
+    "DevicePolicy": "a line DeviceAllow=/dev/NAME rw for the device that is missing, with systemctl edit",
+}
 _DIRECTORIES = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache"}
 
 
@@ -50,12 +58,16 @@ def examine_as_service(systemd: Systemd, unit: Unit, command: Sequence[str]) -> 
     """
     properties = unit.sandbox()
     findings = _examine(systemd, properties, command)
-    return [
-        replace(finding, directive=_blocking(systemd, properties, [*command, "--only", finding.check]))
-        if finding in failed(findings)
-        else finding
-        for finding in findings
-    ]
+    bad = failed(findings)
+    return [_explained(systemd, properties, command, found) if found in bad else found for found in findings]
+
+
+def _explained(systemd: Systemd, properties: Properties, command: Sequence[str], finding: Finding) -> Finding:
+    """With the directive that is in the way, and what mends that."""
+    directive = _blocking(systemd, properties, [*command, "--only", finding.check])
+    program = command[2].replace("_", "-")  # python -m PROGRAM
+    mend = _MEND.get(directive.partition("=")[0], "").format(program=program)
+    return replace(finding, directive=directive, mend=mend or finding.mend)
 
 
 def _examine(systemd: Systemd, properties: Properties, command: Sequence[str]) -> list[Finding]:
