@@ -190,9 +190,8 @@ class DeviceCommands:
         }
 
     def _plan(self, name: str) -> str:
-        """How the device trains in the open run; empty before its first update, and when nothing trains."""
-        machine = self._service.conductor.machine
-        plan = machine.plan_of(name) if machine is not None else None
+        """How the device trains in the open run, or did in the last one; empty before its first update."""
+        plan = self._service.conductor.plan_of(name)
         return plan.describe() if plan is not None else ""
 
     def _label(self, name: str, put: dict[str, str], drop: tuple[str, ...] = ()) -> Json:

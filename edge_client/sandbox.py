@@ -40,6 +40,7 @@ _LOOSENED: tuple[tuple[str, str | None], ...] = (
     ("User", None),
 )
 _AGAIN = "sudo {program} install-service --replace"
+_REVERT = f"systemctl revert takes edits of the unit away; {_AGAIN} writes it as fedfit means it"
 _MEND = {
     "MemoryMax": f"a smaller model, or limits.memory in device.toml and {_AGAIN}",
     "ProtectHome": f"{_AGAIN}: it binds the paths of device.toml anew",
@@ -47,6 +48,7 @@ _MEND = {
     "PrivateDevices": f"{_AGAIN} --unit gpu",
     "DevicePolicy": "a line DeviceAllow=/dev/NAME rw for the device that is missing, with systemctl edit",
 }
+_OF_A_USER = ("CapabilityBoundingSet", "AmbientCapabilities", "PrivateUsers")  # root without them is nobody
 _DIRECTORIES = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache"}
 
 
@@ -66,8 +68,10 @@ def _explained(systemd: Systemd, properties: Properties, command: Sequence[str],
     """With the directive that is in the way, and what mends that."""
     directive = _blocking(systemd, properties, [*command, "--only", finding.check])
     program = command[2].replace("_", "-")  # python -m PROGRAM
-    mend = _MEND.get(directive.partition("=")[0], "").format(program=program)
-    return replace(finding, directive=directive, mend=mend or finding.mend)
+    key = directive.partition("=")[0]
+    if not directive or key == "User":  # the check's own words are about that user's rights
+        return replace(finding, directive=directive)
+    return replace(finding, directive=directive, mend=_MEND.get(key, _REVERT).format(program=program))
 
 
 def _examine(systemd: Systemd, properties: Properties, command: Sequence[str]) -> list[Finding]:
@@ -99,10 +103,10 @@ def _blocking(systemd: Systemd, properties: Properties, command: Sequence[str]) 
 
 
 def _without(properties: Properties, key: str, value: str | None) -> Properties:
-    """With one directive loosened. As root, directories that systemd would give to root are only made writable."""
+    """With one directive loosened. As root, with a root's rights; what systemd would give to it is made writable."""
     if key == "User":
         folders = [(name, text) for name, text in properties if name in _DIRECTORIES]
-        gone = {key, "Group", *_DIRECTORIES}
+        gone = {key, "Group", *_OF_A_USER, *_DIRECTORIES}
         made = [("ReadWritePaths", f"{_DIRECTORIES[name]}/{text}") for name, text in folders]
         return [*((name, text) for name, text in properties if name not in gone), *made]
     return [*((name, text) for name, text in properties if name != key), *([(key, value)] if value else [])]

@@ -186,6 +186,7 @@ def test_the_command_prints_json_and_ends_with_1(joined: Subject) -> None:
         ("PrivateDevices", "clock", "PrivateDevices=yes"),
         ("ProtectProc", "memory", "ProtectProc=invisible"),
         ("User", "state", "User=fedfit-device"),
+        ("RestrictAddressFamilies", "clock", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX"),
         ("SystemCallFilter", "disk", "SystemCallFilter=@system-service ~@privileged @resources"),
     ],
 )
