@@ -87,7 +87,7 @@ def install(wanted: Wanted, *, replace: bool = False) -> None:
     unit = make_unit(wanted)
 
     def rehearse() -> None:
-        findings = sandbox.examine_as_service(wanted.systemd, unit, [*_doctor(wanted), "--only", "data"])
+        findings = sandbox.examine_as_service(wanted.systemd, unit, _doctor(wanted), ["data"])
         bad = doctor.failed(findings)
         if bad:
             raise MachineError(
@@ -120,5 +120,4 @@ def examine_as_service(wanted: Wanted, only: Sequence[str], model: Sequence[str]
     wanted.systemd.require()
     text = wanted.systemd.unit_text(NAME)
     unit = Unit(text=text) if text is not None else make_unit(wanted)
-    words = [word for name in only for word in ("--only", name)]
-    return sandbox.examine_as_service(wanted.systemd, unit, [*_doctor(wanted), *words, *model])
+    return sandbox.examine_as_service(wanted.systemd, unit, [*_doctor(wanted), *model], only)

@@ -52,14 +52,15 @@ _OF_A_USER = ("CapabilityBoundingSet", "AmbientCapabilities", "PrivateUsers")  #
 _DIRECTORIES = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache"}
 
 
-def examine_as_service(systemd: Systemd, unit: Unit, command: Sequence[str]) -> list[Finding]:
-    """What the doctor `command` finds under the unit's sandbox; it must print its report as JSON.
+def examine_as_service(
+    systemd: Systemd, unit: Unit, command: Sequence[str], only: Sequence[str] = ()
+) -> list[Finding]:
+    """What the doctor `command` finds under the unit's sandbox, of all checks or `only` some; it must print JSON.
 
-    `--only CHECK` is added to it where a single check is tried again. Raises `MachineError` if the sandbox cannot be
-    set up, with the directive that systemd names.
+    Raises `MachineError` if the sandbox cannot be set up, with the directive that systemd names.
     """
     properties = unit.sandbox()
-    findings = _examine(systemd, properties, command)
+    findings = _examine(systemd, properties, [*command, *(word for check in only for word in ("--only", check))])
     bad = failed(findings)
     return [_explained(systemd, properties, command, found) if found in bad else found for found in findings]
 
