@@ -27,6 +27,8 @@ _KNOWN = {
     "recompute": ("recompute", "measure"),
     "aggregation_speed": ("aggregation_speed", "measure"),
     "training_step": ("training_step", "measure"),
+    "inco_transform": ("inco_transform", "measure"),
+    "method_time": ("method_time", "measure"),
     "install": ("install", "measure"),
 }
 

@@ -6,11 +6,12 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
     job     fields                                   answer
     init    run, task, start, out                    sha256, length: the first model of a run and the tensors of its
                                                      method, functions of its seed, or those of the model `start`
-    calibrate run, task                              rows: what each unit of the model costs (`edge_client.calibration`)
-    encode  model, codec, out                        sha256, length: the same tensors as they travel
+    calibrate run, task                              rows: slice -> what its units cost (`edge_client.calibration`)
+    encode  run, task, model, slice, out             sha256, length: the tensors of a slice as they travel
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, ...    sha256, length: the next model
-    evaluate run, task, model, data                  num_samples, num_correct, loss_sum, confusion: on an npz file
+    evaluate run, task, model, data                  results: of each slice num_samples, num_correct, loss_sum and
+                                                     confusion on an npz file
 
 `{"ok": false, "code", "detail"}` answers what is refused or did not work. A bug ends the process with a traceback and
 exit code 1; whoever started it starts another.
@@ -21,6 +22,7 @@ Does not cover: which updates count, and what becomes permanent: `out` is a plai
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -42,14 +44,16 @@ from edge_client.errors import (
     NoSuchNameError,
     PayloadError,
 )
-from edge_client.records import Between, Count, Matches, Positive, Report
+from edge_client.records import Between, Count, Positive, Report
 from edge_client.run_file import RunFile
-from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, TableRow, codec_rule
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, TableRow
 
 # torch is imported inside the jobs: malloc must be pinned before it is loaded
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from coordinator.cutting import Cutter
+    from edge_client.data.sources import Samples
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
 
@@ -68,6 +72,7 @@ _CODES: Sequence[tuple[type[FedfitError], str]] = (
     (FedfitError, "failed"),
 )
 Reply = dict[str, Any]
+_CUTTERS: dict[str, Cutter] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +106,12 @@ class EvaluateJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeJob:
-    """Encode a model as it travels to the devices."""
+    """Encode a slice of a model as it travels to the devices."""
 
+    run: RunFile
+    task: str | None = None
     model: str
-    codec: Annotated[str, Matches("fp32|fp16|bf16|int8")]
+    slice: records.SliceText = "full"
     out: str
 
 
@@ -127,6 +134,7 @@ class UpdateRef:
     device: records.Id
     path: str
     num_samples: Count
+    slice: records.SliceText = "full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +142,7 @@ class FoldJob:
     """Make the next model out of the frozen set."""
 
     run: RunFile
+    task: str | None = None
     round: Count
     model: str
     base: str  # what was sent; deltas are added to `model` itself, see `coordinator/frozen.py`
@@ -175,8 +184,11 @@ def _init(job: InitJob) -> Reply:
     state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed(seeds.derive(job.run.seed, "extra"))
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
+    state |= _slices(job, state)
     table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
-    meta = coverage.describe(method.plans, stem=model.order[0], kept=method.kept(model))
+    meta = coverage.describe(
+        method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
+    )
     if job.start is None:
         return _write(job.out, table, iter(state.values()), meta)
     with ContainerReader(Path(job.start)) as reader:
@@ -185,6 +197,16 @@ def _init(job: InitJob) -> Reply:
         taken = (MODEL_PREFIX, EXTRA_PREFIX) if inherits else (MODEL_PREFIX,)
         values = (reader.tensor(name) if name.startswith(taken) else state[name] for name, _, _ in table)
         return _write(job.out, table, values, meta)
+
+
+def _slices(job: InitJob, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The models of slices that are models of their own; raises `InputError` for a slice that the model has not."""
+    from edge_client.models.slicing import take_tensor
+
+    cutter = _cutter(job.run, job.task)
+    for rung in cutter.rungs:
+        cutter.places(rung, list(state))
+    return {name: take_tensor(state[place.name], place.where) for name, place in cutter.own_models(list(state))}
 
 
 def _has_extras(table: Sequence[TableRow], start: ContainerReader) -> bool:
@@ -200,15 +222,29 @@ def _calibrate(job: CalibrateJob) -> Reply:
 
     shape = _recipe(job.run, job.task).input_shape
     if shape is None:
-        return {"rows": None}
+        return {"rows": {}}
     rules = registry.plan_rules(job.run.method.name, job.run.method.parameters)
     task = f"{job.task}:{_shown(job.run)[1]}" if job.task is not None else None
     try:
-        rows = calibrated(job_for(job.run, rules, shape, task=task), durable.cache_dir())
+        rows = {
+            rung: calibrated(job_for(job.run, rules, shape, task=task, cut=rung), durable.cache_dir())
+            for rung in registry.rungs(job.run)
+        }
     except (InputError, MachineError) as error:
         _log.warning("devices will measure the model themselves: %s", error)
-        return {"rows": None}
+        return {"rows": {}}
     return {"rows": records.to_map(rows)}
+
+
+def _cutter(run: RunFile, task: str | None) -> Cutter:
+    """The slices of a run; of the last one they are kept."""
+    from coordinator.cutting import Cutter
+
+    key = json.dumps([records.to_map(run), task], sort_keys=True)
+    if key not in _CUTTERS:
+        _CUTTERS.clear()
+        _CUTTERS[key] = Cutter(_recipe(run, task))
+    return _CUTTERS[key]
 
 
 def _recipe(run: RunFile, task: str | None) -> Recipe:
@@ -266,8 +302,6 @@ def _short(name: str) -> str:
 def _evaluate(job: EvaluateJob) -> Reply:
     from edge_client.data.sets import npz
     from edge_client.data.sources import all_samples
-    from edge_client.run_model import load_weights
-    from edge_client.training.evaluate import evaluate
 
     faults.point("aggregator.evaluate")
     recipe = _recipe(job.run, job.task)
@@ -275,13 +309,26 @@ def _evaluate(job: EvaluateJob) -> Reply:
     samples = all_samples(data, job.run.classes, recipe.input_shape)
     if len(samples) == 0:
         raise InputError(f"{job.data}: expected at least one test sample, got none")
-    model = recipe.build(samples.shape)
-    load_weights(model, Path(job.model))
+    rungs = _cutter(job.run, job.task).rungs
+    return {"results": [_evaluate_slice(job, recipe, samples, rung) for rung in rungs]}
+
+
+def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: str) -> Reply:
+    from edge_client.models.slicing import parse
+    from edge_client.run_model import fill
+    from edge_client.training.evaluate import evaluate
+    from edge_client.wire.tensors import ContainerReader
+
+    cutter = _cutter(job.run, job.task)
+    model = recipe.build(samples.shape, parse(rung))
+    with ContainerReader(Path(job.model)) as reader:
+        fill(model, zip(cutter.sources(rung, reader.header), cutter.tensors(rung, reader), strict=True))
     model.requires_grad_(False)
     microbatch = max(1, min(_EVALUATE_BATCH, _EVALUATE_ELEMENTS // sum(u.num_activations for u in model.units)))
     with recipe.user_code("evaluation"):
         result = evaluate(model, model, samples, num_classes=len(job.run.classes), microbatch=microbatch)
     return {
+        "slice": rung,
         "num_samples": result.num_samples,
         "num_correct": result.num_correct,
         "loss_sum": result.finite_loss_sum,
@@ -292,12 +339,10 @@ def _evaluate(job: EvaluateJob) -> Reply:
 def _encode(job: EncodeJob) -> Reply:
     from edge_client.wire.tensors import ContainerReader
 
+    cutter = _cutter(job.run, job.task)
     with ContainerReader(Path(job.model)) as reader:
-        table = [
-            (entry.name, codec_rule(len(entry.shape), job.codec, integer=entry.codec == "i64"), entry.shape)
-            for entry in reader.header.entries
-        ]
-        return _write(job.out, table, (reader.tensor(name) for name, _, _ in table), reader.header.meta)
+        table = cutter.table(job.slice, reader.header, job.run.rounds.codec)
+        return _write(job.out, table, cutter.tensors(job.slice, reader), reader.header.meta)
 
 
 def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta: Mapping[str, Any]) -> Reply:
@@ -376,33 +421,49 @@ def _check_counts(name: str, value: Tensor, *, low: int) -> None:
 
 
 def _fold(job: FoldJob) -> Reply:
-    from coordinator.frozen import FrozenSet, FrozenUpdate, ModelState, stored_name
-    from edge_client.methods import registry
     from edge_client.wire.tensors import ContainerReader
 
     faults.point("aggregator.fold.begin")
-    method = registry.get(job.run.method.name, job.run.method.parameters)
-    updates = [FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples) for u in job.updates]
-    model = Path(job.model)
-    with ContainerReader(model) as reader:
-        entries = [reader.entry(stored_name(name)) for name in ModelState(reader).names()]
-        table = [(entry.name, entry.codec, entry.shape) for entry in entries]
-        train = job.run.train
-        momentum = train.momentum if train.optimizer == "sgd" else 0.0
-        frozen = FrozenSet(model, updates, num_devices=job.num_devices, momentum=momentum)
-        folded = method.server.fold(ModelState(reader), frozen, round=job.round)
-        reply = _write(job.out, table, _in_order(folded, table), reader.header.meta)
+    with ContainerReader(Path(job.model)) as reader:
+        table = [(entry.name, entry.codec, entry.shape) for entry in reader.header.entries]
+        reply = _write(job.out, table, _in_order(_folded(job, reader), table), reader.header.meta)
     faults.point("aggregator.fold.written")
     return reply
 
 
+def _folded(job: FoldJob, reader: ContainerReader) -> Iterator[tuple[str, Tensor]]:
+    """The new tensors by their names in the container: of one model, or of each slice that is one of its own."""
+    from coordinator.cutting import beginning
+    from coordinator.frozen import FrozenSet, FrozenUpdate, ModelState, stored_name
+
+    cutter, train, model = _cutter(job.run, job.task), job.run.train, Path(job.model)
+    momentum = train.momentum if train.optimizer == "sgd" else 0.0
+    updates = [
+        FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples, slice=u.slice) for u in job.updates
+    ]
+    if not cutter.apart:
+        frozen = FrozenSet(model, updates, places=cutter.places, num_devices=job.num_devices, momentum=momentum)
+        for name, tensor in cutter.method.server.fold(ModelState(reader), frozen, round=job.round):
+            yield stored_name(name), tensor
+        return
+    for cut in ("full", *(rung for rung in cutter.rungs if rung != "full")):
+        state = ModelState(reader, beginning(cut))
+        own = [update for update in updates if update.slice == cut]
+        if own:
+            frozen = FrozenSet(model, own, beginning=beginning(cut), num_devices=job.num_devices, momentum=momentum)
+            folded = cutter.method.server.fold(state, frozen, round=job.round)
+        else:
+            folded = ((name, state.tensor(name)) for name in state.names())
+        for name, tensor in folded:
+            yield beginning(cut) + stored_name(name), tensor
+
+
 def _in_order(folded: Iterator[tuple[str, Tensor]], table: Sequence[TableRow]) -> Iterator[Tensor]:
     """The tensors of a fold; a model that is not finite is never written: every later round would inherit it."""
-    from coordinator.frozen import stored_name
     from edge_client.params import square_sum
 
     for index, ((listed, _, _), (name, tensor)) in enumerate(zip(table, folded, strict=True)):
-        if stored_name(name) != listed:
+        if name != listed:
             raise ValueError(f"the method folded {name!r} where {listed!r} was due; keep the order of state.names()")
         if index == len(table) // 2:
             faults.point("aggregator.fold.middle")

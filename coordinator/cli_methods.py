@@ -53,7 +53,7 @@ def add_methods(nouns: Any) -> None:
     help_text = "what a method exchanges, its parameters, and its bytes per round and device"
     shown = formatted(methods.add_parser("show", help=help_text, description=help_text))
     shown.add_argument("name", metavar="NAME")
-    shown.add_argument("--model", default="small-cnn", metavar="NAME", help="default: %(default)s")
+    shown.add_argument("--model", metavar="NAME", help="default: a small one that the method can train")
     shown.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x224x224 (default: the model's usual)")
     shown.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
     shown.add_argument("--codec", choices=FLOAT_CODECS, default="fp32", help="default: %(default)s")
@@ -80,11 +80,12 @@ def _list_table(rows: Sequence[Json]) -> str:
 
 
 def _show(options: argparse.Namespace) -> None:
+    model = options.model or registry.usual_model(options.name)
     data = describe_method(
         options.name,
         parse_settings(options.set),
-        model=options.model,
-        input_shape=parse_shape(options.input) if options.input else models.default_input(options.model),
+        model=model,
+        input_shape=parse_shape(options.input) if options.input else models.default_input(model),
         num_classes=options.classes,
         codec=options.codec,
     )
@@ -106,7 +107,9 @@ def describe_method(
     method = registry.get(name, parameters)
     built = models.build(model, input_shape=input_shape, num_classes=num_classes, options={})
     method.check(built)
-    meta = coverage.describe(method.plans, stem=built.order[0], kept=method.kept(built))
+    meta = coverage.describe(
+        method.plans, stem=built.order[0], kept=method.kept(built), notes=method.notes(built)
+    )
     table = _rows(method, built, codec)
     lacking = coverage.left_out([row_name for row_name, _, _ in table], None, method.plans, meta)
     down, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again

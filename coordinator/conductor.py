@@ -22,14 +22,17 @@ from coordinator.eligibility import Obstacle, obstacle
 from coordinator.job_child import Answer, JobChild
 from coordinator.roster import Roster
 from coordinator.rounds import RunMachine
+from coordinator.slice_choice import SliceChoice
 from coordinator.stopping import learning_rate
-from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, ModelRow, RunRow, Store, UpdateRow
+from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, ModelRow, PartRow, RunRow, Store, UpdateRow
 from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
 from edge_client.logs import about
 from edge_client.methods import registry as methods
+from edge_client.methods.slices import WHOLE_MODEL
+from edge_client.planning.rows import ModelRows
 from edge_client.records import PartRef, Report, TrainingPlan, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
@@ -88,6 +91,9 @@ class Conductor:
         self._stop_asked: bool | None = None  # True: at once
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
         self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
+        self._is_cut = False  # whether devices may get different parts of the model
+        self._parts: dict[str, PartRow] = {}  # slice of the version that is sent -> how it travels
+        self._cutting: dict[str, dict[str, rounds.SendAssign]] = {}  # slice that is being cut -> leases that wait
         self._issue = store.next_issue()
         self._boots: dict[str, str] = {}
         self._remembered: set[str] = set()  # devices of the active run whose profile is stored
@@ -108,7 +114,8 @@ class Conductor:
         """Look at every blob of the open round: a lost update is asked for again, a lost model ends the run."""
         model = self._store.last_model(run.id)
         assert model is not None
-        for sha256 in filter(None, (run.settings_sha256, run.task_sha256, model.sha256, model.sent_sha256)):
+        parts = [part.sha256 for part in self._store.parts(run.id) if part.version == model.version]
+        for sha256 in filter(None, (run.settings_sha256, run.task_sha256, model.sha256, model.sent_sha256, *parts)):
             if not self._blobs.verified(sha256):
                 what = f"blob {sha256[:12]} of version {model.version} is missing or damaged"
                 self._fail(run.id, f"damaged: {what}; restore a backup of the state directory")
@@ -232,8 +239,8 @@ class Conductor:
             sent_length=answer["length"],
             set_hash=set_hash,
         )
-        codec = from_map(RunFile, run.file).rounds.codec
-        if codec == "fp32":
+        file = from_map(RunFile, run.file)
+        if file.rounds.codec == "fp32" or _is_cut(file):
             then(run, row)
             return
         encoded = self._blobs.temporary_path(f"sent-{run.id}")
@@ -244,8 +251,12 @@ class Conductor:
                 travels = {"sent_sha256": answer["sha256"], "sent_length": answer["length"]}
                 then(run, ModelRow(**{**to_map(row), **travels}))
 
-        model = str(self._blobs.path(row.sha256))
-        self._aggregation.submit({"job": "encode", "model": model, "codec": codec, "out": str(encoded)}, sent)
+        self._aggregation.submit(self._encoding(run, row.sha256, "full", encoded), sent)
+
+    def _encoding(self, run: RunRow, sha256: str, cut: str, out: Path) -> dict[str, Any]:
+        """The job that makes what travels of a model."""
+        what = {"run": run.file, "task": self._task_path(run), "model": str(self._blobs.path(sha256)), "slice": cut}
+        return {"job": "encode", **what, "out": str(out)}
 
     def _succeeded(self, run: RunRow, answer: Answer) -> bool:
         """Whether the aggregator did it; a full disk passes, anything else ends the run with its reason."""
@@ -284,11 +295,34 @@ class Conductor:
             simulated=self._simulated,
         )
         self.run, self.model = run, model
-        self.machine = RunMachine(snapshot, new_id=lambda: secrets.token_hex(16), new_issue=self._next_issue, now=now)
+        self._is_cut = _is_cut(snapshot.file)
+        self._parts = {part.slice: part for part in self._store.parts(run.id) if part.version == model.version}
+        self.machine = RunMachine(
+            snapshot,
+            slices=self._slice_choice(run, snapshot.file),
+            new_id=lambda: secrets.token_hex(16),
+            new_issue=self._next_issue,
+            now=now,
+        )
         faults.in_round(self.machine.number)
         self._stop_asked = {_STOP_AFTER: False, _STOP_NOW: True}.get(run.reason)
         self._aggregation.warm_up()
         self._carry_out(self.machine.begin())
+
+    def _slice_choice(self, run: RunRow, file: RunFile) -> SliceChoice:
+        settings = json.loads(self._blobs.path(run.settings_sha256).read_bytes()) if self._is_cut else {}
+        rows = settings.get("x-rows") or {}
+        return SliceChoice(
+            file,
+            {rung: from_map(ModelRows, found) for rung, found in rows.items()},
+            budget_of=self._budget_of,
+            labels_of=self._roster.labels_of,
+            of_training=self._simulated,
+        )
+
+    def _budget_of(self, device: str) -> int | None:
+        present = self._roster.presence(device)
+        return present.profile.budget_bytes if present is not None else None
 
     def _next_issue(self) -> int:
         self._issue += 1
@@ -359,12 +393,12 @@ class Conductor:
         """The length of a blob that this device may fetch now, or None."""
         if self.machine is None or self.run is None or self.model is None:
             return None
-        if not any(
-            lease.device == device and lease.state in ("offered", "accepted") for lease in self.machine.leases.values()
-        ):
-            return None
-        known = {self.run.settings_sha256: self.run.settings_length, self.model.sent_sha256: self.model.sent_length}
-        return known.get(sha256)
+        for lease in self.machine.leases.values():
+            if lease.device == device and lease.state in ("offered", "accepted"):
+                known = {part.sha256: part.length for part in self._parts_of(lease)}
+                if sha256 in known:
+                    return known[sha256]
+        return None
 
     def offered(self, device: str, offer: Offer, now: float) -> None:
         """A device has an update: take it, or say what became of it."""
@@ -378,7 +412,7 @@ class Conductor:
         self._handle(rounds.Accepted(lease.id), now)
         assert self.machine is not None
         assert self.model is not None
-        limit = int(_HEADROOM * self.model.sent_length) + _HEADROOM_BYTES + 8 * len(self.machine.file.classes) ** 2
+        limit = int(_HEADROOM * self._sent(lease).length) + _HEADROOM_BYTES + 8 * len(self.machine.file.classes) ** 2
         if (offer.run, offer.round) != (lease.run, lease.round):
             detail = f"offer for {offer.run} round {offer.round}, the lease is of {lease.run} round {lease.round}"
             self._refuse(offer, PayloadError("malformed", detail), now)
@@ -437,7 +471,7 @@ class Conductor:
         assert self.model is not None
         job = {
             "job": "check",
-            "base": str(self._blobs.path(self.model.sent_sha256)),
+            "base": str(self._blobs.path(self._sent(lease).sha256)),
             "update": str(arrived.path),
             "max_norm": self._max_norm(),
             "max_ratio": self._file().rounds.max_norm_ratio,
@@ -452,7 +486,7 @@ class Conductor:
         return intake.Expected(
             device=lease.device,
             round=lease.round,
-            base=read_header(self._blobs.path(self.model.sent_sha256)),
+            base=read_header(self._blobs.path(self._sent(lease).sha256)),
             codec=self.machine.file.rounds.codec,
             train=lease.train,
             evaluate=lease.evaluate,
@@ -461,6 +495,7 @@ class Conductor:
             num_classes=len(self.machine.file.classes),
             epochs=self.machine.file.train.epochs,
             rules=methods.plan_rules(self.machine.file.method.name, self.machine.file.method.parameters),
+            slice=lease.slice,
         )
 
     def _file(self) -> RunFile:
@@ -530,8 +565,8 @@ class Conductor:
                     log.info("run %s %s: asks %d devices", round_.run, what, len(leases), extra=whose)
                 case rounds.AddLeases(leases):
                     store.add_leases(leases)
-                case rounds.SendAssign(lease, deadline_s):
-                    self._send(lease.device, self._assign(lease, deadline_s))
+                case rounds.SendAssign():
+                    self._offer(instruction)
                 case rounds.CloseLease(lease_id, state, code, detail, lines):
                     store.set_lease(lease_id, state, code=code, detail=detail, log=lines)
                     self._note_end(lease_id, state, code, detail)
@@ -554,6 +589,7 @@ class Conductor:
                 case rounds.Commit(round_, model):
                     store.commit_round(round_.number, round_.attempt, model)
                     self.model = model
+                    self._parts = {}
                     self._observe_drops()
                     whose = about(run=round_.run, round=round_.number)
                     made = model.sha256[:12]
@@ -621,17 +657,22 @@ class Conductor:
         def judged(answer: Answer) -> None:
             if self.run is None or self.run.id != run.id or not self._succeeded(run, answer):
                 return  # the run was stopped, or it cannot be judged
-            row = EvaluationRow(
-                run=run.id,
-                version=version,
-                device=SERVER,
-                num_samples=answer["num_samples"],
-                num_correct=answer["num_correct"],
-                loss_sum=answer["loss_sum"],
-                confusion=tuple(answer["confusion"]),
-            )
-            self._store.save_evaluation(row)
-            self._handle(rounds.Judged(row), time.monotonic())
+            rows = [
+                EvaluationRow(
+                    run=run.id,
+                    version=version,
+                    device=SERVER,
+                    num_samples=result["num_samples"],
+                    num_correct=result["num_correct"],
+                    loss_sum=result["loss_sum"],
+                    slice=result["slice"],
+                    confusion=tuple(result["confusion"]),
+                )
+                for result in answer["results"]
+            ]
+            for row in rows:
+                self._store.save_evaluation(row)
+            self._handle(rounds.Judged(rows), time.monotonic())
 
         self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, judged)
 
@@ -646,10 +687,41 @@ class Conductor:
             whose = about(device=device, run=lease.run, round=lease.round) if lease else {}
             log.warning("%s: %s (%s%s)", device, state, code, f": {detail!r}" if detail else "", extra=whose)
 
+    def _offer(self, instruction: rounds.SendAssign) -> None:
+        """Send an assignment; if its slice of the model has yet to be cut, as soon as it is there."""
+        lease, run, model = instruction.lease, self.run, self.model
+        assert run is not None
+        assert model is not None
+        if run.dry or not self._is_cut or lease.slice in self._parts:
+            self._send(lease.device, self._assign(lease, instruction.deadline_s))
+            return
+        assert self.machine is not None
+        self.machine.not_asked_yet(lease.id)
+        is_begun = lease.slice in self._cutting
+        self._cutting.setdefault(lease.slice, {})[lease.id] = instruction
+        if is_begun:
+            return
+        out = self._blobs.temporary_path(f"part-{hashlib.sha256(lease.slice.encode()).hexdigest()[:16]}")
+        job = self._encoding(run, model.sha256, lease.slice, out)
+        self._aggregation.submit(job, lambda answer: self._was_cut(run, model, lease.slice, out, answer))
+
+    def _was_cut(self, run: RunRow, model: ModelRow, cut: str, out: Path, answer: Answer) -> None:
+        waiting = self._cutting.pop(cut, {})
+        if self.model != model or not self._succeeded(run, answer):
+            return
+        part = PartRow(
+            run=run.id, version=model.version, slice=cut, sha256=answer["sha256"], length=answer["length"]
+        )
+        self._blobs.adopt(out, part.sha256, point="part")
+        for old in self._store.add_part(part):
+            self._drop_blob(old.sha256)
+        self._parts[cut] = part
+        for instruction in waiting.values():
+            if self.open_lease(instruction.lease.device, instruction.lease.id) is not None:
+                self._offer(instruction)
+
     def _assign(self, lease: LeaseRow, deadline_s: float) -> Assign:
         assert self.machine is not None
-        assert self.run is not None
-        assert self.model is not None
         file = self.machine.file
         return Assign(
             lease=lease.id,
@@ -664,17 +736,26 @@ class Conductor:
             seed=rounds.seed_of(file.seed, lease.round, lease.device),
             learning_rate=learning_rate(file.train, lease.round, file.stop.rounds),
             threads=file.train.threads,
+            slice=lease.slice,
             plan=lease.plan,
             counted=self._store.last_counted_lease(lease.run, lease.device),
             deadline_s=deadline_s,
-            parts=self._parts(self.run, self.model),
+            parts=self._parts_of(lease),
         )
 
-    def _parts(self, run: RunRow, model: ModelRow) -> tuple[PartRef, ...]:
-        settings = PartRef(key="run", sha256=run.settings_sha256, length=run.settings_length)
-        if run.dry:
-            return (settings,)
-        return (settings, PartRef(key="model", sha256=model.sent_sha256, length=model.sent_length))
+    def _parts_of(self, lease: LeaseRow) -> tuple[PartRef, ...]:
+        assert self.run is not None
+        settings = PartRef(key="run", sha256=self.run.settings_sha256, length=self.run.settings_length)
+        return (settings,) if self.run.dry else (settings, self._sent(lease))
+
+    def _sent(self, lease: LeaseRow) -> PartRef:
+        """The model as the device of a lease gets it."""
+        assert self.model is not None
+        key = "model" if lease.slice == "full" else f"slice:{lease.slice}"
+        if not self._is_cut:
+            return PartRef(key=key, sha256=self.model.sent_sha256, length=self.model.sent_length)
+        part = self._parts[lease.slice]
+        return PartRef(key=key, sha256=part.sha256, length=part.length)
 
     def _fold(self, fold: rounds.Fold) -> None:
         run, model = self.run, self.model
@@ -685,11 +766,17 @@ class Conductor:
         job = {
             "job": "fold",
             "run": run.file,
+            "task": self._task_path(run),
             "round": fold.round.number,
             "model": str(self._blobs.path(model.sha256)),
             "base": str(self._blobs.path(model.sent_sha256)),
             "updates": [
-                {"device": u.device, "path": str(self._blobs.path(u.sha256)), "num_samples": weight}
+                {
+                    "device": u.device,
+                    "path": str(self._blobs.path(u.sha256)),
+                    "num_samples": weight,
+                    "slice": self._slice_of(u.lease),
+                }
                 for u, weight in zip(fold.updates, weights, strict=True)
             ],
             "num_devices": max(fold.round.num_available, len(self._store.remembered_devices(run.id))),
@@ -701,6 +788,10 @@ class Conductor:
 
         version = model.version + 1
         self._aggregation.submit(job, lambda answer: self._made(run, version, out, fold.set_hash, answer, folded))
+
+    def _slice_of(self, lease_id: str) -> str:
+        assert self.machine is not None
+        return self.machine.leases[lease_id].slice
 
     def _tell_everybody(self, run_id: str, number: int, attempt: int, version: int) -> None:
         assert self.model is not None
@@ -746,11 +837,20 @@ class Conductor:
     def _close(self) -> None:
         if self.machine is not None:
             self._last_plans = self.machine.plans
+        for part in self._store.parts(self.run.id) if self.run is not None else ():
+            self._drop_blob(part.sha256)
         self.machine = self.run = self.model = None
+        self._parts.clear()
+        self._cutting.clear()
         self._preparing = ""
         self._stop_asked = None
         self._remembered.clear()
         self._checking.clear()
+
+
+def _is_cut(file: RunFile) -> bool:
+    """Whether devices may get different parts of the model."""
+    return methods.rungs(file) != (WHOLE_MODEL,)
 
 
 def _raise_disk_error(answer: Answer) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coordinator.store.base import EvaluationRow
 from edge_client.records import MATRIX_CLASSES
 
-__all__ = ["FleetResult", "summarize"]
+__all__ = ["FleetResult", "per_architecture", "summarize"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,15 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
         macro_f1=sum(f1s) / len(f1s) if f1s else 0.0,
         recall=recalls,
     )
+
+
+def per_architecture(rows: Sequence[EvaluationRow]) -> dict[str, float]:
+    """How much of the model was judged -> its accuracy."""
+    names = sorted({row.slice for row in rows if row.num_samples})
+    judged = {name: [row for row in rows if row.slice == name] for name in names}
+    return {
+        name: sum(row.num_correct for row in own) / sum(row.num_samples for row in own) for name, own in judged.items()
+    }
 
 
 def _per_class(counts: Sequence[int], n: int) -> tuple[tuple[float | None, ...], list[float]]:

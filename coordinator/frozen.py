@@ -1,7 +1,7 @@
 """What a method's server half reads: the server's tensors and the frozen updates, one tensor at a time from disk.
 
-Covers: absolute values whatever travelled (weights or deltas), the order by device; memory of two tensors, one open
-file.
+Covers: absolute values whatever travelled (weights or deltas), where those of a slice belong, the order by device;
+memory of two tensors, one open file.
 Does not cover: whether the updates are acceptable; they passed the intake and the aggregator's check before.
 
 A delta is added to the base given here. For a fold that is the server's own float32 model, not the rounded copy that
@@ -12,15 +12,18 @@ stand still.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from edge_client import records
 from edge_client.errors import PayloadError
-from edge_client.methods.base import Header
+from edge_client.methods import coverage
+from edge_client.methods.base import Header, Place
+from edge_client.models.slicing import take_tensor
 from edge_client.params import IndexMap, settle_buffer
 from edge_client.records import Report
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, read_header
@@ -36,6 +39,7 @@ class FrozenUpdate:
     device: str
     path: Path
     num_samples: int
+    slice: str = "full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class _Source:
     path: Path
     is_delta: bool
     data_offset: int
-    entries: dict[str, Entry]
+    entries: dict[str, tuple[Entry, IndexMap | None]]  # the server's tensor -> this update's, and where it belongs
 
 
 def stored_name(name: str) -> str:
@@ -57,31 +61,55 @@ def stored_name(name: str) -> str:
 class ModelState:
     """The tensors of a server container, by their names in the model."""
 
-    def __init__(self, reader: ContainerReader) -> None:
+    def __init__(self, reader: ContainerReader, beginning: str = "") -> None:
+        """Of several models in one container, the one whose names have this beginning."""
         self._reader = reader
+        self._beginning = beginning
 
     def names(self) -> list[str]:
         """Names of all tensors, in the order of the file."""
-        names = self._reader.names(MODEL_PREFIX) + self._reader.names(EXTRA_PREFIX)
-        return [name.removeprefix(MODEL_PREFIX) for name in names]
+        own = [name for part in (MODEL_PREFIX, EXTRA_PREFIX) for name in self._reader.names(self._beginning + part)]
+        return [name.removeprefix(self._beginning).removeprefix(MODEL_PREFIX) for name in own]
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, read anew at every call."""
-        return self._reader.tensor(stored_name(name))
+        return self._reader.tensor(self._beginning + stored_name(name))
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """What the method noted of the model."""
+        return coverage.notes(self._reader.header.meta)
+
+
+def _everywhere(cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+    """All updates have the whole model."""
+    return {name: Place(name) for name in names}
 
 
 class FrozenSet:
     """The updates of a round that count, sorted by device."""
 
     def __init__(
-        self, base: Path, updates: Sequence[FrozenUpdate], *, num_devices: int = 0, momentum: float = 0.0
+        self,
+        base: Path,
+        updates: Sequence[FrozenUpdate],
+        *,
+        beginning: str = "",
+        places: Callable[[str, Sequence[str]], Mapping[str, Place]] = _everywhere,
+        num_devices: int = 0,
+        momentum: float = 0.0,
     ) -> None:
-        """`num_devices`, of the run so far, and `momentum` are for methods that ask."""
+        """`places` tells where the tensors of a slice lie; `num_devices`, of the run so far, and `momentum` are for
+        methods that ask; `beginning` as for `ModelState`.
+        """
         self._base = base
+        self._beginning = beginning
         self.num_devices = max(num_devices, len(updates))
         self.momentum = momentum
-        layouts: dict[tuple[Entry, ...], dict[str, Entry]] = {}  # a thousand equal tables are kept once
-        self._sources = [_open(update, layouts) for update in sorted(updates, key=lambda update: update.device)]
+        self._places = places
+        self._names = [entry.name.removeprefix(beginning) for entry in read_header(base).entries]
+        self._layouts: dict[tuple[str, tuple[Entry, ...]], dict[str, tuple[Entry, IndexMap | None]]] = {}
+        self._sources = [self._open(update) for update in sorted(updates, key=lambda update: update.device)]
         self.headers: Sequence[Header] = tuple(source.header for source in self._sources)
         if len({header.device for header in self.headers}) != len(self.headers):
             raise ValueError("expected one update per device, got a device twice")
@@ -90,29 +118,41 @@ class FrozenSet:
         """Absolute values of the tensor `name` from each update that has it; can be asked for again."""
         base: Tensor | None = None
         for source in self._sources:
-            entry = source.entries.get(stored_name(name))
-            if entry is None:
+            found = source.entries.get(stored_name(name))
+            if found is None:
                 continue
+            entry, where = found
             value = _read(source, entry)
             if source.is_delta:
                 if base is None:
                     base = self._base_tensor(name)
-                value = _applied(name, value, base, source.header.device)
-            yield source.header, value, None
+                value = _applied(name, value, take_tensor(base, where), source.header.device)
+            yield source.header, value, where
 
     def _base_tensor(self, name: str) -> Tensor:
         with ContainerReader(self._base) as reader:
-            return reader.tensor(stored_name(name))
+            return reader.tensor(self._beginning + stored_name(name))
 
-
-def _open(update: FrozenUpdate, layouts: dict[tuple[Entry, ...], dict[str, Entry]]) -> _Source:
-    container = read_header(update.path)
-    report = records.from_map(Report, container.meta, where=f"update from {update.device!r}")
-    entries = layouts.setdefault(container.entries, {entry.name: entry for entry in container.entries})
-    header = Header(
-        device=update.device, num_samples=update.num_samples, steps=report.steps, scalars=dict(report.scalars)
-    )
-    return _Source(header, update.path, report.payload == "delta", container.data_offset, entries)
+    def _open(self, update: FrozenUpdate) -> _Source:
+        container = read_header(update.path)
+        report = records.from_map(Report, container.meta, where=f"update from {update.device!r}")
+        layout = (update.slice, container.entries)
+        if layout not in self._layouts:  # a thousand equal tables are kept once
+            places = self._places(update.slice, self._names)
+            self._layouts[layout] = {
+                place.name: (entry, place.where)
+                for entry in container.entries
+                if (place := places.get(entry.name)) is not None
+            }
+        header = Header(
+            device=update.device,
+            num_samples=update.num_samples,
+            slice=update.slice,
+            steps=report.steps,
+            scalars=dict(report.scalars),
+        )
+        is_delta = report.payload == "delta"
+        return _Source(header, update.path, is_delta, container.data_offset, self._layouts[layout])
 
 
 def _read(source: _Source, entry: Entry) -> Tensor:

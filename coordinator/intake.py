@@ -20,6 +20,7 @@ from edge_client import records
 from edge_client.errors import PayloadError
 from edge_client.methods import coverage
 from edge_client.methods.base import PlanRules
+from edge_client.methods.slices import architecture
 from edge_client.records import MATRIX_CLASSES, Report
 from edge_client.wire import frames
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, Header, codec_rule, payload_kind, read_header
@@ -49,6 +50,7 @@ class Expected:
     num_classes: int
     epochs: int  # of the run
     rules: PlanRules = field(default_factory=PlanRules)  # of the run's method
+    slice: str = "full"  # of the model, what the device was sent
 
     @property
     def source(self) -> str:
@@ -137,6 +139,9 @@ def _check_plan(report: Report, expected: Expected) -> None:
             "too_large", f"{expected.source}: its plan has {plan_bytes} bytes, at most {_MAX_PLAN_BYTES} travel"
         )
     problem = coverage.problem(report.plan, expected.rules) if report.plan is not None else ""
+    rung = architecture(expected.slice)
+    if report.plan is not None and report.plan.slice != rung:
+        problem = f"it is for the slice {report.plan.slice!r}, the device was sent {rung!r}"
     if problem:
         raise PayloadError("plan", f"{expected.source}: its plan does not fit the run: {problem}")
 

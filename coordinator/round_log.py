@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from coordinator import evaluation
-from coordinator.evaluation import FleetResult
 from coordinator.run_directory import RunDirectory
 from coordinator.simulation_file import budgets_of
 from coordinator.store.base import EvaluationRow, Store, UpdateRow
@@ -22,8 +21,6 @@ from edge_client.run_file import RunFile, SimulateSection
 __all__ = ["RoundLog", "budgets_by_name"]
 
 Json = dict[str, Any]
-
-_FULL = "full"  # the only architecture of a method with one global model
 
 
 def budgets_by_name(file: RunFile) -> dict[str, int | None]:
@@ -92,7 +89,7 @@ class RoundLog:
             "loss": result.loss if result else None,
             "macro_f1": result.macro_f1 if result else None,
             "balanced_accuracy": result.balanced_accuracy if result else None,
-            "accuracy_per_architecture": _per_architecture(result),
+            "accuracy_per_architecture": evaluation.per_architecture(rows),
             "accuracy_per_device": _per_device(rows) if self._file.evaluate.on == "devices" else {},
             "bytes_up": up - sum(line["bytes_up"] for line in self._lines),
             "bytes_down": down - sum(line["bytes_down"] for line in self._lines),
@@ -190,11 +187,6 @@ class RoundLog:
             }
             for name, mine in trained.items()
         ]
-
-
-def _per_architecture(result: FleetResult | None) -> dict[str, float]:
-    """Architecture -> accuracy; a method that keeps several models has several."""
-    return {_FULL: result.accuracy} if result is not None else {}
 
 
 def _per_device(rows: Sequence[EvaluationRow]) -> dict[str, float]:

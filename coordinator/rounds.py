@@ -11,7 +11,8 @@ Rules
   R3  A round ends with all it asked for, or at its deadline with a quorum; it is prolonged once, then abandoned.
   R4  A round that is tried again uses the same seeds: with the same devices it gives the same model.
   R5  The service carries instructions out in their order; each is durable before the next begins.
-  R6  A device that cannot take part (nothing fits, no data, ...) is not asked again until it has started anew.
+  R6  A device that cannot take part (nothing fits, no data, ...) is not asked again until it has started anew; one on
+      which its slice does not fit is asked at once for a smaller one, if the run has one.
   R7  The run ends by the first of its stop rules; the last model is judged before, unless somebody stopped the run.
   R8  In a simulation nobody drops out and nobody is late: exactly the cohort is asked, and all of it is waited for, so
       that no result depends on who answered first.
@@ -28,11 +29,12 @@ import hashlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from coordinator import evaluation, selection
 from coordinator.stopping import Scoreboard, score_of
 from coordinator.store.base import OPEN_LEASE, EvaluationRow, LeaseRow, ModelRow, RoundRow, UpdateRow
+from edge_client.methods.slices import architecture
 from edge_client.records import Report, TrainingPlan
 from edge_client.run_file import RunFile
 
@@ -64,6 +66,7 @@ __all__ = [
     "SendAssign",
     "SendCancel",
     "SendReceipt",
+    "Slices",
     "Snapshot",
     "StopAsked",
     "Stored",
@@ -190,9 +193,9 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The server's own test data were used on a version."""
+    """The server's own test data were used on a version: on each slice that the devices train."""
 
-    evaluation: EvaluationRow
+    evaluations: Sequence[EvaluationRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,16 +394,33 @@ class Snapshot:
     simulated: bool = False
 
 
+class Slices(Protocol):
+    """Who trains how much of the model."""
+
+    def of(self, device: str, *, round_: int, seed: int) -> str:
+        """The slice of a device in a round."""
+
+    def give_less(self, device: str, cut: str) -> bool:
+        """A slice did not fit on a device: whether there is a smaller one for it."""
+
+
 class RunMachine:
     """One run; see the module's docstring for its rules."""
 
     def __init__(
-        self, snapshot: Snapshot, *, new_id: Callable[[], str], new_issue: Callable[[], int], now: float
+        self,
+        snapshot: Snapshot,
+        *,
+        slices: Slices,
+        new_id: Callable[[], str],
+        new_issue: Callable[[], int],
+        now: float,
     ) -> None:
         self.run = snapshot.run
         self.file = snapshot.file
         self.version = snapshot.version
         self._epoch = snapshot.epoch
+        self._slices = slices
         self._new_id = new_id
         self._new_issue = new_issue
         self._plans = dict(snapshot.plans)
@@ -492,7 +512,7 @@ class RunMachine:
             case Accepted():
                 yield from self._accepted(event.lease)
             case Declined():
-                yield from self._declined(event)
+                yield from self._declined(event, now)
                 yield from self._advance(now)
             case Holding():
                 self._holding(event, now)
@@ -509,7 +529,7 @@ class RunMachine:
                 self.excluded.pop(event.device, None)
                 self._unjudged.discard(event.device)
             case Judged():
-                yield from self._judged(event.evaluation, now)
+                yield from self._judged(event.evaluations, now)
             case Folded():
                 yield from self._folded(event, now)
             case StopAsked():
@@ -604,6 +624,9 @@ class RunMachine:
             train=train,
             evaluate=evaluate,
             version=self.version,
+            slice=self._slices.of(
+                device, round_=round_.number, seed=seed_of(self.file.seed, round_.number, f"slice/{device}")
+            ),
             plan=self._plans.get(device),
         )
 
@@ -623,11 +646,11 @@ class RunMachine:
             self._judging = True
             yield Judge(self.version)
 
-    def _judged(self, row: EvaluationRow, now: float) -> Iterator[Instruction]:
-        if not self._judging or row.version != self.version:
+    def _judged(self, rows: Sequence[EvaluationRow], now: float) -> Iterator[Instruction]:
+        if not self._judging or any(row.version != self.version for row in rows):
             return
         self._judging = False
-        yield from self._score(self.version, [row])
+        yield from self._score(self.version, rows)
         yield from self._end_or_go_on(now)
 
     def _score(self, version: int, rows: Sequence[EvaluationRow]) -> Iterator[Instruction]:
@@ -660,17 +683,25 @@ class RunMachine:
                 self._asked_at[lease.id] = now
                 yield SendAssign(lease, max(0.0, self._deadline - now))
 
+    def not_asked_yet(self, lease_id: str) -> None:
+        """What a lease is about has yet to be made: its device's time to answer has not begun."""
+        self._asked_at.pop(lease_id, None)
+        self._first_asked_at.pop(lease_id, None)
+
     def _accepted(self, lease_id: str) -> Iterator[Instruction]:
         lease = self.leases.get(lease_id)
         if lease is not None and lease.state == "offered":
             self.leases[lease_id] = replace(lease, state="accepted")
             yield CloseLease(lease_id, "accepted")
 
-    def _declined(self, event: Declined) -> Iterator[Instruction]:
+    def _declined(self, event: Declined, now: float) -> Iterator[Instruction]:
         lease = self.leases.get(event.lease)
         if lease is None or lease.state not in OPEN_LEASE:
             return
         yield from self._close(lease.id, "declined", event.code, event.detail, event.log)
+        if event.code == "nothing_fits" and self._slices.give_less(lease.device, lease.slice):
+            yield from self._ask_for_less(lease, now)
+            return
         if event.code in _LASTING:
             self.excluded[lease.device] = event.code
         elif event.code == "not_shared":
@@ -679,13 +710,19 @@ class RunMachine:
             yield from self._drop_round(f"{lease.device}: nothing fits")
             yield from self._finish("failed", f"nothing_fits: {lease.device}: {event.detail}"[:500])
 
+    def _ask_for_less(self, lease: LeaseRow, now: float) -> Iterator[Instruction]:
+        if self.round is not None and self.round.state == "RUNNING":
+            smaller = self._lease(self.round, lease.device, train=lease.train, evaluate=lease.evaluate)
+            self.leases[smaller.id] = smaller
+            yield AddLeases((smaller,))
+            yield from self._remind(now)
+
     def _holding(self, event: Holding, now: float) -> None:
         """A device that lost its lease (a new disk, an old backup) gets it again."""
         for lease in self.leases.values():
             if lease.device == event.device and lease.state == "accepted" and event.lease != lease.id:
                 self.leases[lease.id] = replace(lease, state="offered")
-                self._asked_at.pop(lease.id, None)
-                self._first_asked_at.pop(lease.id, None)
+                self.not_asked_yet(lease.id)
 
     def _close(
         self, lease_id: str, state: str, code: str = "", detail: str = "", log: Sequence[str] = ()
@@ -747,6 +784,7 @@ class RunMachine:
             num_samples=found.num_samples,
             num_correct=found.num_correct,
             loss_sum=found.loss_sum,
+            slice=architecture(lease.slice),
             confusion=stored.confusion,
         )
 

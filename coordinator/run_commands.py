@@ -37,6 +37,7 @@ def check_run(file: RunFile) -> None:
     """Names and options that only the registries know; raises `InputError` before anything begins."""
     try:
         methods.validate(file.method.name, file.method.parameters)
+        methods.rungs(file)
         if file.model is not None:
             models.validate(file.model.name, file.model.input, file.model.options)
     except NoSuchNameError as error:
@@ -293,6 +294,7 @@ def _judged(row: EvaluationRow) -> Json:
     return {
         "version": row.version,
         "device": "server" if row.device == SERVER else row.device,
+        "slice": row.slice,
         "num_samples": row.num_samples,
         "accuracy": row.num_correct / row.num_samples if row.num_samples else None,
     }

@@ -28,6 +28,7 @@ from coordinator.round_log import RoundLog, budgets_by_name
 from coordinator.run_directory import LOG, RunDirectory
 from coordinator.service import Service, ServiceOptions, allow_many_files
 from coordinator.simulation_data import Prepared
+from coordinator.slice_choice import LABEL
 from coordinator.store.base import DeviceRow, RunRow
 from coordinator.store.sqlite import SqliteStore
 from coordinator.virtual_devices import SharedParts, Surroundings, VirtualDevice, settle_left
@@ -36,6 +37,7 @@ from edge_client import durable
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, NothingFitsError, RunFailedError
 from edge_client.files import DataSection, DeviceFile
+from edge_client.methods import registry as methods
 from edge_client.records import to_map
 from edge_client.run_file import RunFile
 from edge_client.transport.base import Event, Received
@@ -218,11 +220,12 @@ class Simulation:
         self._opened.callback(around.parts.close)
         seen = self._store.traffic(begun.id) if begun is not None else {}
         budgets = budgets_by_name(self._file)
+        asked, pinned = dict(wanted.split("=", 1) for wanted in self._file.devices.where), _pinned(self._file)
         for index, row in enumerate(self._store.devices()):
             device = VirtualDevice(
                 row,
                 device_file=to_map(_device_file(self._setup, index)),
-                labels=dict(wanted.split("=", 1) for wanted in self._file.devices.where),
+                labels=asked | pinned.get(row.name, {}),
                 tasks={self._file.task.name: self._file.task.sha256} if self._file.task is not None else {},
                 training_budget_bytes=budgets[row.name],
                 around=around,
@@ -294,6 +297,14 @@ class Simulation:
         detail = f"round {last.number} of {self._setup.folder} failed on {len(failed)} devices; {first}"
         nothing_fits = bool(failed) and all(lease.code == "nothing_fits" for lease in failed)
         return NothingFitsError(detail) if nothing_fits else RunFailedError(detail)
+
+
+def _pinned(file: RunFile) -> dict[str, dict[str, str]]:
+    """Without budgets there is nothing to choose slices by: as many devices in a row train each of them."""
+    budgets, rungs = budgets_by_name(file), methods.rungs(file)
+    if len(rungs) == 1 or any(budget is not None for budget in budgets.values()):
+        return {}
+    return {name: {LABEL: rungs[number * len(rungs) // len(budgets)]} for number, name in enumerate(budgets)}
 
 
 def _open_store(directory: RunDirectory) -> SqliteStore:

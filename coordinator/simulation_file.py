@@ -4,7 +4,8 @@
     --model NAME            model.name           --partition TEXT          simulate.partition
     --rounds N              stop.rounds          --devices N               simulate.devices
     --participation SHARE   devices.fraction     --training-budgets LIST   simulate.training-budgets
-    --seed N[,N]            seed                 --set a.b=VALUE           any key; a bare NAME means method.NAME
+    --seed N[,N]            seed                 --slices LIST             slices
+    --set a.b=VALUE         any key; a bare NAME means method.NAME, but for slices and sharing
 
 Without a file, devices train 5 epochs per round with a momentum of 0.9; everything else is as in a file that says
 nothing of it.
@@ -36,6 +37,7 @@ __all__ = ["Combination", "Flags", "Missing", "budgets_of", "check_simulation", 
 Table = dict[str, Any]
 
 _SOURCE = "coordinator simulate"  # in messages about what was typed
+_RUN_KEYS = ("slices", "sharing")  # bare names that no method has
 _WITHOUT_FILE: Table = {"train": {"epochs": 5, "momentum": 0.9}}  # as papers do; one epoch learns little in 10 rounds
 
 
@@ -54,6 +56,7 @@ class Flags:
     partition: str | None = None
     devices: int | None = None
     training_budgets: str | None = None
+    slices: str | None = None
     set: Sequence[str] = ()
 
 
@@ -87,7 +90,7 @@ def combinations(flags: Flags) -> list[Combination]:
     seeds = [table.get("seed", 1)]
     if flags.seed is not None:
         seeds = [_whole(text) for text in _listed(flags.seed, "--seed")]
-    own = dict(_settings(flags.set))
+    own = {key: value for key, value in _settings(flags.set) if key not in _RUN_KEYS}
     _check_parameters(names, own)
     made = []
     for name, seed in itertools.product(names, seeds):
@@ -118,12 +121,13 @@ def raw_table(flags: Flags) -> Table:
         "simulate.partition": flags.partition,
         "simulate.devices": flags.devices,
         "simulate.training-budgets": budgets,
+        "slices": _listed(flags.slices, "--slices") if flags.slices is not None else None,
     }
     for key, value in typed.items():
         if value is not None:
             _put(table, key.split("."), value)
     for key, value in _settings(flags.set):
-        if "." in key:
+        if "." in key or key in _RUN_KEYS:
             _put(table, key.split("."), value)
     return table
 

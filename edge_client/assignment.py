@@ -40,8 +40,10 @@ from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
 from edge_client.methods.coverage import describe, left_out
+from edge_client.methods.slices import WHOLE_MODEL, architecture
 from edge_client.models.contract import Model
 from edge_client.models.layout import to_channels_last
+from edge_client.models.slicing import SliceSpec, parse
 from edge_client.planning.cost import evaluation_batch
 from edge_client.planning.rows import ModelRows
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
@@ -141,9 +143,11 @@ class _Work:
         if torch.get_num_interop_threads() != 1:  # it can be set once in a process
             torch.set_num_interop_threads(1)
         path = self._part("run")
-        self.run, self.sent_rows = kept.once("run", str(path), lambda: _read_settings(path))
+        self.run, self.settings = kept.once("run", str(path), lambda: _read_settings(path))
         self.device: DeviceFile = from_map(DeviceFile, order.device_file, where="device file")
         self.recipe: Recipe
+        self.cut: SliceSpec  # of the model, what this device trains
+        self.rung: str
         self.method: Method
         self.model: Model
         self.train_data: Samples
@@ -166,7 +170,8 @@ class _Work:
         with _declining("bad_task", "bad_task"):
             self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):
-            sizes = self.kept.once("sizes", self.order.parts["run"], self.recipe.parameter_sizes)
+            self.cut, self.rung = parse(order.slice), architecture(order.slice)
+            sizes = self.kept.once("sizes", self._key(), lambda: self.recipe.parameter_sizes(self.cut))
         room_bytes = _LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES
         self._limit(room_bytes)  # what is compressed is unpacked, what a task returns is in memory: bounded, too
         with _declining("bad_data", "bad_data"), self._fitting("its data"):
@@ -180,13 +185,17 @@ class _Work:
         guard.lift_limit()  # the threads and libraries that the warm-up loads are not the model's
         self._lay_out(rows, half)
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
-            self.kept.once("warm", order.parts["run"], lambda: warm_up(self.model, self._settings(None)))
+            self.kept.once("warm", self._key(), lambda: warm_up(self.model, self._settings(None)))
         self.warm_bytes = meter.rss_bytes()
         self.base_bytes = self._base(rows)
         self._begin_allowance()
         with _declining("nothing_fits", "nothing_fits"):
             self.plan = self._plan()
         return self.plan
+
+    def _key(self) -> list[str]:
+        """Of what is the same in all assignments of a run that train as much of the model."""
+        return [self.order.parts["run"], self.rung]
 
     def _check_weights(self, sizes: Sequence[int]) -> None:
         """A model whose weights alone do not fit is never made."""
@@ -200,12 +209,12 @@ class _Work:
     def _find_rows(self, dtype: str = "fp32") -> ModelRows | None:
         """What this model's units cost; raises `CalibrationNeededError` the first time, where that is allowed."""
         task = self.device.tasks.get(self.run.task.name) if self.run.task is not None else None
-        job = job_for(self.run, self.method.plans, self.train_data.shape, task=task, dtype=dtype)
+        job = job_for(self.run, self.method.plans, self.train_data.shape, task=task, cut=self.rung, dtype=dtype)
         note = self.workdir / "calibration.json"
         tried = note.exists() and _read_json(note).get("key") == job.key
         room = self.allowance.budget_bytes - meter.rss_bytes()
         may_measure = self.device.limits.calibrate and not tried
-        sent = self.sent_rows if dtype == "fp32" else None
+        sent = sent_rows(self.settings, self.rung) if dtype == "fp32" else None
         return self.kept.once(
             "rows", job.key, lambda: find_rows(job, sent, may_measure=may_measure, room_bytes=room)
         )
@@ -220,6 +229,7 @@ class _Work:
             self.run,
             self.method.plans,
             self.model,
+            rung=self.rung,
             rows=rows,
             half=half,
             num_samples=len(self.train_data),
@@ -250,8 +260,8 @@ class _Work:
         self.model.recompute = training_plan.recompute
         self.allowance.begin()
         self._limit(self._slack_bytes())
-        load_weights(self.model, self._part("model"))
-        self.extra = _StoredTensors(self._part("model"), EXTRA_PREFIX)
+        load_weights(self.model, self._received())
+        self.extra = _StoredTensors(self._received(), EXTRA_PREFIX)
         client = self.method.client()
         with _declining("bad_method", "unknown_method"):
             client.begin(self._job(training_plan))
@@ -291,7 +301,7 @@ class _Work:
     def _build_another(self, purpose: str) -> Model:
         """A model of this kind with random weights of its own; `begin` seeds the global generators afterwards."""
         self._seed("model", purpose)
-        model = self.recipe.build(self.train_data.shape)
+        model = self.recipe.build(self.train_data.shape, self.cut)
         if self.fitting.rows.channels_last:
             to_channels_last(model)
         model.recompute = self.model.recompute
@@ -311,7 +321,7 @@ class _Work:
     def _build(self) -> Model:
         """Under the limit; a built-in model's size was checked before, a task's shows only here."""
         with self._fitting("making the model") if self.run.task is not None else nullcontext():
-            return self.recipe.build(self.train_data.shape)
+            return self.recipe.build(self.train_data.shape, self.cut)
 
     def _plan(self) -> TrainingPlan:
         """The plan of the assignment while it fits: the budget may be another one than when it was made."""
@@ -326,16 +336,18 @@ class _Work:
         """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""
         budget, ceiling = self.allowance.budget_bytes, self._ceiling()
         below = ceiling is None or 0 < given.training_bytes < ceiling
-        return given.predicted_bytes <= budget and below and 10 * given.budget_bytes >= 9 * budget
+        same = given.slice == self.rung
+        return same and given.predicted_bytes <= budget and below and 10 * given.budget_bytes >= 9 * budget
 
     def _ceiling(self) -> int | None:
         """What a plan must stay below, because as much went over the budget here: in this lease, or in earlier work."""
-        known = (self.order.ceiling_bytes, self.order.ceilings.get(memory_key(self.run)))
+        known = (self.order.ceiling_bytes, self.order.ceilings.get(memory_key(self.run, self.rung)))
         return min((num_bytes for num_bytes in known if num_bytes is not None), default=None)
 
     def _note_trial(self) -> None:
         """Whatever becomes of this process: the daemon knows what it tried."""
-        trial = notes.Trial(key=memory_key(self.run), budget_bytes=self.allowance.budget_bytes, plan=self.plan)
+        key = memory_key(self.run, self.rung)
+        trial = notes.Trial(key=key, budget_bytes=self.allowance.budget_bytes, plan=self.plan)
         with durable.disk_errors(f"cannot write into {self.workdir}"):
             notes.write_trial(self.workdir, trial)
 
@@ -466,7 +478,7 @@ class _Work:
         self.progress("write", 0, 1, 0.0)
         with durable.disk_errors(f"writing the update in {self.workdir}"):
             if self.order.train and self.order.method_state:
-                write_state(Path(self.order.method_state), outcome.state)
+                write_state(Path(self.order.method_state), outcome.state, self.order.slice)
             report = self._report(training_plan, result, trained, outcome)
             sha256, length = self._write_update(report, result, outcome)
             manifest = {"sha256": sha256, "length": length, "num_samples": report.num_samples}
@@ -477,6 +489,10 @@ class _Work:
         if key not in self.order.parts:
             raise PayloadError("malformed", f"the assignment has no part {key!r}, only {', '.join(self.order.parts)}")
         return Path(self.order.parts[key])
+
+    def _received(self) -> Path:
+        """The model, or the slice of it that this device trains."""
+        return self._part("model" if self.order.slice == WHOLE_MODEL else f"slice:{self.order.slice}")
 
     def _open_data(self) -> None:
         section, run = self.device.data, self.run
@@ -522,9 +538,10 @@ class _Work:
             epochs=self.run.train.epochs,
             learning_rate=order.learning_rate,
             class_counts=self.train_data.class_counts(len(self.run.classes)),
+            slice=order.slice,
             plan=training_plan,
             rng=lambda purpose: generator(order.seed, "method", purpose),
-            state=read_state(Path(order.method_state)) if order.method_state else {},
+            state=read_state(Path(order.method_state), order.slice) if order.method_state else {},
             extra=self.extra,
             build=self._build_another,
         )
@@ -577,7 +594,7 @@ class _Work:
         temporary = self.workdir / ".update.bin.tmp"
         faults.point("worker.update.write")
         if report.payload == "delta":
-            with ContainerReader(self._part("model")) as received:
+            with ContainerReader(self._received()) as received:
                 sent = set(received.names())
                 tensors = (t - received.tensor(name) if name in sent else t for name, t in entries)
                 written = write_container(temporary, to_map(report), table, tensors)
@@ -587,19 +604,19 @@ class _Work:
         return written
 
 
-def memory_key(run: RunFile) -> str:
+def memory_key(run: RunFile, rung: str) -> str:
     """What the memory of training depends on beside the plan; the same in another run of the same model."""
     model = to_map(run.model) | {"init": ""} if run.model is not None else None
     task = run.task.sha256 if run.task is not None else None
     workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
-    text = json.dumps([model, task, len(run.classes), to_map(run.method), workload], sort_keys=True)
+    text = json.dumps([model, task, rung, len(run.classes), to_map(run.method), workload], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_settings(path: Path) -> tuple[RunFile, ModelRows | None]:
-    """The run, and the cost rows that came with it."""
+def _read_settings(path: Path) -> tuple[RunFile, Mapping[str, Any]]:
+    """The run, and all that came with it."""
     settings = _read_json(path)
-    return from_map(RunFile, settings, where="run"), sent_rows(settings)
+    return from_map(RunFile, settings, where="run"), settings
 
 
 def _read_json(path: Path) -> Any:
@@ -644,12 +661,15 @@ class _StoredTensors(Mapping[str, Tensor]):
         return len(self._entries)
 
 
-def read_state(folder: Path) -> Mapping[str, Tensor]:
-    """What the method kept in this device's last counted round."""
-    return _StoredTensors(folder / "current")
+def read_state(folder: Path, cut: str = WHOLE_MODEL) -> Mapping[str, Tensor]:
+    """What the method kept in this device's last counted round; nothing if that was with another slice."""
+    path = folder / "current"
+    if path.exists() and read_header(path).meta.get("slice", WHOLE_MODEL) != cut:
+        return {}
+    return _StoredTensors(path)
 
 
-def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
+def write_state(folder: Path, state: Mapping[str, Tensor], cut: str = WHOLE_MODEL) -> None:
     """Keep `state` as `next`; it becomes `current` at the receipt only, or a repeated round would apply it twice."""
     (folder / "next").unlink(missing_ok=True)  # of an assignment that was given up
     if not state:
@@ -659,7 +679,7 @@ def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
     temporary = folder / ".next.tmp"
     try:
         faults.point("worker.state.write")
-        write_container(temporary, {}, table, state.values())
+        write_container(temporary, {"slice": cut}, table, state.values())
         durable.publish(temporary, folder / "next", point="worker.state")
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -124,7 +124,7 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument("--threads", metavar="N", type=int, default=1, help="default: %(default)s")
     infer.add_argument("--out", metavar="FILE", type=Path, help="for the predictions: .csv or .npz")
     infer.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
-    infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg")
+    infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg", slices=None)
 
 
 def _state_dir(parser: argparse.ArgumentParser) -> None:

@@ -43,13 +43,13 @@ class CalibrationNeededError(FedfitError):
         self.job = job
 
 
-def sent_rows(settings: Mapping[str, Any]) -> ModelRows | None:
-    """The rows that came with the run, if any that make sense."""
+def sent_rows(settings: Mapping[str, Any], rung: str) -> ModelRows | None:
+    """The rows of a slice that came with the run, if any that make sense."""
     given = settings.get("x-rows")
-    if not given:
+    if not isinstance(given, Mapping) or rung not in given:
         return None
     try:
-        return from_map(ModelRows, given, where="rows of the run")
+        return from_map(ModelRows, given[rung], where="rows of the run")
     except PayloadError as error:
         _log.warning("the run's cost rows are not usable, ignored: %s", error.detail[:200])
         return None
@@ -83,6 +83,7 @@ class Fitting:
 
     run: RunFile
     rules: PlanRules
+    rung: str = "full"  # the slice that is trained
     rows: ModelRows
     half: ModelRows | None = None  # the same in bf16, where that may be used
     num_samples: int = 0
@@ -95,6 +96,7 @@ class Fitting:
         rules: PlanRules,
         model: Model,
         *,
+        rung: str,
         rows: ModelRows | None,
         half: ModelRows | None,
         num_samples: int,
@@ -104,7 +106,9 @@ class Fitting:
         if rows is None:
             _log.warning("this model was not measured: planned from shapes, which needs more room than the truth")
             rows = rows_from_shapes(model, channels_last=allows_channels_last(model))
-        return cls(run=run, rules=rules, rows=rows, half=half, num_samples=num_samples, disk_bytes=disk_bytes)
+        return cls(
+            run=run, rules=rules, rung=rung, rows=rows, half=half, num_samples=num_samples, disk_bytes=disk_bytes
+        )
 
     def choose(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> planner.Choice:
         """The plan for a worker that has `base_bytes` and may grow by `training_bytes`; raises `NothingFitsError`."""
@@ -118,8 +122,8 @@ class Fitting:
 
     def _request(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None) -> planner.Request:
         return planner.Request(
-            variants={"full": self.rows},
-            halves={} if self.half is None else {"full": self.half},
+            variants={self.rung: self.rows},
+            halves={} if self.half is None else {self.rung: self.half},
             workload=self.workload(),
             rules=self.rules,
             base_bytes=base_bytes,
@@ -131,16 +135,7 @@ class Fitting:
 
     def workload(self) -> Workload:
         """What decides the memory beside the model."""
-        section = self.run.train
-        return Workload(
-            batch=section.batch,
-            optimizer=section.optimizer,
-            momentum=section.momentum,
-            weight_decay=section.weight_decay,
-            weight_copies=self.rules.weight_copies,
-            step_copies=self.rules.step_copies,
-            epochs=section.epochs,
-        )
+        return Workload.of(self.run.train, self.rules)
 
     def plan(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> TrainingPlan:
         """Only the plan."""

@@ -24,6 +24,7 @@ __all__ = [
     "Part",
     "coverage_mean",
     "coverage_sum",
+    "inner_product",
     "is_buffer",
     "settle_buffer",
     "square_sum",
@@ -135,6 +136,11 @@ def is_buffer(name: str) -> bool:
 def settle_buffer(name: str, tensor: Tensor) -> Tensor:
     """`tensor` after a delta was added to it: a variance stays at zero or above. Changes `tensor` itself."""
     return tensor.clamp_(min=0) if name.rpartition(".")[2] == "running_var" else tensor
+
+
+def inner_product(tensor: Tensor, other: Tensor) -> float:
+    """Sum of the products of their elements, in float64."""
+    return sum(float(torch.dot(a, b)) for (_, a), (_, b) in zip(_pieces(tensor), _pieces(other), strict=True))
 
 
 def square_sum(tensor: Tensor, minus: Tensor | None = None) -> float:

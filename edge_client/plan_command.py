@@ -21,7 +21,7 @@ from edge_client.files import format_bytes, parse_bytes, parse_table
 from edge_client.fitting import Fitting
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
-from edge_client.planning.planner import Candidate, Choice
+from edge_client.planning.planner import Candidate, Choice, whole_batch_bytes
 from edge_client.records import PlanRules
 from edge_client.run_file import RunFile
 from edge_client.task import read_source
@@ -42,16 +42,28 @@ class Subject:
     run: RunFile
     rules: PlanRules
     input_shape: tuple[int, ...]
+    rungs: tuple[str, ...] = ("full",)  # slices that a device may train, the largest first
     task: str | None
 
-    def fitting(self, *, num_samples: int = 0, disk_bytes: int = 0) -> Fitting:
-        """With rows from the cache, or measured now; raises `MachineError` if that fails.
+    def fitting(self, *, rung: str = "full", num_samples: int = 0, disk_bytes: int = 0) -> Fitting:
+        """Of a slice, with rows from the cache, or measured now; raises `MachineError` if that fails.
 
         Activations may lie on disk if there are samples and room for them.
         """
-        job = job_for(self.run, self.rules, self.input_shape, task=self.task)
+        job = job_for(self.run, self.rules, self.input_shape, task=self.task, cut=rung)
         rows = calibrated(job, durable.cache_dir())
-        return Fitting(run=self.run, rules=self.rules, rows=rows, num_samples=num_samples, disk_bytes=disk_bytes)
+        return Fitting(
+            run=self.run, rules=self.rules, rung=rung, rows=rows, num_samples=num_samples, disk_bytes=disk_bytes
+        )
+
+    def fitting_for(self, budget: int | None, training: int | None) -> tuple[Fitting, int]:
+        """Of the slice that such a device trains, and what its training may take."""
+        for rung in self.rungs:
+            found = self.fitting(rung=rung)
+            room = training if training is not None else max(0, (budget or 0) - found.rows.base_bytes)
+            if whole_batch_bytes(found.rows, found.workload()) <= room:
+                break
+        return found, room
 
 
 def subject(options: argparse.Namespace) -> Subject:
@@ -79,9 +91,11 @@ def subject(options: argparse.Namespace) -> Subject:
         source = read_source(*split_place(options.task))
         table |= {"task": {"name": "task", "file": options.task, "sha256": source.sha256}}
         table |= {"method": {"name": options.method, **settings}}
+    if options.slices:
+        table |= {"slices": options.slices.split(",")}
     run = parse_table(RunFile, table, source="the options")
     rules = methods.plan_rules(run.method.name, run.method.parameters)
-    return Subject(run=run, rules=rules, input_shape=tuple(shape), task=place)
+    return Subject(run=run, rules=rules, input_shape=tuple(shape), rungs=methods.rungs(run), task=place)
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -137,9 +151,8 @@ def plan(options: argparse.Namespace) -> tuple[Subject, Choice]:
         budget = report.report_known(options.profile, None).budget_bytes
     else:
         budget = report.report_found(Path("/"), None).budget_bytes
-    fitting = what.fitting()
-    base = fitting.rows.base_bytes
-    return what, fitting.choose(base, training if training is not None else max(0, (budget or 0) - base))
+    fitting, room = what.fitting_for(budget, training)
+    return what, fitting.choose(fitting.rows.base_bytes, room)
 
 
 def to_json(choice: Choice) -> dict[str, Any]:

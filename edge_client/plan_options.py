@@ -18,6 +18,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd", help="default: %(default)s")
     parser.add_argument("--momentum", metavar="M", type=float, default=0.9, help="of sgd; default: %(default)s")
     parser.add_argument("--method", metavar="NAME", default="fedavg", help="default: %(default)s")
+    parser.add_argument("--slices", metavar="LIST", help="parts of the model to choose from: full,width:1/2,...")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="an option of the model or of the method"
     )

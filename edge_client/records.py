@@ -33,6 +33,7 @@ __all__ = [
     "PlanRules",
     "Positive",
     "Report",
+    "SliceText",
     "Text",
     "TrainingPlan",
     "WorkOrder",
@@ -65,6 +66,7 @@ class Matches:
 Id = Annotated[str, Matches(r"[A-Za-z0-9_-]{1,64}")]  # device, run, lease: safe as a topic level and as a file name
 Hash = Annotated[str, Matches(r"[0-9a-f]{64}")]  # SHA-256
 Text = Annotated[str, Matches(r"(?s).{0,2000}")]  # for people
+SliceText = Annotated[str, Matches(r"[A-Za-z0-9_.:/-]{1,64}")]  # a part of a model: `models.slicing`
 Count = Annotated[int, Between(0, 2**53)]
 Positive = Annotated[int, Between(1, 2**53)]
 
@@ -89,7 +91,7 @@ class DeviceProfile:
 class TrainingPlan:
     """How a device trains inside its budget; part of the assignment, so that a repeat trains the same way."""
 
-    slice: Annotated[str, Matches(r"[A-Za-z0-9_.:/-]{1,64}")] = "full"
+    slice: SliceText = "full"  # how much of the model; which part of it may change from round to round
     groups: tuple[tuple[Text, ...], ...] = ()  # blocks trained one group after another; none: all at once
     skipped: tuple[Text, ...] = ()  # first blocks that are never trained here; the stem then is not either
     microbatch: Positive
@@ -123,7 +125,6 @@ class PlanRules:
     partial: bool = False  # first blocks that do not fit may stay untrained
     auxiliary: bool = False  # each group but the last has a head of its own instead of the model's
     max_models: int = 1  # models that a device with surplus memory trains side by side
-    slices: tuple[str, ...] = ()  # smaller models that a device may train instead, the largest first
     weight_copies: int = 0  # of all weights, that a device keeps while it trains
     step_copies: int = 0  # of one parameter, that a device makes after a pass
     cost: str = "measured"  # or table-1: groups by the rule of FeDepth's authors, to compare results with theirs
@@ -195,6 +196,7 @@ class WorkOrder:
     seed: Annotated[int, Between(0, 2**63 - 1)]
     learning_rate: float
     threads: Annotated[int, Between(1, 1024)] = 1
+    slice: SliceText = "full"  # of the run's model; what `parts` holds
     plan: TrainingPlan | None = None  # none: the worker plans
     budget_bytes: Count  # of the whole worker process
     training_budget_bytes: Count | None = None  # instead: of what training adds to a warmed-up worker

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from edge_client.errors import InputError
 from edge_client.files import Options, Seconds, described, parse_table, read_toml
-from edge_client.records import Between, Count, Id, Matches, Positive, Text
+from edge_client.records import Between, Count, Id, Matches, Positive, SliceText, Text
 
 __all__ = ["RunFile", "SimulateSection", "TaskSection", "check_run_file", "load_run_file"]
 
@@ -145,6 +145,16 @@ class RunFile:
     model: ModelSection | None = described("what they train: a built-in model, or", None)
     task: TaskSection | None = described("a task: model and data as Python functions of one's own", None)
     classes: tuple[Annotated[str, Matches(r"(?s).{1,128}")], ...] = described("the label order; devices map by name")
+    slices: tuple[SliceText, ...] = described(
+        'parts of the model that a device may train instead of all of it, the largest first, such as ["full", '
+        '"depth:1.1.2.2", "width:1/2"]: the first that trains whole batches in its memory; none: what the method says',
+        (),
+    )
+    sharing: Annotated[str, Matches(r"position|architecture")] = described(
+        "what devices with different slices have in common: every tensor at its position in the model, or nothing: "
+        "each architecture is a model of its own",
+        "position",
+    )
     train: TrainSection = described("training on a device", TrainSection)
     stop: StopSection = described("when the run ends", StopSection)
     devices: DevicesSection = described("who takes part", DevicesSection)

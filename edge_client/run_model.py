@@ -6,12 +6,12 @@ Does not cover: whether a device allows the task (`assignment`), which is decide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from edge_client.errors import InputError, PayloadError
 from edge_client.models import adopted, registry
@@ -22,7 +22,7 @@ from edge_client.task import Source, Task, UserCode
 from edge_client.wire.container import MODEL_PREFIX
 from edge_client.wire.tensors import ContainerReader
 
-__all__ = ["Recipe", "load_weights", "recipe"]
+__all__ = ["Recipe", "fill", "load_weights", "recipe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +112,29 @@ def recipe(run: RunFile, source: Source | None) -> Recipe:
 def load_weights(model: nn.Module, path: Path) -> None:
     """Copy the tensors of a container into the model; both must have exactly the same names and shapes."""
     with ContainerReader(path) as reader:
-        state = model.state_dict()
-        sent = {name.removeprefix(MODEL_PREFIX) for name in reader.names(MODEL_PREFIX)}
-        if sent != state.keys():
-            odd = sorted(sent ^ state.keys())
-            raise PayloadError("names", f"received model and this device's differ in {len(odd)} tensors ({odd[0]!r})")
-        for name, tensor in state.items():
-            value = reader.tensor(MODEL_PREFIX + name)
-            if value.shape != tensor.shape:
-                raise PayloadError("shape", f"tensor {name!r} is {tuple(value.shape)}, expected {tuple(tensor.shape)}")
-            tensor.copy_(value)
+        fill(model, ((name, reader.tensor(name)) for name in reader.names(MODEL_PREFIX)))
+
+
+def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy tensors, by their names in a container, into the model; others than the model's are left alone.
+
+    Raises `PayloadError` unless the model's names and shapes are exactly those that come.
+    """
+    state = model.state_dict()
+    missing = set(state)
+    odd: set[str] = set()
+    for name, value in tensors:
+        if not name.startswith(MODEL_PREFIX):
+            continue
+        own = name.removeprefix(MODEL_PREFIX)
+        if own not in state:
+            odd.add(own)
+        elif value.shape != state[own].shape:
+            came, wanted = tuple(value.shape), tuple(state[own].shape)
+            raise PayloadError("shape", f"tensor {own!r} is {came}, expected {wanted}")
+        else:
+            state[own].copy_(value)
+            missing.discard(own)
+    if missing or odd:
+        differ = sorted(missing | odd)
+        raise PayloadError("names", f"received model and this device's differ in {len(differ)} tensors ({differ[0]!r})")

@@ -101,6 +101,7 @@ def write_order(
         seed=assign.seed,
         learning_rate=assign.learning_rate,
         threads=assign.threads,
+        slice=assign.slice,
         plan=assign.plan,
         budget_bytes=budget_bytes,
         training_budget_bytes=training_budget_bytes,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from coordinator.store.base import DeviceRow, EvaluationRow, LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
+from coordinator.slice_choice import SliceChoice
+from coordinator.store.base import DeviceRow, EvaluationRow, LeaseRow, ModelRow, PartRow, RoundRow, RunRow, UpdateRow
 from edge_client.files import parse_table
 from edge_client.records import DeviceProfile, PartRef, Report, TrainingPlan, to_map
 from edge_client.run_file import RunFile
@@ -27,6 +28,11 @@ def run_file(**tables: Any) -> RunFile:
     return parse_table(RunFile, merged, source="run.toml")
 
 
+def slice_choice(file: RunFile, budget_bytes: int | None = None) -> SliceChoice:
+    """Devices without labels, all with the same memory for training; nothing was measured."""
+    return SliceChoice(file, {}, budget_of=lambda _: budget_bytes, labels_of=lambda _: {}, of_training=True)
+
+
 def run_row(run: str = "r-1", file: RunFile | None = None, **changes: Any) -> RunRow:
     """A run as the store keeps it."""
     return RunRow(id=run, file=to_map(file or run_file()), **changes)
@@ -42,6 +48,11 @@ def model_row(version: int, run: str = "r-1", **changes: Any) -> ModelRow:
     sha256 = digest(f"{run} model {version}")
     fields = {"run": run, "version": version, "sha256": sha256, "length": 100}
     return ModelRow(**fields | {"sent_sha256": sha256, "sent_length": 100} | changes)
+
+
+def part_row(version: int, cut: str = "width:1/2", run: str = "r-1") -> PartRow:
+    """A slice of a version."""
+    return PartRow(run=run, version=version, slice=cut, sha256=digest(f"{run} {version} {cut}"), length=50)
 
 
 def round_row(number: int = 1, attempt: int = 1, run: str = "r-1", **changes: Any) -> RoundRow:

@@ -24,6 +24,7 @@ __all__ = [
     "EvaluationRow",
     "LeaseRow",
     "ModelRow",
+    "PartRow",
     "RoundRow",
     "RunRow",
     "Store",
@@ -76,6 +77,17 @@ class ModelRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartRow:
+    """A slice of the newest version as it travels."""
+
+    run: str
+    version: int
+    slice: str
+    sha256: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
     """A round's attempt."""
 
@@ -108,6 +120,7 @@ class LeaseRow:
     train: bool
     evaluate: bool
     version: int  # of the model that was sent
+    slice: str = "full"  # of it, what the device got
     plan: TrainingPlan | None = None
     state: str = "offered"
     code: str = ""
@@ -141,6 +154,7 @@ class EvaluationRow:
     num_samples: int
     num_correct: int
     loss_sum: float
+    slice: str = "full"  # the architecture: how much of the model was judged
     confusion: Sequence[int] = ()  # row-major, as `records.Evaluation` describes it
 
 
@@ -190,6 +204,10 @@ class Store(Protocol):
     def last_model(self, run_id: str) -> ModelRow | None: ...
     def model(self, run_id: str, version: int) -> ModelRow | None: ...
     def models(self, run_id: str) -> list[ModelRow]: ...
+    def add_part(self, part: PartRow) -> list[PartRow]:
+        """A slice of the newest version; returns those of older versions, which are forgotten."""
+
+    def parts(self, run_id: str) -> list[PartRow]: ...
 
     def open_round(self, round_: RoundRow, leases: Sequence[LeaseRow]) -> None: ...
     def add_leases(self, leases: Sequence[LeaseRow]) -> None: ...

@@ -25,6 +25,7 @@ from coordinator.store.base import (
     EvaluationRow,
     LeaseRow,
     ModelRow,
+    PartRow,
     RoundRow,
     RunRow,
     UpdateRow,
@@ -80,12 +81,13 @@ class MemoryStore:
         self._devices: _Table[str, DeviceRow] = _Table(self._journal)
         self._runs: _Table[int, RunRow] = _Table(self._journal)  # by age
         self._models: _Table[tuple[str, int], ModelRow] = _Table(self._journal)
+        self._parts: _Table[tuple[str, str], PartRow] = _Table(self._journal)
         self._rounds: _Table[tuple[str, int, int], RoundRow] = _Table(self._journal)
         self._leases: _Table[int, LeaseRow] = _Table(self._journal)  # by issue
         self._issues: _Table[str, int] = _Table(self._journal)  # id -> issue
         self._updates: _Table[str, UpdateRow] = _Table(self._journal)  # by lease
         self._counted: _Table[tuple[str, int, int, str], str] = _Table(self._journal)  # run, round, attempt, device
-        self._evaluations: _Table[tuple[str, int, str], EvaluationRow] = _Table(self._journal)
+        self._evaluations: _Table[tuple[str, int, str, str], EvaluationRow] = _Table(self._journal)
         self._traffic: _Table[tuple[str, str], tuple[int, int]] = _Table(self._journal)
         self._remembered: _Table[tuple[str, str], Mapping[str, Any]] = _Table(self._journal)
 
@@ -182,6 +184,7 @@ class MemoryStore:
                 self._delete_update(update.lease)
             tables: tuple[_Table[Any, Any], ...] = (
                 self._models,
+                self._parts,
                 self._rounds,
                 self._evaluations,
                 self._traffic,
@@ -273,6 +276,21 @@ class MemoryStore:
     def models(self, run_id: str) -> list[ModelRow]:
         """All versions, oldest first."""
         return [row for key, row in sorted(self._models.rows.items()) if key[0] == run_id]
+
+    def add_part(self, part: PartRow) -> list[PartRow]:
+        """A slice of the newest version; those of older versions are forgotten, and returned."""
+        with self._transaction("part"):
+            if self._age(part.run) is None:
+                raise IntegrityError(f"there is no run {part.run!r}")
+            old = [row for row in self.parts(part.run) if row.version < part.version]
+            for row in old:
+                self._parts.delete((row.run, row.slice))
+            self._parts.put((part.run, part.slice), part)
+        return old
+
+    def parts(self, run_id: str) -> list[PartRow]:
+        """The slices of the newest version that were cut so far."""
+        return [row for key, row in sorted(self._parts.rows.items()) if key[0] == run_id]
 
     # rounds and leases
 
@@ -368,7 +386,8 @@ class MemoryStore:
                 self._count(lease.run, traffic)
 
     def _put_evaluation(self, evaluation: EvaluationRow) -> None:
-        self._evaluations.put((evaluation.run, evaluation.version, evaluation.device), evaluation)
+        key = (evaluation.run, evaluation.version, evaluation.device, evaluation.slice)
+        self._evaluations.put(key, evaluation)
 
     def save_evaluation(self, evaluation: EvaluationRow) -> None:
         """A result that came without an update: the server's own."""
@@ -500,6 +519,7 @@ class MemoryStore:
             for model in models:
                 if model.version > models[-1].version - keep_models or model.version == run.best_version:
                     needed |= {model.sha256, model.sent_sha256}
+            needed |= {part.sha256 for part in self.parts(run.id) if run.state == "running"}
         return needed
 
     def is_needed(self, sha256: str, keep_models: int) -> bool:
@@ -528,6 +548,8 @@ class MemoryStore:
         nothing = -1
         for model in self.models(run.id):
             other.commit_round(nothing, nothing, model)
+        for part in self.parts(run.id):
+            other.add_part(part)
         for round_ in self.rounds(run.id):
             other.open_round(round_, self.leases(run.id, round_.number, round_.attempt))
         for update in (row for row in self._updates.rows.values() if row.run == run.id):

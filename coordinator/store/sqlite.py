@@ -16,6 +16,7 @@ from coordinator.store.base import (
     EvaluationRow,
     LeaseRow,
     ModelRow,
+    PartRow,
     RoundRow,
     RunRow,
     UpdateRow,
@@ -28,7 +29,7 @@ __all__ = ["SqliteStore", "read_meta"]
 
 T = TypeVar("T")
 
-_LAYOUT = 4
+_LAYOUT = 5
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -43,6 +44,10 @@ CREATE TABLE model (
     sent_sha256 TEXT NOT NULL, sent_length INTEGER NOT NULL, set_hash TEXT NOT NULL, score REAL,
     PRIMARY KEY (run, version)
 ) STRICT;
+CREATE TABLE part (
+    run TEXT NOT NULL REFERENCES run(id), version INTEGER NOT NULL, slice TEXT NOT NULL, sha256 TEXT NOT NULL,
+    length INTEGER NOT NULL, PRIMARY KEY (run, version, slice)
+) STRICT;
 CREATE TABLE round (
     run TEXT NOT NULL REFERENCES run(id), number INTEGER NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL,
     goal INTEGER NOT NULL, quorum INTEGER NOT NULL, remaining_s REAL NOT NULL, extended INTEGER NOT NULL,
@@ -54,7 +59,7 @@ CREATE TABLE lease (
     issue INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL, run TEXT NOT NULL,
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, device TEXT NOT NULL, train INTEGER NOT NULL,
     evaluate INTEGER NOT NULL, version INTEGER NOT NULL, plan TEXT, state TEXT NOT NULL, code TEXT NOT NULL,
-    detail TEXT NOT NULL, log TEXT NOT NULL
+    detail TEXT NOT NULL, log TEXT NOT NULL, slice TEXT NOT NULL DEFAULT 'full'
 ) STRICT;
 CREATE INDEX lease_round ON lease (run, round, attempt);
 CREATE INDEX lease_device ON lease (device, issue);
@@ -66,7 +71,8 @@ CREATE TABLE update_ (
 CREATE INDEX update_device ON update_ (run, device, round);
 CREATE TABLE evaluation (
     run TEXT NOT NULL, version INTEGER NOT NULL, device TEXT NOT NULL, num_samples INTEGER NOT NULL,
-    num_correct INTEGER NOT NULL, loss_sum REAL NOT NULL, confusion TEXT NOT NULL, PRIMARY KEY (run, version, device)
+    num_correct INTEGER NOT NULL, loss_sum REAL NOT NULL, confusion TEXT NOT NULL, slice TEXT NOT NULL DEFAULT 'full',
+    PRIMARY KEY (run, version, device, slice)
 ) STRICT;
 CREATE TABLE traffic (
     run TEXT NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL, PRIMARY KEY (run, device)
@@ -96,6 +102,21 @@ ALTER TABLE round ADD COLUMN bytes_down INTEGER;
     3: """
 ALTER TABLE round ADD COLUMN num_available INTEGER NOT NULL DEFAULT 0;
 """,
+    4: """
+ALTER TABLE lease ADD COLUMN slice TEXT NOT NULL DEFAULT 'full';
+CREATE TABLE part (
+    run TEXT NOT NULL REFERENCES run(id), version INTEGER NOT NULL, slice TEXT NOT NULL, sha256 TEXT NOT NULL,
+    length INTEGER NOT NULL, PRIMARY KEY (run, version, slice)
+) STRICT;
+ALTER TABLE evaluation RENAME TO evaluation_4;
+CREATE TABLE evaluation (
+    run TEXT NOT NULL, version INTEGER NOT NULL, device TEXT NOT NULL, num_samples INTEGER NOT NULL,
+    num_correct INTEGER NOT NULL, loss_sum REAL NOT NULL, confusion TEXT NOT NULL, slice TEXT NOT NULL DEFAULT 'full',
+    PRIMARY KEY (run, version, device, slice)
+) STRICT;
+INSERT INTO evaluation SELECT *, 'full' FROM evaluation_4;
+DROP TABLE evaluation_4;
+""",
 }
 
 _KEPT_MODELS = """FROM (
@@ -106,6 +127,8 @@ _KEPT_MODELS = """FROM (
 # CROSS: few rounds are open, and there are many updates
 _OPEN_UPDATES = """FROM round r CROSS JOIN update_ u ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
                    WHERE r.state IN ('RUNNING', 'FROZEN')"""
+
+_OPEN_PARTS = "FROM part p JOIN run ON run.id = p.run WHERE run.state = 'running'"
 
 
 @contextmanager
@@ -273,7 +296,7 @@ class SqliteStore:
     def remove_run(self, run_id: str) -> None:
         """Forget a run and everything of it."""
         with self._transaction("run") as db:
-            for table in ("update_", "evaluation", "traffic", "run_device", "lease", "round", "model"):
+            for table in ("update_", "evaluation", "traffic", "run_device", "lease", "round", "part", "model"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run_id,))
             db.execute("DELETE FROM run WHERE id = ?", (run_id,))
 
@@ -355,6 +378,20 @@ class SqliteStore:
     def models(self, run_id: str) -> list[ModelRow]:
         """All versions, oldest first."""
         return self._all(ModelRow, "SELECT * FROM model WHERE run = ? ORDER BY version", run_id)
+
+    def add_part(self, part: PartRow) -> list[PartRow]:
+        """A slice of the newest version; those of older versions are forgotten, and returned."""
+        with self._transaction("part") as db:
+            query = "SELECT * FROM part WHERE run = ? AND version < ? ORDER BY slice"
+            old = self._all(PartRow, query, part.run, part.version)
+            db.execute("DELETE FROM part WHERE run = ? AND version < ?", (part.run, part.version))
+            db.execute("DELETE FROM part WHERE run = ? AND slice = ?", (part.run, part.slice))
+            self._insert("part", part)
+        return old
+
+    def parts(self, run_id: str) -> list[PartRow]:
+        """The slices of the newest version that were cut so far."""
+        return self._all(PartRow, "SELECT * FROM part WHERE run = ? ORDER BY slice", run_id)
 
     # rounds and leases
 
@@ -447,8 +484,8 @@ class SqliteStore:
                 _add_traffic(db, run_id, traffic)
 
     def _put_evaluation(self, db: sqlite3.Connection, evaluation: EvaluationRow) -> None:
-        key = (evaluation.run, evaluation.version, evaluation.device)
-        db.execute("DELETE FROM evaluation WHERE run = ? AND version = ? AND device = ?", key)
+        key = (evaluation.run, evaluation.version, evaluation.device, evaluation.slice)
+        db.execute("DELETE FROM evaluation WHERE run = ? AND version = ? AND device = ? AND slice = ?", key)
         self._insert("evaluation", evaluation)
 
     def save_evaluation(self, evaluation: EvaluationRow) -> None:
@@ -531,8 +568,9 @@ class SqliteStore:
     def evaluations(self, run_id: str, version: int | None = None) -> list[EvaluationRow]:
         """Results by version and device."""
         if version is None:
-            return self._all(EvaluationRow, "SELECT * FROM evaluation WHERE run = ? ORDER BY version, device", run_id)
-        query = "SELECT * FROM evaluation WHERE run = ? AND version = ? ORDER BY device"
+            query = "SELECT * FROM evaluation WHERE run = ? ORDER BY version, device, slice"
+            return self._all(EvaluationRow, query, run_id)
+        query = "SELECT * FROM evaluation WHERE run = ? AND version = ? ORDER BY device, slice"
         return self._all(EvaluationRow, query, run_id, version)
 
     def evaluated_versions(self, run_id: str) -> list[int]:
@@ -584,6 +622,7 @@ class SqliteStore:
         for row in self._read(f"SELECT sha256, sent_sha256 {_KEPT_MODELS}", keep_models):
             needed.update((row[0], row[1]))
         needed.update(row[0] for row in self._read(f"SELECT u.sha256 {_OPEN_UPDATES}"))
+        needed.update(row[0] for row in self._read(f"SELECT p.sha256 {_OPEN_PARTS}"))
         return needed
 
     def is_needed(self, sha256: str, keep_models: int) -> bool:
@@ -591,6 +630,7 @@ class SqliteStore:
         queries = (
             (f"SELECT 1 {_KEPT_MODELS} WHERE ?2 IN (sha256, sent_sha256)", (keep_models, sha256)),
             (f"SELECT 1 {_OPEN_UPDATES} AND u.sha256 = ?", (sha256,)),
+            (f"SELECT 1 {_OPEN_PARTS} AND p.sha256 = ?", (sha256,)),
             ("SELECT 1 FROM run WHERE ?1 IN (settings_sha256, task_sha256)", (sha256,)),
         )
         return any(self._read(query, *arguments) for query, arguments in queries)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_client.methods.slices import Place, slice_places
 from edge_client.records import PlanRules
 from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Term
 
@@ -34,6 +35,7 @@ __all__ = [
     "Method",
     "Outcome",
     "Phase",
+    "Place",
     "PlainClient",
     "PlanRules",
     "Server",
@@ -49,6 +51,7 @@ class Header:
 
     device: str
     num_samples: int
+    slice: str = "full"  # of the model, what the device trained
     steps: int = 0
     scalars: Mapping[str, float] = field(default_factory=dict)
 
@@ -61,6 +64,10 @@ class State(Protocol):
 
     def tensor(self, name: str) -> Tensor:
         """One of them, read anew at every call."""
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """What `Method.notes` said of the model when the run began: text, numbers, maps, and tuples of them."""
 
 
 class Frozen(Protocol):
@@ -86,7 +93,7 @@ class Server(Protocol):
     """A method on the coordinator."""
 
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the new state, in the order of `state.names()`."""
+        """Every tensor of the new state, in the order of `state.names()`; each is the caller's own, to change."""
 
 
 def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
@@ -97,6 +104,11 @@ def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
 def keep_nothing(model: Model) -> tuple[str, ...]:
     """Most methods send back all that they received."""
     return ()
+
+
+def note_nothing(model: Model) -> Mapping[str, Any]:
+    """Most folds need to know nothing of the model but its tensors."""
+    return {}
 
 
 def fit_every_model(model: Model) -> None:
@@ -130,7 +142,11 @@ class Method:
     # random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
     inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
+    # where the tensors of a slice lie among the server's, by their names in a container; the model is the whole one,
+    # for its shapes alone
+    places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places
     kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
+    notes: Callable[[Model], Mapping[str, Any]] = note_nothing  # for `fold`, which has no model
     check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead
 
 

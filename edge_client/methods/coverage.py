@@ -16,16 +16,26 @@ from edge_client.methods.base import PlanRules
 from edge_client.records import TrainingPlan
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
 
-__all__ = ["describe", "left_out", "problem"]
+__all__ = ["describe", "left_out", "notes", "problem"]
 
 # keys of a model container's meta
 _STEM = "stem"  # the name of the model's first unit, where a plan may leave it untrained
 _KEPT = "kept"  # what the names of tensors begin with that are never sent back
+_NOTES = "notes"  # what the method's server half must know of the model
 
 
-def describe(rules: PlanRules, *, stem: str, kept: Sequence[str]) -> dict[str, Any]:
-    """The meta of a model's container, from which `left_out` knows the model."""
-    return ({_STEM: stem} if rules.partial else {}) | ({_KEPT: list(kept)} if kept else {})
+def describe(
+    rules: PlanRules, *, stem: str, kept: Sequence[str], notes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The meta of a model's container, from which `left_out` and `notes` know the model."""
+    meta: dict[str, Any] = {_STEM: stem} if rules.partial else {}
+    return meta | ({_KEPT: list(kept)} if kept else {}) | ({_NOTES: dict(notes)} if notes else {})
+
+
+def notes(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the method noted of the model."""
+    noted: Mapping[str, Any] = meta.get(_NOTES, {})
+    return noted
 
 
 def left_out(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from edge_client.methods.base import Frozen, Method, PlainClient, State
+from edge_client.methods.base import Frozen, Header, Method, PlainClient, State
 from edge_client.methods.parameters import FedAvgParameters
 from edge_client.params import coverage_mean
 
@@ -21,7 +21,14 @@ __all__ = ["CoverageServer", "method"]
 
 
 class CoverageServer:
-    """The coverage mean of every tensor, weighted by n_k; what no update covers stays as it was."""
+    """The coverage mean of every tensor, weighted by n_k or uniform; what no update covers stays as it was."""
+
+    def __init__(self, *, uniform: bool = False) -> None:
+        self.uniform = uniform
+
+    def weight(self, header: Header) -> float:
+        """What an update counts."""
+        return 1.0 if self.uniform else float(header.num_samples)
 
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the new state."""
@@ -30,7 +37,7 @@ class CoverageServer:
 
     def fold_tensor(self, name: str, old: Tensor, frozen: Frozen) -> Tensor:
         """The new value of one; what a method with another rule overrides."""
-        parts = ((value, where, float(header.num_samples)) for header, value, where in frozen.column(name))
+        parts = ((value, where, self.weight(header)) for header, value, where in frozen.column(name))
         return coverage_mean(old, parts)
 
 

@@ -16,6 +16,9 @@ __all__ = [
     "FedNovaParameters",
     "FedPerParameters",
     "FedProxParameters",
+    "FedRolexParameters",
+    "HeteroFLParameters",
+    "InCoParameters",
     "LocalParameters",
     "MoonParameters",
     "ScaffoldParameters",
@@ -61,6 +64,56 @@ class MoonParameters:
     )
     temperature: Annotated[float, Between(0.001, 1000)] = field(
         default=0.5, metadata={"symbol": "tau", "help": "divides the cosines in the contrastive loss"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeteroFLParameters:
+    """HeteroFL."""
+
+    scaler: bool = field(
+        default=True,
+        metadata={
+            "symbol": "1/r",
+            "help": "divide what layers put out by their share r of the channels while training, in a model without "
+            "normalisation: with one the factor has no effect",
+        },
+    )
+    mask: bool = field(
+        default=False,
+        metadata={
+            "symbol": "masked cross-entropy",
+            "help": "logits of classes that a device has not are 0 in its loss, and it has no say in their rows of the "
+            "output layer; tells the server which classes a device has",
+        },
+    )
+    redraw: bool = field(
+        default=False,
+        metadata={
+            "symbol": "dynamic",
+            "help": "each device draws one of the slices that it has memory for in every round; false: the largest",
+        },
+    )
+    uniform: bool = field(
+        default=True,
+        metadata={"symbol": "1/m", "help": "all devices count the same; false: by their samples, as in FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedRolexParameters:
+    """FedRolex."""
+
+    roll: bool = field(
+        default=True,
+        metadata={
+            "symbol": "n mod K",
+            "help": "the window of channels moves by one in every round; false: it stays, which is HeteroFL's",
+        },
+    )
+    uniform: bool = field(
+        default=True,
+        metadata={"symbol": "p_n", "help": "all devices count the same; false: by their samples, as in FedAvg"},
     )
 
 
@@ -121,4 +174,41 @@ class FeDepthParameters:
             "symbol": "Table 1",
             "help": "what a group takes: measured, or by the authors' own rule, to compare results with theirs",
         },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InCoParameters:
+    """InCo."""
+
+    rule: Annotated[str, Matches("released|theorem|text|no_opt|no_norm|sum|off")] = field(
+        default="released",
+        metadata={
+            "symbol": "theta",
+            "help": "how a stage's first layer changes the later ones: the authors' code, Theorem 3.1, the paper's "
+            "text, three ablations; off: not at all",
+        },
+    )
+    granularity: Annotated[str, Matches("kernel|tensor")] = field(
+        default="kernel",
+        metadata={"symbol": "g_k", "help": "what has one theta: each kernel of a convolution, or the whole tensor"},
+    )
+    theta_max: Annotated[float, Between(0, 1000)] = field(
+        default=5.0, metadata={"symbol": "theta", "help": "largest theta of released and no_norm"}
+    )
+    clip: Annotated[float, Between(0, 1000)] = field(
+        default=0.1,
+        metadata={"symbol": "g_k", "help": "largest element of a changed update; 0: no such limit"},
+    )
+    weights: Annotated[str, Matches("samples|uniform")] = field(
+        default="samples",
+        metadata={
+            "symbol": "Algorithm 1",
+            "help": "samples: devices count as in the method underneath; uniform: each the same, as in the authors' "
+            "code",
+        },
+    )
+    server_lr: Annotated[float, Between(0, 1000)] = field(
+        default=1.0,
+        metadata={"symbol": "g", "help": "multiplies the mean step of all parameters before the rule"},
     )

@@ -23,12 +23,28 @@ from edge_client.methods.parameters import (
     FedNovaParameters,
     FedPerParameters,
     FedProxParameters,
+    FedRolexParameters,
+    HeteroFLParameters,
+    InCoParameters,
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
 )
+from edge_client.methods.slices import Slicing, drawn, rolled
+from edge_client.models import registry as models
+from edge_client.run_file import RunFile
 
-__all__ = ["get", "has_global_model", "names", "parameter_types", "plan_rules", "validate"]
+__all__ = [
+    "get",
+    "has_global_model",
+    "names",
+    "parameter_types",
+    "plan_rules",
+    "rungs",
+    "slicing",
+    "usual_model",
+    "validate",
+]
 
 
 def _from(module: str, **how: Any) -> Callable[..., Method]:
@@ -74,6 +90,28 @@ def _no_choice(parameters: Any) -> PlanRules:
     return PlanRules()
 
 
+def _any_slice(parameters: Any) -> Slicing:
+    return Slicing()
+
+
+def _whole_model(parameters: Any) -> Slicing:
+    return Slicing(kinds=(), instead="it fits the whole model into the memory by training it in groups")
+
+
+_WIDTHS = ("full", "width:1/2", "width:1/4", "width:1/8", "width:1/16")
+_ONLY_WIDTHS = "layer-wise sharing of other slices is fedavg's"
+
+
+def _heterofl_slicing(parameters: HeteroFLParameters) -> Slicing:
+    made = Slicing(ladder=_WIDTHS, kinds=("width",), instead=_ONLY_WIDTHS)
+    return dataclasses.replace(made, turn=drawn) if parameters.redraw else made
+
+
+def _fedrolex_slicing(parameters: FedRolexParameters) -> Slicing:
+    made = Slicing(ladder=_WIDTHS, kinds=("width",), instead=_ONLY_WIDTHS)
+    return dataclasses.replace(made, turn=rolled) if parameters.roll else made
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -88,6 +126,8 @@ class _Entry:
     plans: Callable[[Any], PlanRules] = _no_choice
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
+    slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
+    shown_with: str = "small-cnn"  # a model that it can train
 
 
 _GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
@@ -100,9 +140,23 @@ _METHODS = {
     "fedper": _Entry(
         FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
     ),
-    "local": _Entry(LocalParameters, _from("local"), refuses=_GROUPS, has_global_model=lambda own: False),
-    "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans),
-    "m-fedepth": _Entry(FeDepthParameters, _from("fedepth", auxiliary=True), over=True, plans=_m_fedepth_plans),
+    "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
+    "fedrolex": _Entry(FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing),
+    "local": _Entry(
+        LocalParameters,
+        _from("local"),
+        refuses=_GROUPS | {"inco": "it shares nothing that could be changed"},
+        has_global_model=lambda own: False,
+    ),
+    "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
+    "m-fedepth": _Entry(
+        FeDepthParameters,
+        _from("fedepth", auxiliary=True),
+        over=True,
+        plans=_m_fedepth_plans,
+        slicing=_whole_model,
+    ),
+    "inco": _Entry(InCoParameters, _from("inco"), over=True, shown_with="preresnet20"),
 }
 _PLAIN = "fedavg"  # what a method is put over that names none
 
@@ -122,17 +176,41 @@ def validate(name: str, parameters: Mapping[str, Any]) -> None:
 
 def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
     """What a planner may choose for the devices of a run; raises as `validate` does. Free of torch."""
-    first, *others = [_METHODS[part].plans(parsed) for part, parsed in _parse(name, parameters)]
+    parts = _parse(name, parameters)
+    every = [_METHODS[part].plans(parsed) for part, parsed in parts]
+    decides = next((number for number, (part, _) in enumerate(parts) if _decides(part)), 0)
     return dataclasses.replace(
-        first,  # the part that decides how a device trains; what others keep and make comes on top
-        weight_copies=first.weight_copies + sum(rules.weight_copies for rules in others),
-        step_copies=max(rules.step_copies for rules in (first, *others)),
+        every[decides],  # says how a device trains; what others keep and make comes on top
+        weight_copies=sum(rules.weight_copies for rules in every),
+        step_copies=max(rules.step_copies for rules in every),
     )
+
+
+def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
+    """What the method says about slices: the first part of its name that says something; raises as `validate` does."""
+    parts = _parse(name, parameters)
+    said = [(part, own) for part, own in parts if _METHODS[part].slicing is not _any_slice]
+    part, own = next(iter(said), parts[-1])
+    return _METHODS[part].slicing(own)
+
+
+def rungs(run: RunFile) -> tuple[str, ...]:
+    """The slices that devices of a run may train, the largest first; raises `InputError`."""
+    named = run.slices
+    if run.model is not None:  # also by the names of smaller models of the family
+        named = tuple(str(models.parse_slice(run.model.name, text)) for text in named)
+    return slicing(run.method.name, run.method.parameters).rungs(named, run.method.name)
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
     """Whether the server's model is one to use and to judge; otherwise the models live on the devices."""
     return all(_METHODS[part].has_global_model(parsed) for part, parsed in _parse(name, parameters))
+
+
+def usual_model(name: str) -> str:
+    """A model to show the method with; raises as `validate` does."""
+    usual = [_METHODS[part].shown_with for part in _parts(name)]
+    return next((model for model in usual if model != _METHODS[_PLAIN].shown_with), usual[0])
 
 
 def parameter_types(name: str) -> list[type]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 from edge_client import faults
 from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, minus, peak, plus
+from edge_client.records import PlanRules
+from edge_client.run_file import TrainSection
 
 __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_time", "training_bytes"]
 
@@ -37,6 +39,19 @@ class Workload:
     weight_copies: int = 0  # of all weights, that the method keeps
     step_copies: int = 0  # of one parameter, that the method makes after a pass
     epochs: int = 1  # per group, for the time
+
+    @classmethod
+    def of(cls, train: TrainSection, rules: PlanRules) -> Workload:
+        """Of a run."""
+        return cls(
+            batch=train.batch,
+            optimizer=train.optimizer,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            weight_copies=rules.weight_copies,
+            step_copies=rules.step_copies,
+            epochs=train.epochs,
+        )
 
     @property
     def most_step_copies(self) -> int:

@@ -1,6 +1,5 @@
 """What a device trains inside its budget: one search over all ways to train, in the order that the method prefers.
 
-    full model | smaller slices      where the method allows them, the largest first
     all at once | groups of blocks   as few groups as fit, put together from left to right
     partial training                 first blocks that do not fit stay untrained
     microbatch                       the batch, its half, its quarter, ...
@@ -27,12 +26,13 @@ from edge_client.planning.cost import Shape, Workload, relative_time, training_b
 from edge_client.planning.rows import ModelRows, peak
 from edge_client.records import PlanRules, TrainingPlan
 
-__all__ = ["Candidate", "Choice", "Request", "choose", "microbatches", "shrink"]
+__all__ = ["Candidate", "Choice", "Request", "choose", "microbatches", "shrink", "whole_batch_bytes"]
 
 _Names = tuple[str, ...]
 _Fits = Callable[[_Names, Sequence[_Names]], bool]  # a group, and those before it
 
 _NUM_ALTERNATIVES = 3
+_FREE_MODES = ("plain", "fused")
 _MODE_TIMES = {"plain": 1.0, "fused": 1.05, "units": 1.33}  # a second forward pass is a third of a step
 _LEAST_STATISTICS = 8  # samples whose statistics a BatchNorm can live with: partial training is better than fewer
 
@@ -81,6 +81,16 @@ def microbatches(batch: int) -> list[int]:
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
     return sizes
+
+
+def whole_batch_bytes(rows: ModelRows, workload: Workload) -> int:
+    """What training everything at once on whole batches adds to a worker, by means that cost no time.
+
+    A device of a run with several slices trains the first for which this fits. Smaller microbatches would let nearly
+    every device train the whole model slowly, on statistics of a few samples.
+    """
+    shapes = [Shape(microbatch=workload.batch, recompute=_kind(mode)) for mode in _FREE_MODES if mode in rows.modes]
+    return min(training_bytes(rows, workload, shape) for shape in shapes)
 
 
 def choose(request: Request) -> Choice:

@@ -71,6 +71,7 @@ class Job:
     epochs: int
     learning_rate: float
     class_counts: tuple[int, ...]
+    slice: str = "full"  # of the run's model: what `model` is
     plan: TrainingPlan | None = None  # how this device trains inside its budget; none: all at once
     rng: Callable[[str], Generator]  # purpose -> its own generator
     state: Mapping[str, Tensor] = field(default_factory=dict)  # what `end` kept in this device's last counted round

@@ -22,6 +22,7 @@ from edge_client.records import (
     Id,
     Matches,
     PartRef,
+    SliceText,
     Text,
     TrainingPlan,
     from_map,
@@ -171,6 +172,7 @@ class Assign:
     seed: Annotated[int, Between(0, 2**63 - 1)]
     learning_rate: float
     threads: Annotated[int, Between(1, 1024)] = 1
+    slice: SliceText = "full"  # of the run's model: what this device trains
     plan: TrainingPlan | None = None
     counted: Id | None = None  # this device's last lease that went into a model of this run, if a receipt was lost
     deadline_s: float

@@ -18,6 +18,7 @@ from rows import (
     evaluation_row,
     lease_row,
     model_row,
+    part_row,
     report,
     round_row,
     run_row,
@@ -63,6 +64,7 @@ def _dump(store: Store) -> list[object]:
         store.devices(),
         store.runs(),
         store.models("r-1"),
+        store.parts("r-1"),
         store.rounds("r-1"),
         store.leases("r-1", 1, 1),
         store.updates("r-1", 1, 1),
@@ -86,6 +88,7 @@ WRITES: dict[str, Step] = {
     "run": lambda s: s.add_run(run_row("r-2")),
     "removed run": lambda s: s.remove_run("r-1"),
     "initial": lambda s: s.add_initial_model(model_row(0, "r-0"), digest("first"), 1),
+    "part": lambda s: s.add_part(part_row(0)),
     "score": lambda s: s.save_score("r-1", 0, 0.5, 0),
     "run-device": lambda s: s.remember_device("r-1", "a", {"client": "1"}),
     "evaluation": lambda s: s.save_evaluation(evaluation_row(SERVER)),
@@ -684,6 +687,53 @@ def test_a_round_that_is_announced_keeps_what_had_travelled(store: Store) -> Non
     assert (row.state, row.bytes_up, row.bytes_down) == ("ANNOUNCED", 6, 9)
 
 
+def test_parts_are_of_the_newest_version_and_needed_while_the_run_trains(store: Store) -> None:
+    """The first part of version 1 sends those of version 0 away; a run that has ended needs none."""
+    _with_run(store)
+    assert store.add_part(part_row(0, "full")) == []
+    assert store.add_part(part_row(0, "width:1/2")) == []
+    assert store.parts("r-1") == [part_row(0, "full"), part_row(0, "width:1/2")]
+    store.commit_round(1, 1, model_row(1))
+    assert store.add_part(part_row(1, "full")) == [part_row(0, "full"), part_row(0, "width:1/2")]
+    assert store.parts("r-1") == [part_row(1, "full")]
+    assert store.is_needed(part_row(1, "full").sha256, 1)
+    store.set_run_state("r-1", "finished")
+    assert not store.is_needed(part_row(1, "full").sha256, 1)
+
+
+def test_a_version_is_judged_slice_by_slice(store: Store) -> None:
+    """One row for each architecture; the same one again replaces its row."""
+    _with_run(store)
+    for correct, cut in ((1, "full"), (2, "width:1/2"), (3, "full")):
+        store.save_evaluation(evaluation_row(SERVER, num_correct=correct, slice=cut))
+    assert [(row.slice, row.num_correct) for row in store.evaluations("r-1")] == [("full", 3), ("width:1/2", 2)]
+
+
+def _without_slices(database: sqlite3.Connection) -> None:
+    """As layout 4 was."""
+    database.execute("ALTER TABLE lease DROP COLUMN slice")
+    database.execute("DROP TABLE part")
+    database.execute("ALTER TABLE evaluation RENAME TO newer")
+    columns = "run, version, device, num_samples, num_correct, loss_sum, confusion"
+    database.execute(f"CREATE TABLE evaluation AS SELECT {columns} FROM newer")
+    database.execute("DROP TABLE newer")
+
+
+def test_a_database_without_slices_is_brought_up_to_date(tmp_path: Path) -> None:
+    """What devices trained and judged before there were slices was the whole model."""
+    store = _with_update(SqliteStore(tmp_path / "state.db"))
+    store.close()
+    old = sqlite3.connect(tmp_path / "state.db")
+    _without_slices(old)
+    old.execute("PRAGMA user_version = 4")
+    old.commit()
+    old.close()
+    store = SqliteStore(tmp_path / "state.db")
+    assert [lease.slice for lease in store.leases("r-1", 1, 1)] == ["full", "full"]
+    assert store.evaluations("r-1") == [evaluation_row()]
+    store.close()
+
+
 def test_a_database_of_the_layout_before_is_brought_up_to_date(tmp_path: Path) -> None:
     """Rounds of then do not tell what travelled; those of now do."""
     store = _with_round(SqliteStore(tmp_path / "state.db"))
@@ -691,6 +741,7 @@ def test_a_database_of_the_layout_before_is_brought_up_to_date(tmp_path: Path) -
     old = sqlite3.connect(tmp_path / "state.db")
     for column in ("bytes_up", "bytes_down", "num_available"):
         old.execute(f"ALTER TABLE round DROP COLUMN {column}")
+    _without_slices(old)
     old.execute("PRAGMA user_version = 2")
     old.commit()
     old.close()

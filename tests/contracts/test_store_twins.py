@@ -10,7 +10,19 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rows import PLAN, device_row, digest, evaluation_row, lease_row, model_row, report, round_row, run_row, update_row
+from rows import (
+    PLAN,
+    device_row,
+    digest,
+    evaluation_row,
+    lease_row,
+    model_row,
+    part_row,
+    report,
+    round_row,
+    run_row,
+    update_row,
+)
 
 from coordinator.store.base import SERVER, Store
 from coordinator.store.memory import MemoryStore
@@ -27,6 +39,7 @@ ISSUES = st.integers(1, 9)
 LEASES = ISSUES.map(lambda issue: f"lease-{issue}")
 NUMBERS = st.sampled_from([0.0, 0.5, 2.0])
 TEXTS = st.sampled_from(["", "why", "\u2028 \u00fc"])
+SLICES = st.sampled_from(["full", "width:1/2", "depth:1.1"])
 RUN_STATES = st.sampled_from(["queued", "running", "finished", "failed"])
 LEASE_STATES = st.sampled_from(["offered", "accepted", "stored", "declined", "refused", "expired", "cancelled"])
 REFUSALS = (sqlite3.IntegrityError, ConflictError, NoSuchNameError)
@@ -40,7 +53,8 @@ def _labels() -> st.SearchStrategy[dict[str, str]]:
 def _lease(draw: st.DrawFn, run: str, number: int, attempt: int) -> Any:
     flags = {"train": draw(st.booleans()), "evaluate": draw(st.booleans()), "plan": draw(st.sampled_from([None, PLAN]))}
     place = {"run": run, "round": number, "attempt": attempt}
-    return lease_row(draw(ISSUES), draw(DEVICES), state=draw(LEASE_STATES), log=draw(st.lists(TEXTS)), **place, **flags)
+    flags |= {"state": draw(LEASE_STATES), "slice": draw(SLICES), "log": draw(st.lists(TEXTS))}
+    return lease_row(draw(ISSUES), draw(DEVICES), **place, **flags)
 
 
 @st.composite
@@ -52,7 +66,7 @@ def _update(draw: st.DrawFn) -> Any:
 
 def _evaluation() -> st.SearchStrategy[Any]:
     devices = st.sampled_from(["a", "b", SERVER])
-    return st.builds(evaluation_row, devices, SMALL, run=RUNS, num_correct=st.integers(0, 9))
+    return st.builds(evaluation_row, devices, SMALL, run=RUNS, num_correct=st.integers(0, 9), slice=SLICES)
 
 
 def _model() -> st.SearchStrategy[Any]:
@@ -108,6 +122,7 @@ CALLS: dict[str, st.SearchStrategy[Call]] = {
     "add_initial_model": _call(
         "add_initial_model", model=_model(), settings_sha256=st.just(digest("s")), settings_length=SMALL
     ),
+    "add_part": _call("add_part", part=st.builds(part_row, SMALL, SLICES, RUNS)),
     "open_round": _opens(),
     "add_leases": _adds(),
     "set_lease": _call(
@@ -135,7 +150,7 @@ ASKED_ONLY = {"setting", "devices", "runs", "run", "first_run", "next_run_number
 ASKED_ONLY |= {"rounds", "last_round", "updates", "recent_updates", "update_of_lease", "last_counted_lease"}
 ASKED_ONLY |= {"last_model", "model", "models", "scores", "remembered_devices", "recent_failures", "run_failures"}
 ASKED_ONLY |= {"evaluations", "evaluated_versions", "last_plans", "recent_norms", "drop_rate", "traffic"}
-ASKED_ONLY |= {"needed_blobs", "is_needed"}
+ASKED_ONLY |= {"needed_blobs", "is_needed", "parts"}
 
 
 def _answers(store: Store) -> list[object]:
@@ -148,6 +163,7 @@ def _answers(store: Store) -> list[object]:
     for run in ("r-1", "r-2", "s-1"):
         about_run = (store.run, store.last_model, store.models, store.last_round, store.rounds, store.evaluations)
         told += [ask(run) for ask in (*about_run, store.evaluated_versions, store.last_plans, store.traffic)]
+        told += [store.parts(run), store.is_needed(part_row(1, "full", run).sha256, 1)]
         told += [store.scores(run), store.remembered_devices(run), store.model(run, 1), store.evaluations(run, 1)]
         told += [store.recent_updates(run, 3), store.drop_rate(run, 4), store.run_failures(run, 2)]
         told += [store.recent_norms(run, rounds) for rounds in (0, 1, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from edge_client.assignment import read_state
 from edge_client.data.sources import open_data
 from edge_client.files import load_device_file
 from edge_client.models import registry as models
+from edge_client.models.anchors import anchors
+from edge_client.run_file import ModelSection
 from edge_client.wire.tensors import ContainerReader
 
 pytestmark = pytest.mark.broker
@@ -111,6 +114,23 @@ def test_fednova_normalises_by_the_steps_that_devices_made(fleet: Fleet, plain: 
         assert float(torch.dot(moved, usual)) > 0
 
 
+def test_inco_changes_the_later_layers_of_each_stage_on_the_server(fleet: Fleet) -> None:
+    """One round from one first model, with the rule and without: the targets of the model's anchors differ, only."""
+    options = {"width": 2}
+    model = ModelSection(name="preresnet20", input=(1, 8, 8), options=options)
+    tensors = []
+    for rule in ("released", "off"):
+        run = mlp_run(rounds=1, devices=3, name="inco", method={"name": "inco+fednova", "rule": rule})
+        shown = fleet.wait_finished(fleet.start_run(replace(run, model=model)), 240)
+        assert shown["state"] == "finished", shown["reason"]
+        tensors.append([server_tensors(fleet, shown, version) for version in (0, 1)])
+    (first, changed), (same_first, plain) = tensors
+    assert all(torch.equal(value, same_first[name]) for name, value in first.items())
+    built = models.build("preresnet20", input_shape=(1, 8, 8), num_classes=10, options=options)
+    differing = {name.removeprefix("model/") for name in plain if not torch.equal(changed[name], plain[name])}
+    assert differing == {*anchors(built)}
+
+
 def test_fedper_trains_heads_that_never_leave_and_judges_with_them(fleet: Fleet, plain: dict[str, Any]) -> None:
     """The server's head stays as it was made; version 2 is judged with the shared base and each device's own head."""
     shown = finished(fleet, "fedper", evaluate={"every": 2})
@@ -159,3 +179,37 @@ def test_a_run_that_shares_nothing_fails_before_any_device_is_asked(fleet: Fleet
     assert shown["state"] == "failed"
     assert "set personal to 0 to 1" in shown["reason"]
     assert shown["leases"] == []
+
+
+SIZES = {"a": "full", "b": "width:1/2", "c": "width:1/4"}
+
+
+@pytest.fixture
+def of_three_sizes(fleet: Fleet) -> Iterator[Fleet]:
+    """The devices' labels say how much of the model each of them trains."""
+    for name, cut in SIZES.items():
+        assert fleet.ask("device-label", name=name, put={"slice": cut}) is not None
+    yield fleet
+    for name in SIZES:
+        fleet.ask("device-label", name=name, put={}, drop=["slice"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex", "scaffold", "moon", "fednova"])
+def test_devices_of_three_sizes_train_one_model(of_three_sizes: Fleet, method: str) -> None:
+    """Two rounds: each device gets and sends its share of the 16 hidden units, and the server's model has them all.
+
+    The first 4 units are everybody's, the next 4 also b's, the last 8 a's alone: some of each move (a unit that is 0
+    for all samples never does). Each sends fewer bytes than the one before, and is judged with its own share.
+    """
+    fleet = of_three_sizes
+    shown = finished(fleet, method, slices=list(SIZES.values()), evaluate={"every": 1})
+    devices = {device["id"]: device for device in shown["devices"]}
+    assert {name: device["plan_details"]["slice"] for name, device in devices.items()} == SIZES
+    first, last = server_tensors(fleet, shown, 0), server_tensors(fleet, shown, 2)
+    weight = first["model/block1.linear.weight"]
+    assert weight.shape == (16, 64)
+    moved = (last["model/block1.linear.weight"] != weight).any(dim=1)
+    assert all(part.any() for part in moved.split([4, 4, 8]))
+    assert devices["a"]["bytes_up"] > devices["b"]["bytes_up"] > devices["c"]["bytes_up"]
+    judged = {(e["device"], e["slice"]) for e in shown["device_evaluations"] if e["version"] == 2}
+    assert judged == {*SIZES.items()}

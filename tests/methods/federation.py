@@ -11,8 +11,9 @@ from linear import TensorFrozen, TensorState
 from torch import Tensor
 
 from edge_client.methods import coverage, registry
-from edge_client.methods.base import Batch, Client, Header, Job, Phase
+from edge_client.methods.base import Batch, Client, Header, Job, Phase, Place
 from edge_client.models.contract import Model
+from edge_client.models.slicing import take_tensor
 from edge_client.training.loop import Data, Settings, generator, train
 
 Loss = Callable[[Model], Callable[[Batch, Phase], Tensor]]
@@ -29,11 +30,14 @@ class Federation:
     settings: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 1
     loss: Mapping[str, Loss] = field(default_factory=dict)
+    slices: Mapping[str, str] = field(default_factory=dict)  # of devices that do not train the whole model
+    build_slice: Callable[[str], Model] | None = None
 
     def __post_init__(self) -> None:
         self.made = registry.get(self.method, self.parameters)
         model = self.build()
         self.server = {name: value.clone() for name, value in model.state_dict().items()}
+        self.notes = self.made.notes(model)
         self.server |= {f"extra/{name}": value for name, value in self.made.extra_tensors(model).items()}
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.data}
         self.answered: set[str] = set()
@@ -44,11 +48,25 @@ class Federation:
         """The server's model."""
         return {name: value for name, value in self.server.items() if not name.startswith("extra/")}
 
+    def places(self, device: str) -> Mapping[str, Place]:
+        """The tensors of a device, by their names in a container."""
+        stored = [name if name.startswith("extra/") else f"model/{name}" for name in self.server]
+        return self.made.places(self.build(), self.slices.get(device, "full"), stored)
+
+    def sent(self, device: str) -> dict[str, Tensor]:
+        """What a device gets, by the names in a container."""
+        return {
+            name: take_tensor(self.server[place.name.removeprefix("model/")], place.where).clone()
+            for name, place in self.places(device).items()
+        }
+
     def begun(self, device: str, settings: Settings | None = None) -> Client:
         """A device's client with the server's model and its own state, as for an evaluation."""
-        model = self.build()
-        model.load_state_dict(self.weights())
-        extra = {name.removeprefix("extra/"): v.clone() for name, v in self.server.items() if name.startswith("extra/")}
+        cut = self.slices.get(device, "full")
+        model = self.build() if self.build_slice is None else self.build_slice(cut)
+        sent = self.sent(device)
+        model.load_state_dict({n.removeprefix("model/"): value for n, value in sent.items() if n.startswith("model/")})
+        extra = {name.removeprefix("extra/"): value for name, value in sent.items() if name.startswith("extra/")}
         client = self.made.client()
         client.begin(
             Job(
@@ -57,7 +75,8 @@ class Federation:
                 num_rounds=10,
                 epochs=self.epochs,
                 learning_rate=settings.learning_rate if settings is not None else 0.0,
-                class_counts=(0,),
+                class_counts=self._class_counts(device),
+                slice=cut,
                 rng=lambda purpose: generator(1, purpose),
                 state={name: value.clone() for name, value in self.states[device].items()},
                 extra=extra,
@@ -72,8 +91,10 @@ class Federation:
         self.updates = [self._train(device) for device in cohort or self.data]
         self.answered |= {header.device for header, _ in self.updates}
         momentum = self.settings.get("momentum", 0.0) if self.settings.get("optimizer", "sgd") == "sgd" else 0.0
-        frozen = TensorFrozen(self.updates, num_devices=len(self.answered), momentum=momentum)
-        self.server = dict(self.made.server.fold(TensorState(self.server), frozen, round=self.number))
+        placed = [self.places(header.device) for header, _ in self.updates]
+        where = [{place.name.removeprefix("model/"): place.where for place in places.values()} for places in placed]
+        frozen = TensorFrozen(self.updates, places=where, num_devices=len(self.answered), momentum=momentum)
+        self.server = dict(self.made.server.fold(TensorState(self.server, self.notes), frozen, round=self.number))
         return self.weights()
 
     def _train(self, device: str) -> tuple[Header, dict[str, Tensor]]:
@@ -86,12 +107,24 @@ class Federation:
         if outcome.state:
             self.states[device] = {name: value.detach().clone() for name, value in outcome.state.items()}
         sent = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
-        sent |= {name: value for name, value in self.server.items() if name.startswith("extra/")}
+        sent |= {name: value for name, value in self.sent(device).items() if name.startswith("extra/")}
         sent |= {f"extra/{name}": value for name, value in outcome.extra.items()}
-        meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.made.kept(model))
+        meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.made.kept(model), notes=self.notes)
         lacking = coverage.left_out(sent, None, self.made.plans, meta)
-        update = {name.removeprefix("model/"): value for name, value in sent.items() if name not in lacking}
-        return Header(device=device, num_samples=len(self.data[device]), steps=done.steps), update
+        places = self.places(device)
+        update = {places[n].name.removeprefix("model/"): value for n, value in sent.items() if n not in lacking}
+        header = Header(
+            device=device,
+            num_samples=len(self.data[device]),
+            slice=self.slices.get(device, "full"),
+            steps=done.steps,
+            scalars=outcome.scalars,
+        )
+        return header, update
+
+    def _class_counts(self, device: str) -> tuple[int, ...]:
+        labels = getattr(self.data[device], "labels", torch.zeros(0, dtype=torch.int64))
+        return tuple(torch.bincount(labels, minlength=3).tolist())
 
 
 class Shifted:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,9 @@ from edge_client.training.loop import Settings, generator, train
 class TensorState:
     """The server's tensors in memory."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: dict[str, Tensor], notes: Mapping[str, Any] | None = None) -> None:
         self.tensors = tensors
+        self.notes = notes or {}
 
     def names(self) -> list[str]:
         return list(self.tensors)
@@ -30,17 +32,24 @@ class TensorFrozen:
     """Updates in memory; names that an update lacks are left out of its column."""
 
     def __init__(
-        self, updates: Sequence[tuple[Header, dict[str, Tensor]]], *, num_devices: int = 0, momentum: float = 0.0
+        self,
+        updates: Sequence[tuple[Header, dict[str, Tensor]]],
+        *,
+        places: Sequence[Mapping[str, IndexMap | None]] = (),
+        num_devices: int = 0,
+        momentum: float = 0.0,
     ) -> None:
+        """`places`: of each update where its tensors lie, if not all of them are whole."""
         self.updates = updates
+        self.places = places or [{}] * len(updates)
         self.headers = [header for header, _ in updates]
         self.num_devices = max(num_devices, len(updates))
         self.momentum = momentum
 
     def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
-        for header, tensors in self.updates:
+        for (header, tensors), places in zip(self.updates, self.places, strict=True):
             if name in tensors:
-                yield header, tensors[name], None
+                yield header, tensors[name], places.get(name)
 
 
 def linear_model(weight: Sequence[float]) -> Model:

@@ -548,7 +548,7 @@ def test_over_fedprox_auxiliary_heads_have_anchors() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fedavg+fedprox", "'fedavg' cannot be put over another; fedepth, m-fedepth can"),
+        ("fedavg+fedprox", "'fedavg' cannot be put over another; fedepth, inco, m-fedepth can"),
         ("fedepth+m-fedepth", "one of fedepth, m-fedepth at most"),
         ("fedepth+fedepth", "expected each part once"),
     ],

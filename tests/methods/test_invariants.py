@@ -17,9 +17,14 @@ OFF = [
     ("fednova", {}),  # devices make equally many steps here
     ("moon", {"mu": 0}),
     ("fedper", {"personal": 0}),
+    ("heterofl", {"uniform": False}),
+    ("fedrolex", {"uniform": False}),
     ("fedepth", {}),  # no plan: everything at once
     ("fedepth+fedprox", {"mu": 0}),
+    ("inco", {"rule": "off"}),
+    ("inco+fedprox", {"rule": "off", "mu": 0}),
 ]
+WEIGHTED = ["fedavg", "fedprox", "scaffold", "fednova", "moon", "fedper"]  # share weights; InCo can be put over them
 ON = [("fedprox", {}), ("scaffold", {}), ("moon", {}), ("fedper", {}), ("local", {})]  # FedNova: in its own tests
 
 
@@ -50,6 +55,14 @@ def test_with_its_extras_off_a_method_is_fedavg_bit_for_bit(name: str, parameter
 def test_with_its_extras_on_it_is_not(name: str, parameters: dict[str, Any]) -> None:
     """Something is really used."""
     assert not equal(_three_rounds(name, parameters, "mlp"), _three_rounds("fedavg", {}, "mlp"))
+
+
+@pytest.mark.parametrize("base", WEIGHTED)
+def test_inco_switched_off_is_its_base_bit_for_bit(base: str) -> None:
+    """Three rounds, the base's own part on; the default rule is not."""
+    plain = _three_rounds(base, {}, "vit")
+    assert equal(_three_rounds(f"inco+{base}", {"rule": "off"}, "vit"), plain)
+    assert not equal(_three_rounds(f"inco+{base}", {}, "vit"), plain)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "moon", "fedper", "local"])
@@ -90,6 +103,16 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
         "fednova": 0,
         "fedper": 0,
         "fedprox": 1,
+        "fedrolex": 0,
+        "heterofl": 0,
+        "inco": 0,
+        "inco+fednova": 0,
+        "inco+fedper": 0,
+        "inco+fedprox": 1,
+        "inco+fedrolex": 0,
+        "inco+heterofl": 0,
+        "inco+moon": 2,
+        "inco+scaffold": 2,
         "local": 0,
         "m-fedepth": 0,
         "m-fedepth+fedprox": 1,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from rows import digest, model_row, report, run_file, run_row
+from rows import digest, model_row, report, run_file, run_row, slice_choice
 
 from coordinator import rounds
 from coordinator.rounds import RunMachine, Snapshot
@@ -73,7 +73,9 @@ class World:
             plans=self.store.last_plans(RUN),
             drop_rate=self.store.drop_rate(RUN, 100),
         )
-        self.machine = RunMachine(snapshot, new_id=self._new_id, new_issue=self._new_issue, now=self.now)
+        self.machine = RunMachine(
+            snapshot, slices=slice_choice(self.file), new_id=self._new_id, new_issue=self._new_issue, now=self.now
+        )
         self.carry_out(self.machine.begin(), None)
         if self.stop_asked is not None:
             self.carry_out(self.machine.handle(rounds.StopAsked(self.stop_asked), self.now), None)

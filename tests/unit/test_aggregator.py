@@ -41,6 +41,8 @@ RUN: dict[str, Any] = to_map(
     )
 )
 
+_INT8 = RUN | {"rounds": RUN["rounds"] | {"codec": "int8"}}
+
 
 def _save(
     path: Path, values: Mapping[str, Tensor], *, codec: str = "fp32", meta: Mapping[str, Any] | None = None
@@ -100,7 +102,7 @@ def test_encode_keeps_names_and_order_and_applies_the_rule(tmp_path: Path) -> No
         tmp_path / "m", {"w": torch.tensor([[127.0, -127.0]]), "b": torch.tensor([0.1]), "n": torch.tensor(3)}
     )
     reply = aggregator.answer(
-        {"id": 1, "job": "encode", "model": str(model), "codec": "int8", "out": str(tmp_path / "o")}
+        {"id": 1, "job": "encode", "run": _INT8, "model": str(model), "out": str(tmp_path / "o")}
     )
     assert reply["ok"]
     with ContainerReader(tmp_path / "o") as reader:
@@ -248,7 +250,7 @@ def test_steps_below_the_rounding_of_the_codec_add_up(tmp_path: Path) -> None:
     delta = _save(tmp_path / "d", {"w": torch.tensor([[0.0, 0.1]])}, codec="int8", meta=_report("delta"))
     for r in range(20):
         sent = tmp_path / f"sent{r}"
-        aggregator.answer({"id": 0, "job": "encode", "model": str(model), "codec": "int8", "out": str(sent)})
+        aggregator.answer({"id": 0, "job": "encode", "run": _INT8, "model": str(model), "out": str(sent)})
         reply = aggregator.answer(_fold_job(model, [("a", delta, 10)], tmp_path / f"m{r + 1}", base=sent))
         assert reply["ok"]
         model = tmp_path / f"m{r + 1}"
@@ -278,8 +280,8 @@ def test_a_fold_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     [
         ({"job": "dance"}, "malformed"),
         ({"job": ["fold"]}, "malformed"),
-        ({"job": "encode", "model": "/nowhere", "codec": "fp16", "out": "/nowhere/o"}, "machine"),
-        ({"job": "encode", "model": "/nowhere", "codec": "fp64", "out": "/nowhere/o"}, "malformed"),
+        ({"job": "encode", "run": RUN, "model": "/nowhere", "out": "/nowhere/o"}, "machine"),
+        ({"job": "encode", "run": RUN, "model": "/nowhere", "slice": "a b", "out": "/nowhere/o"}, "malformed"),
         ({"job": "init", "out": "/nowhere/o"}, "malformed"),
         ({"job": "init", "run": RUN, "out": "/nowhere/o"}, "machine"),
         (
@@ -363,7 +365,7 @@ def _process(lines: list[str], **environment: str) -> subprocess.CompletedProces
 def test_the_process_answers_every_job_in_order_and_ends_with_its_input(tmp_path: Path) -> None:
     """Three jobs, the second refused; nothing but answers on standard output."""
     init = {"id": "a", "job": "init", "run": RUN, "out": str(tmp_path / "m")}
-    encode = {"id": "c", "job": "encode", "model": str(tmp_path / "m"), "codec": "bf16", "out": str(tmp_path / "e")}
+    encode = {"id": "c", "job": "encode", "run": _INT8, "model": str(tmp_path / "m"), "out": str(tmp_path / "e")}
     done = _process([json.dumps(job) for job in (init, {"id": "b", "job": "dance"}, encode)])
     replies = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(reply["id"], reply["ok"]) for reply in replies] == [("a", True), ("b", False), ("c", True)]
@@ -466,9 +468,9 @@ def test_a_task_is_measured_for_the_devices(tmp_path: Path) -> None:
     """A head of 4 x 2 + 2 floats; nothing if only the devices know the shape of a sample."""
     reply = aggregator.answer({"id": 1, "job": "calibrate", **_task_run(tmp_path, input_="input=(4,)")})
     assert reply["ok"], reply
-    units = reply["rows"]["modes"]["plain"]
+    units = reply["rows"]["full"]["modes"]["plain"]
     assert [(unit["name"], unit["parameter_bytes"]) for unit in units] == [("stem", 0), ("head", 40)]
-    assert aggregator.answer({"id": 2, "job": "calibrate", **_task_run(tmp_path)})["rows"] is None
+    assert aggregator.answer({"id": 2, "job": "calibrate", **_task_run(tmp_path)})["rows"] == {}
 
 
 @pytest.mark.parametrize(
@@ -552,7 +554,7 @@ def test_a_model_is_judged_on_the_servers_own_test_data(tmp_path: Path) -> None:
     fields = _task_run(tmp_path)
     _save(tmp_path / "m", {"head.weight": torch.tensor([[0.0, 0, 0, 1], [1, 0, 0, 0]]), "head.bias": torch.zeros(2)})
     x = np.array([[[1, 0], [0, 0]], [[0, 0], [0, 1]], [[0, 0], [0, 1]]], dtype=np.float32)
-    reply = _evaluate(tmp_path, fields, x=x, y=np.array(["b", "a", "b"]))
+    (reply,) = _evaluate(tmp_path, fields, x=x, y=np.array(["b", "a", "b"]))["results"]
     loss = 2 * math.log(1 + math.exp(-1)) + math.log(1 + math.e)
     assert reply["loss_sum"] == pytest.approx(loss, rel=1e-6)
     assert {key: reply[key] for key in ("num_samples", "num_correct", "confusion")} == {
@@ -619,7 +621,7 @@ def test_a_methods_own_tensors_are_made_with_the_model(tmp_path: Path) -> None:
     assert not torch.equal(heads["extra/block1.linear.weight"], other["extra/block1.linear.weight"])
     metas = [read_header(tmp_path / name).meta for name in ("avg", "deep", "m")]
     assert metas == [{}, {"stem": "stem"}, {"stem": "stem"}]
-    encode = {"id": 1, "job": "encode", "model": str(tmp_path / "m"), "codec": "fp16", "out": str(tmp_path / "e")}
+    encode = {"id": 1, "job": "encode", "run": _INT8, "model": str(tmp_path / "m"), "out": str(tmp_path / "e")}
     assert aggregator.answer(encode)["ok"]
     assert read_header(tmp_path / "e").meta == {"stem": "stem"}
     assert list(_load(tmp_path / "e")) == list(heads)
@@ -733,3 +735,96 @@ def test_an_evaluation_does_not_see_a_methods_tensors(tmp_path: Path) -> None:
         results.append(_evaluate(tmp_path / name, run, x=x, y=np.array([0, 1, 0, 1])))
     assert results[0]["ok"], results[0]
     assert results[0] == results[1]
+
+
+SLICED = to_map(
+    parse_table(
+        RunFile,
+        {
+            "name": "t",
+            "model": {"name": "mlp", "input": [2], "hidden": [4]},
+            "classes": ["a", "b"],
+            "slices": ["full", "width:1/2"],
+        },
+        source="test",
+    )
+)
+
+
+def _cut(tmp_path: Path, run: dict[str, Any], cut: str) -> Path:
+    out = tmp_path / cut.replace("/", "-")
+    job = {"id": 1, "job": "encode", "run": run, "model": str(tmp_path / "m"), "slice": cut, "out": str(out)}
+    reply = aggregator.answer(job)
+    assert reply["ok"], reply
+    return out
+
+
+def _fold_slices(tmp_path: Path, run: dict[str, Any], values: Mapping[str, float]) -> dict[str, Tensor]:
+    """Every device sends its slice full of one number; the folded model."""
+    updates = []
+    for cut, value in values.items():
+        sent = _load(_cut(tmp_path, run, cut))
+        path = _save(
+            tmp_path / f"u-{value}", {n: torch.full_like(v, value) for n, v in sent.items()}, meta=_report("params")
+        )
+        updates.append({"device": f"d{value:g}", "path": str(path), "num_samples": 10, "slice": cut})
+    out = tmp_path / "folded"
+    job = {"job": "fold", "run": run, "round": 1, "model": str(tmp_path / "m"), "base": "", "updates": updates}
+    reply = aggregator.answer({"id": 1, **job, "out": str(out)})
+    assert reply["ok"], reply
+    return _load(out)
+
+
+def test_a_slice_is_cut_and_put_back_at_its_place(tmp_path: Path) -> None:
+    """4 hidden units, the slice has the first two: where both devices are, (1 + 3) / 2; elsewhere 1."""
+    assert aggregator.answer({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})["ok"]
+    whole, half = _load(tmp_path / "m"), _load(_cut(tmp_path, SLICED, "width:1/2"))
+    assert torch.equal(half["block1.linear.weight"], whole["block1.linear.weight"][:2])
+    assert torch.equal(half["head.weight"], whole["head.weight"][:, :2])
+    assert torch.equal(half["head.bias"], whole["head.bias"])
+    folded = _fold_slices(tmp_path, SLICED, {"full": 1.0, "width:1/2": 3.0})
+    assert folded["block1.linear.weight"].tolist() == [[2.0, 2.0], [2.0, 2.0], [1.0, 1.0], [1.0, 1.0]]
+    assert folded["head.weight"].tolist() == [[2.0, 2.0, 1.0, 1.0]] * 2
+    assert folded["head.bias"].tolist() == [2.0, 2.0]
+
+
+def test_what_no_slice_covers_keeps_its_bits(tmp_path: Path) -> None:
+    """Only the half takes part."""
+    aggregator.answer({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})
+    before = _load(tmp_path / "m")["block1.linear.weight"]
+    after = _fold_slices(tmp_path, SLICED, {"width:1/2": 3.0})["block1.linear.weight"]
+    assert after[:2].tolist() == [[3.0, 3.0], [3.0, 3.0]]
+    assert torch.equal(after[2:], before[2:])
+
+
+def test_architectures_may_share_nothing(tmp_path: Path) -> None:
+    """Each slice is a model of its own, and begins as the part of the first model that it is."""
+    run = SLICED | {"sharing": "architecture"}
+    aggregator.answer({"id": 0, "job": "init", "run": run, "out": str(tmp_path / "m")})
+    first = _load(tmp_path / "m")
+    own = "slice:width:1/2/model/block1.linear.weight"
+    assert torch.equal(first[own], first["block1.linear.weight"][:2])
+    folded = _fold_slices(tmp_path, run, {"full": 1.0, "width:1/2": 3.0})
+    assert folded["block1.linear.weight"].tolist() == [[1.0, 1.0]] * 4
+    assert folded[own].tolist() == [[3.0, 3.0]] * 2
+    alone = _fold_slices(tmp_path, run, {"width:1/2": 5.0})
+    assert torch.equal(alone["block1.linear.weight"], first["block1.linear.weight"])
+    assert alone[own].tolist() == [[5.0, 5.0]] * 2
+
+
+def test_every_slice_is_judged(tmp_path: Path) -> None:
+    """All weights 0 and a bias for b: both are right about the two of three samples that are b's."""
+    aggregator.answer({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})
+    zeros = {name: torch.zeros_like(value) for name, value in _load(tmp_path / "m").items()}
+    _save(tmp_path / "m", zeros | {"head.bias": torch.tensor([0.0, 1.0])})
+    x, y = np.zeros((3, 2), dtype=np.float32), np.array(["b", "a", "b"])
+    results = _evaluate(tmp_path, {"run": SLICED}, x=x, y=y)["results"]
+    assert [(r["slice"], r["num_correct"], r["num_samples"]) for r in results] == [("full", 2, 3), ("width:1/2", 2, 3)]
+
+
+def test_a_slice_that_the_model_has_not_ends_the_run_before_it_begins(tmp_path: Path) -> None:
+    """An mlp with one block has no two stages."""
+    run = SLICED | {"slices": ["full", "depth:1.1"]}
+    reply = aggregator.answer({"id": 0, "job": "init", "run": run, "out": str(tmp_path / "m")})
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert "expected blocks for 1 stages" in reply["detail"]

@@ -112,9 +112,10 @@ def test_fedepth_page_has_every_parameter_and_a_run_that_is_accepted() -> None:
     check_run(files.parse_table(RunFile, tomllib.loads(block), source="fedepth.md"))
 
 
-def methods_tables() -> tuple[str, str]:
-    """The tables of docs/methods.md: what every method is, and the parameters of those that stand alone."""
-    made = {name: methods.get(name, {}) for name in methods.names()}
+def methods_tables() -> tuple[str, str, str]:
+    """The tables of docs/methods.md: what every method is, and its parameters; and the names of all pairs."""
+    made = {name: methods.get(name, {}) for name in methods.names() if "+" not in name}
+    pairs = ", ".join(f"`{name}`" for name in methods.names() if "+" in name)
     parameters = {name: [row for cls in methods.parameter_types(name) for row in parameter_rows(cls)] for name in made}
     first = [
         f"| `{name}` | {method.paper} | {method.exchange.down} | {method.exchange.up} | {method.exchange.device} | "
@@ -122,14 +123,14 @@ def methods_tables() -> tuple[str, str]:
         for name, method in made.items()
     ]
     sharing: dict[type, list[str]] = {}
-    for name in [name for name in made if "+" not in name]:
+    for name in made:
         sharing.setdefault(methods.parameter_types(name)[0], []).append(f"`{name}`")
     second = [
         f"| {', '.join(names)} | `{key}` | {symbol} | {default} | {limits} | {told} |"
         for cls, names in sharing.items()
         for key, symbol, default, limits, told in parameter_rows(cls)
     ]
-    return "\n".join(first), "\n".join(second)
+    return "\n".join(first), "\n".join(second), f"Pairs: {pairs}."
 
 
 def parameter_rows(cls: type) -> list[tuple[str, str, str, str, str]]:

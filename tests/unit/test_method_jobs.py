@@ -77,6 +77,37 @@ def test_a_fold_of_scaffold_counts_the_devices_of_the_run(tmp_path: Path) -> Non
         assert torch.equal(value, torch.full_like(value, 0.25 if name.startswith("extra/") else 1.0))
 
 
+def test_a_fold_of_inco_knows_the_anchors_from_the_models_own_file(tmp_path: Path) -> None:
+    """har-cnn has one pair of equal layers: the target is not the update's, all else is.
+
+    Every weight moves by .01: <g_0, g_k> = <g_0, g_0>, 5 elements: theta = .0005/(.0005 + 1e-7); .01 (1 + theta).
+    """
+    run = _run("inco", model={"name": "har-cnn", "input": [9, 32]})
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    first = _tensors(tmp_path / "m")
+    with ContainerReader(tmp_path / "m") as reader:
+        (noted,) = reader.header.meta["notes"]["anchors"]
+    names = [f"model/{name}" for name in noted]
+    assert names == ["model/stage1_block1.conv.weight", "model/stage1_block2.conv.weight"]
+    update = _write(tmp_path / "u", {name: value + 0.01 for name, value in first.items() if value.is_floating_point()})
+    job = {"run": run, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "num_devices": 1}
+    updates = [{"device": "a", "path": str(update), "num_samples": 10}]
+    for number, model in ((1, "m"), (2, "next")):  # the notes go with the model from round to round
+        job["model"] = str(tmp_path / model)
+        assert _answer("fold", tmp_path / ("next", "last")[number - 1], **job, round=number, updates=updates)["ok"]
+    folded, sent = _tensors(tmp_path / "next"), _tensors(update)
+    assert [name for name in sent if not torch.equal(folded[name], sent[name])] == names[1:]
+    moved = folded[names[1]] - first[names[1]]
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.01 * (1 + 0.9998)), rtol=1e-4, atol=0)
+
+
+def test_a_model_that_inco_cannot_change_fails_before_the_run(tmp_path: Path) -> None:
+    """An mlp has no two layers of one shape in a stage."""
+    told = _answer("init", tmp_path / "m", run=_run("inco+fedprox"))
+    assert (told["ok"], told["code"]) == (False, "input")
+    assert "this model has none; use a deeper one" in told["detail"]
+
+
 def test_a_fold_of_fednova_uses_steps_and_the_runs_momentum(tmp_path: Path) -> None:
     """From 0, devices at -1 after 1 and 2 steps with rho = .5: a = 1 and 2.5; -(1.75)(.5 + .5/2.5) = -1.225."""
     run = _run("fednova", train={"momentum": 0.5})

@@ -32,7 +32,7 @@ def test_all_methods_are_listed_with_papers_and_what_they_exchange(capsys: pytes
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper", "m-fedepth"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedper", "m-fedepth", "inco+scaffold"])
 def test_the_bytes_down_are_those_of_the_file_that_a_run_sends(
     name: str, codec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,7 +45,7 @@ def test_the_bytes_down_are_those_of_the_file_that_a_run_sends(
     )
     made = aggregator.answer({"id": 1, "job": "init", "run": to_map(run), "out": str(tmp_path / "m")})
     assert made["ok"], made
-    job = {"id": 2, "job": "encode", "model": str(tmp_path / "m"), "codec": codec, "out": str(tmp_path / "sent")}
+    job = {"id": 2, "job": "encode", "run": to_map(run), "model": str(tmp_path / "m"), "out": str(tmp_path / "sent")}
     sent = aggregator.answer(job)
     words = ["--model", "har-cnn", "--input", "9x32", "--classes", "3", "--codec", codec]
     shown = _json(capsys, "show", name, *words)
@@ -65,6 +65,15 @@ def test_what_is_shown_of_a_method(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert moon["paper"] == "Li et al., CVPR 2021, arXiv:2103.16257"
     assert moon["exchanges"] == {"down": "model", "up": "model", "device": "model after its last round"}
+
+
+def test_inco_is_shown_with_a_model_that_it_can_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """PreResNet-20, whatever is underneath; what travels is what the method underneath sends."""
+    shown, plain = _json(capsys, "show", "inco+fedavg"), _json(capsys, "show", "fedavg", "--model", "preresnet20")
+    assert shown["model"]["name"] == "preresnet20"
+    assert shown["bytes_up"] == plain["bytes_up"]
+    assert 0 < shown["bytes_down"] - plain["bytes_down"] <= 512  # the names of 15 anchors and targets
+    assert [row["name"] for row in shown["parameters"]][:2] == ["rule", "granularity"]
 
 
 def test_personal_layers_do_not_travel_up_and_nothing_does_twice_in_local(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,6 +173,14 @@ def test_a_variance_never_falls_below_zero() -> None:
     assert params.settle_buffer("bn.running_mean", torch.tensor([-0.5, 1.5])).tolist() == [-0.5, 1.5]
 
 
+def test_inner_product_agrees_with_numpy_over_many_pieces() -> None:
+    """Three pieces of 65,536, the last one short; in float64."""
+    rng = torch.Generator().manual_seed(4)
+    x, y = torch.randn(150_000, generator=rng), torch.randn(300, 500, generator=rng)
+    expected = float(x.double().numpy() @ y.flatten().double().numpy())
+    assert params.inner_product(x, y) == pytest.approx(expected, rel=1e-12)
+
+
 def test_square_sum_agrees_with_numpy_over_many_pieces() -> None:
     """200,000 elements are four pieces; numpy in float64; seed 8."""
     x, y = _random(200_000, seed=8), _random(200_000, seed=9)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rows import PLAN, digest, evaluation_row, lease_row, model_row, report, round_row, run_file, update_row
+from rows import (
+    PLAN,
+    digest,
+    evaluation_row,
+    lease_row,
+    model_row,
+    report,
+    round_row,
+    run_file,
+    slice_choice,
+    update_row,
+)
 
 from coordinator import rounds
 from coordinator.rounds import Instruction, RunMachine, Snapshot, seed_of
@@ -16,7 +27,13 @@ def _machine(*, now: float = 0.0, file: dict[str, Any] | None = None, **snapshot
     tables = {"rounds": {"deadline": "60s"}, "evaluate": {"every": 0}, "stop": {"rounds": 2}} | (file or {})
     ids, issues = iter(range(1, 10_000)), iter(range(100, 10_000))
     fields = {"run": "r-1", "file": run_file(**tables), "epoch": 7, "version": 0} | snapshot
-    return RunMachine(Snapshot(**fields), new_id=lambda: f"lease-{next(ids)}", new_issue=lambda: next(issues), now=now)
+    return RunMachine(
+        Snapshot(**fields),
+        slices=slice_choice(fields["file"]),
+        new_id=lambda: f"lease-{next(ids)}",
+        new_issue=lambda: next(issues),
+        now=now,
+    )
 
 
 def _tick(machine: RunMachine, names: str, now: float, enrolled: int | None = None) -> list[Instruction]:
@@ -493,13 +510,13 @@ def test_a_server_judges_each_version_between_two_rounds() -> None:
     machine = _machine(file=on_server)
     assert machine.begin() == [rounds.Judge(0)]
     assert _tick(machine, "a", 1.0) == []
-    judged = machine.handle(rounds.Judged(evaluation_row("@server", 0)), 2.0)
+    judged = machine.handle(rounds.Judged([evaluation_row("@server", 0)]), 2.0)
     assert judged == [rounds.SaveScore(0, 0.7, 0)]
     (opened,) = _of(_tick(machine, "a", 3.0), rounds.OpenRound)
     assert [(x.train, x.evaluate) for x in opened.leases] == [(True, False)]
     _store(machine, "a")
     assert _kinds(_fold(machine, 5.0)) == ["Commit", "Announce", "Judge"]
-    last = machine.handle(rounds.Judged(evaluation_row("@server", 1)), 6.0)
+    last = machine.handle(rounds.Judged([evaluation_row("@server", 1)]), 6.0)
     assert last == [rounds.SaveScore(1, 0.7, 0), rounds.Finish("finished", "1 rounds")]
 
 
@@ -593,3 +610,29 @@ def test_a_machine_tells_how_often_its_round_was_begun() -> None:
     _tick(machine, "a", 0)
     machine.handle(rounds.Declined(lease=_lease_of(machine, "a"), code="crashed"), 1)
     assert (machine.round, machine.attempt) == (None, 2)
+
+
+def test_a_device_on_which_its_slice_does_not_fit_is_asked_for_a_smaller_one() -> None:
+    """In the same round; below the smallest one it is left out."""
+    machine = _machine(file={"slices": ["full", "width:1/2"]})
+    opened = _tick(machine, "ab", 1.0)
+    lease = next(i.lease for i in opened if isinstance(i, rounds.SendAssign) and i.lease.device == "a")
+    assert lease.slice == "full"
+    again = machine.handle(rounds.Declined(lease=lease.id, code="nothing_fits", detail="too large"), 2.0)
+    assert _kinds(again) == ["CloseLease", "AddLeases", "SendAssign"]
+    (smaller,) = (i.lease for i in again if isinstance(i, rounds.SendAssign))
+    assert (smaller.device, smaller.slice, smaller.train) == ("a", "width:1/2", True)
+    machine.handle(rounds.Declined(lease=smaller.id, code="nothing_fits"), 3.0)
+    assert machine.excluded == {"a": "nothing_fits"}
+
+
+def test_the_time_to_answer_begins_when_the_device_was_asked() -> None:
+    """Its part of the model takes 40 s to be made: it is offered again and again, and never counted out."""
+    machine = _machine()
+    _tick(machine, "a", 1.0)
+    (lease,) = machine.leases.values()
+    for now in range(2, 42):
+        machine.not_asked_yet(lease.id)
+        assert "CloseLease" not in _kinds(_tick(machine, "a", float(now)))
+    _tick(machine, "a", 45.0)
+    assert "CloseLease" in _kinds(_tick(machine, "a", 62.0))

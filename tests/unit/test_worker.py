@@ -328,7 +328,7 @@ def test_a_plan_stays_below_what_went_over_the_budget_before(tmp_path: Path) -> 
 
 
 def _key(work: Path) -> str:
-    return assignment.memory_key(from_map(RunFile, json.loads((work / "run.json").read_text())))
+    return assignment.memory_key(from_map(RunFile, json.loads((work / "run.json").read_text())), "full")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")

@@ -1,0 +1,87 @@
+"""The slices of a run's model as the aggregator cuts them, and where what comes back belongs. Imports torch.
+
+With `sharing = "position"` the server has one model, and a slice is a part of it. With `"architecture"` it has one for
+each slice, side by side in one container: the names of their tensors begin with `slice:SLICE/`.
+Does not cover: who gets which slice (`slice_choice`), what is made of the updates (`frozen`, `methods`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor
+
+from edge_client.methods import registry
+from edge_client.methods.base import Method
+from edge_client.methods.slices import WHOLE_MODEL, Place
+from edge_client.models.contract import Model
+from edge_client.models.slicing import take_tensor
+from edge_client.run_model import Recipe
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, Header, TableRow, codec_rule
+from edge_client.wire.tensors import ContainerReader
+
+__all__ = ["Cutter", "beginning"]
+
+_MOST_KNOWN = 64  # slices: with a rolling window there are new ones in every round
+
+
+def beginning(cut: str) -> str:
+    """What the names of a slice's own tensors begin with, where each slice is a model of its own."""
+    return "" if cut == WHOLE_MODEL else f"slice:{cut}/"
+
+
+class Cutter:
+    """The slices of one run."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.method: Method = registry.get(recipe.run.method.name, recipe.run.method.parameters)
+        self.rungs = registry.rungs(recipe.run)
+        self.apart = recipe.run.sharing == "architecture"  # every slice is a model of its own
+        self._model: Model | None = None
+        self._known: dict[tuple[str, int], Mapping[str, Place]] = {}
+
+    def places(self, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+        """Tensor of a slice -> where it lies among the tensors of the server's one model; raises `InputError`."""
+        if cut == WHOLE_MODEL and self.rungs == (WHOLE_MODEL,):
+            return {name: Place(name) for name in names}
+        key = (cut, hash(tuple(names)))
+        if key not in self._known:
+            if self._model is None:
+                self._model = self._recipe.build_weights().to("meta")  # its values are of no use
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self.method.places(self._model, cut, names)
+        return self._known[key]
+
+    def sources(self, cut: str, header: Header) -> Mapping[str, Place]:
+        """Tensor of a slice -> where a server's container with this header has it."""
+        if not self.apart:
+            return self.places(cut, [entry.name for entry in header.entries])
+        own = beginning(cut)
+        names = [entry.name for entry in header.entries if entry.name.startswith(own or (MODEL_PREFIX, EXTRA_PREFIX))]
+        return {name.removeprefix(own): Place(name) for name in names}
+
+    def table(self, cut: str, header: Header, codec: str) -> list[TableRow]:
+        """What the container of a slice lists."""
+        entries = {entry.name: entry for entry in header.entries}
+        return [
+            (name, codec_rule(len(entry.shape), codec, integer=entry.codec == "i64"), _shape(entry, place))
+            for name, place in self.sources(cut, header).items()
+            for entry in (entries[place.name],)
+        ]
+
+    def tensors(self, cut: str, reader: ContainerReader) -> Iterator[Tensor]:
+        """Their values, one at a time, in that order."""
+        for place in self.sources(cut, reader.header).values():
+            yield take_tensor(reader.tensor(place.name), place.where)
+
+    def own_models(self, names: Sequence[str]) -> Iterator[tuple[str, Place]]:
+        """Where each slice is a model of its own: the tensors of those beside the whole one, as they begin."""
+        for cut in self.rungs if self.apart else ():
+            if cut != WHOLE_MODEL:
+                yield from ((beginning(cut) + name, place) for name, place in self.places(cut, names).items())
+
+
+def _shape(entry: Entry, place: Place) -> Sequence[int]:
+    return entry.shape if place.where is None else [len(indices) for indices in place.where]

@@ -1,0 +1,121 @@
+"""Which parts of a run's model its devices train, and where their tensors lie in the server's. Free of torch.
+
+    rung     how much of the model a device can train: the first of the run's slices that fits its memory
+    slice    which part that is in a round: a rung, or for FedRolex a rung and its first channel
+    places   tensor of a slice -> the server's tensor and the elements of it
+
+Without slices of its own in the run file, a method's are taken; most methods have one, the whole model.
+Does not cover: how a slice is cut (`models.slicing`), who gets which (`coordinator/slice_choice.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from edge_client.errors import InputError
+from edge_client.models import slicing
+from edge_client.models.slicing import SliceSpec
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
+
+if TYPE_CHECKING:
+    from edge_client.models.contract import Model
+    from edge_client.params import IndexMap
+
+__all__ = ["WHOLE_MODEL", "Place", "Slicing", "Turn", "architecture", "drawn", "rolled", "slice_places"]
+
+WHOLE_MODEL = "full"
+
+
+class Place(NamedTuple):
+    """Where a tensor of a slice lies: a tensor of the server's container, and which elements; None: all of them."""
+
+    name: str
+    where: IndexMap | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A device's part in a round, for methods that give it another slice each time."""
+
+    rungs: tuple[str, ...]  # of the run, the largest first
+    round: int  # from 1
+    device: str
+    seed: int  # of this device in this round
+
+
+def _stays(rung: str, turn: Turn) -> str:
+    return rung
+
+
+def drawn(rung: str, turn: Turn) -> str:
+    """One of the rungs that are not larger than the device's own, drawn anew in every round."""
+    smaller = turn.rungs[turn.rungs.index(rung) :]
+    return smaller[turn.seed % len(smaller)]
+
+
+def rolled(rung: str, turn: Turn) -> str:
+    """As many channels, from one further on in every round; the first round begins at the first channel."""
+    spec = slicing.parse(rung)
+    return str(replace(spec, offset=turn.round - 1)) if spec.width < 1 else rung
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slicing:
+    """What a method says about slices."""
+
+    ladder: tuple[str, ...] = (WHOLE_MODEL,)  # unless the run names others
+    kinds: tuple[str, ...] = ("depth", "layers", "width")  # that it can use; none: only the whole model
+    instead: str = ""  # what to use for other kinds
+    turn: Callable[[str, Turn], str] = _stays  # rung -> the slice of a round
+
+    def rungs(self, named: Sequence[str], method: str) -> tuple[str, ...]:
+        """The slices of a run that names these; raises `InputError`."""
+        rungs = tuple(str(slicing.parse(text)) for text in named) or self.ladder
+        if len(set(rungs)) != len(rungs):
+            raise InputError(f"slices: expected different ones, got {', '.join(rungs)}")
+        for rung in rungs:
+            odd = [kind for kind in _kinds(slicing.parse(rung)) if kind not in self.kinds]
+            if odd:
+                able = f"slices of {' or '.join(self.kinds)}" if self.kinds else "the whole model"
+                raise InputError(f"slices: {method!r} trains {able}, got {rung!r}{self.instead and '; '}{self.instead}")
+        return rungs
+
+
+def _kinds(spec: SliceSpec) -> list[str]:
+    found = {"depth": spec.depths is not None, "layers": spec.layers is not None, "width": spec.narrows}
+    return [kind for kind, there in found.items() if there]
+
+
+def architecture(cut: str) -> str:
+    """The rung of a slice: how much it has of the model, wherever that begins."""
+    return WHOLE_MODEL if cut == WHOLE_MODEL else str(replace(slicing.parse(cut), offset=0))
+
+
+def slice_places(model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+    """Of all tensors of the server, by their names in a container, those of a slice.
+
+    Each lies under its own name. What a method keeps of a parameter (`extra/.../PARAMETER`) is sliced as it is; its
+    other tensors are sent whole.
+    """
+    if cut == WHOLE_MODEL:
+        return {name: Place(name) for name in names}
+    inside = slicing.index_map(model, slicing.parse(cut))
+    every = frozenset(model.state_dict())
+    found = {name: _own_name(name, every) for name in names}
+    return {
+        name: Place(name, inside[own] if own is not None else None)
+        for name, own in found.items()
+        if own is None or own in inside
+    }
+
+
+def _own_name(name: str, every: frozenset[str]) -> str | None:
+    """The model's tensor that a tensor is, or belongs to; None: none of them."""
+    rest = name.removeprefix(MODEL_PREFIX if name.startswith(MODEL_PREFIX) else EXTRA_PREFIX)
+    while rest not in every:
+        _, slash, rest = rest.partition("/")
+        if not slash:
+            return None
+    return rest
