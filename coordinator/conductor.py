@@ -12,7 +12,7 @@ import logging
 import secrets
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from edge_client.logs import about
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.planning.rows import ModelRows
-from edge_client.records import PartRef, Report, from_map, to_map
+from edge_client.records import PartRef, Report, TrainingPlan, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
 from edge_client.wire.messages import Assign, Cancel, Decline, Message, Offer, Receipt
@@ -85,6 +85,7 @@ class Conductor:
         self._simulated = simulated
         self._test_data = test_data
         self.machine: RunMachine | None = None
+        self._last_plans: Mapping[str, TrainingPlan] = {}
         self.run: RunRow | None = None
         self.model: ModelRow | None = None
         self._preparing = ""  # the run whose first model is being made
@@ -864,7 +865,14 @@ class Conductor:
             self._forget_jobs()
         self._close()
 
+    def plan_of(self, device: str) -> TrainingPlan | None:
+        """How a device trains in the open run, or trained in the last one since this process began."""
+        plans = self.machine.plans if self.machine is not None else self._last_plans
+        return plans.get(device)
+
     def _close(self) -> None:
+        if self.machine is not None:
+            self._last_plans = self.machine.plans
         for part in self._store.parts(self.run.id) if self.run is not None else ():
             self._drop_blob(part.sha256)
         self.machine = self.run = self.model = None
