@@ -29,6 +29,7 @@ _KNOWN = {
     "training_step": ("training_step", "measure"),
     "inco_transform": ("inco_transform", "measure"),
     "method_time": ("method_time", "measure"),
+    "install": ("install", "measure"),
 }
 
 

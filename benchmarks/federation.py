@@ -31,7 +31,7 @@ Json = dict[str, Any]
 BIG = [1362] * 7  # hidden layers on 8 x 8 inputs and 10 classes: 11,240,596 parameters, 45.0 MB as fp32
 SMALL = [13]  # 985 parameters, 3.9 kB
 _ROOT = Path(__file__).resolve().parent.parent
-_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) \w+ +(.*)")
+_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) \w+ +\[[^]]*\] (.*)")
 
 
 def run_file(*, hidden: Sequence[int], rounds: int, devices: int, codec: str = "fp32", seed: int = 1) -> RunFile:

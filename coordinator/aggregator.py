@@ -209,10 +209,11 @@ def _init(job: InitJob) -> Reply:
     from edge_client.wire.tensors import ContainerReader
 
     recipe = _recipe(job.run, job.task)
-    method = registry.get(job.run.method.name, job.run.method.parameters)
+    method = registry.of_run(job.run)
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)
+    method.first(model)
     state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed(seeds.derive(job.run.seed, "extra"))
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
@@ -353,13 +354,14 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
     from edge_client.wire.tensors import ContainerReader
 
     cutter = _cutter(job.run, job.task)
-    model = recipe.build(samples.shape, parse(rung))
+    model = recipe.build(samples.shape, parse(cutter.method.built(rung)))
     with ContainerReader(Path(job.model)) as reader:
         fill(model, zip(cutter.sources(rung, reader.header), cutter.tensors(rung, reader), strict=True))
+        predict = cutter.predictor(rung, model, reader) if cutter.method.by_client else model
     model.requires_grad_(False)
     microbatch = max(1, min(_EVALUATE_BATCH, _EVALUATE_ELEMENTS // sum(u.num_activations for u in model.units)))
     with recipe.user_code("evaluation"):
-        result = evaluate(model, model, samples, num_classes=len(job.run.classes), microbatch=microbatch)
+        result = evaluate(model, predict, samples, num_classes=len(job.run.classes), microbatch=microbatch)
     return {
         "slice": rung,
         "num_samples": result.num_samples,

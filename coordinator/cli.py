@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -20,12 +19,10 @@ from coordinator.cli_runs import add_run
 from coordinator.cli_service import add_service_verbs, add_start_options, start_options
 from coordinator.cli_simulate import add_simulate
 from coordinator.cli_state import add_verbs
-from edge_client import __version__
+from edge_client import __version__, logs
 from edge_client.errors import FedfitError
 
 __all__ = ["main"]
-
-_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,8 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start(options: argparse.Namespace) -> None:
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
-    launch.start(start_options(options))
+    context = logs.Context()
+    logs.configure(options.log_format, context)
+    launch.start(start_options(options), context)
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -14,9 +14,14 @@ from typing import Any
 from coordinator import tables
 from coordinator.cli_options import formatted, show
 from coordinator.new import parse_shape
+from edge_client import durable
+from edge_client.calibration import calibrated, job_for
 from edge_client.errors import InputError
-from edge_client.files import format_bytes
+from edge_client.files import format_bytes, parse_table
+from edge_client.methods import registry as methods
 from edge_client.models import registry
+from edge_client.planning.cost import Shape, Workload, training_bytes
+from edge_client.run_file import RunFile
 
 __all__ = ["add_models", "describe_model", "parse_settings"]
 
@@ -45,6 +50,9 @@ def add_models(nouns: Any) -> None:
     shown.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the model; repeatable"
     )
+    shown.add_argument(
+        "--measure", action="store_true", help="measure what the units need on this machine (some seconds, then kept)"
+    )
     shown.set_defaults(do=_show)
 
 
@@ -66,18 +74,38 @@ def _own_options(name: str) -> str:
 
 
 def _show(options: argparse.Namespace) -> None:
-    show(
-        options,
-        describe_model(
-            options.name,
-            input_shape=parse_shape(options.input) if options.input else registry.default_input(options.name),
-            num_classes=options.classes,
-            batch=options.batch,
-            cut=options.slice,
-            options=parse_settings(options.set),
-        ),
-        _table,
+    data = describe_model(
+        options.name,
+        input_shape=parse_shape(options.input) if options.input else registry.default_input(options.name),
+        num_classes=options.classes,
+        batch=options.batch,
+        cut=options.slice,
+        options=parse_settings(options.set),
     )
+    show(options, measured(data, parse_settings(options.set)) if options.measure else data, _table)
+
+
+def measured(data: Json, options: Mapping[str, Any]) -> Json:
+    """The same with what training takes, predicted from a measurement: each block alone, and everything at once.
+
+    Beside the block its group trains the head, and the first one the stem, as FeDepth does. With plain SGD.
+    """
+    model = {"name": data["name"], "input": data["input"], **options}
+    classes = [str(number) for number in range(data["classes"])]
+    table = {"name": "show", "model": model, "classes": classes, "method": {"name": "fedepth"}}
+    run = parse_table(RunFile, table, source="--set")
+    rules = methods.plan_rules(run.method.name, run.method.parameters)
+    rows = calibrated(job_for(run, rules, data["input"], cut=data["slice"]), durable.cache_dir())
+    workload = Workload(batch=data["batch"])
+
+    def needed(groups: tuple[tuple[str, ...], ...]) -> int:
+        return training_bytes(rows, workload, Shape(microbatch=data["batch"], groups=groups))
+
+    units = [
+        unit | {"training_bytes": needed(((unit["name"],),)) if unit["kind"] == "block" else None}
+        for unit in data["units"]
+    ]
+    return {**data, "units": units, "training_bytes": needed(()), "base_bytes": rows.base_bytes}
 
 
 def parse_settings(words: Sequence[str]) -> Json:
@@ -133,6 +161,7 @@ def describe_model(
 
 def _table(data: Json) -> str:
     """`coordinator models show`."""
+    is_measured = "training_bytes" in data
     part = "" if data["slice"] == "full" else f", slice {data['slice']}"
     sizes = f"input {_shape(data['input'])}, {data['classes']} classes"
     rows = [
@@ -144,18 +173,26 @@ def _table(data: Json) -> str:
             _shape(unit["out_shape"]),
             f"{unit['parameters']:,}",
             format_bytes(unit["table_1_rule_bytes"]),
+            *([format_bytes(unit["training_bytes"]) if unit["training_bytes"] else ""] if is_measured else []),
         ]
         for unit in data["units"]
     ]
-    return "\n".join(
-        [
-            f"{data['name']}{part}: {data['parameters']:,} parameters, {sizes}",
-            "",
-            tables.align(["unit", "kind", "stage", "in", "out", "parameters", "table-1 rule"], rows, right=(2, 5, 6)),
-            "",
-            f"table-1 rule: bytes that FeDepth's rule charges for training the unit alone, batch {data['batch']}",
-        ]
-    )
+    titles = ["unit", "kind", "stage", "in", "out", "parameters", "table-1 rule", *(["alone"] if is_measured else [])]
+    lines = [
+        f"{data['name']}{part}: {data['parameters']:,} parameters, {sizes}",
+        "",
+        tables.align(titles, rows, right=(2, 5, 6, 7)),
+        "",
+        f"table-1 rule: bytes that FeDepth's rule charges for training the unit alone, batch {data['batch']}",
+    ]
+    if is_measured:
+        lines.append(
+            f"alone: what training the block and the head takes beside the {format_bytes(data['base_bytes'])} of a "
+            f"worker, predicted from a measurement; all blocks at once: {format_bytes(data['training_bytes'])}"
+        )
+    else:
+        lines.append("what training takes on this machine: --measure")
+    return "\n".join(lines)
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from coordinator import launch
 from coordinator.cli_options import verb
+from edge_client import logs
 from edge_client.service_commands import add_doctor_options, confirm
 
 __all__ = ["add_service_verbs", "add_start_options", "start_options"]
@@ -53,6 +54,9 @@ def add_start_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--broker", metavar="URL", help="use this MQTT broker; its password in FEDFIT_BROKER_PASSWORD")
     parser.add_argument("--broker-ca", type=Path, metavar="FILE", help="the CA of --broker, as PEM")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="figures for Prometheus at /metrics")
+    parser.add_argument("--metrics-listen", default="127.0.0.1", metavar="ADDRESS", help="default: %(default)s")
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="plain", help="default: %(default)s")
     parser.add_argument(
         "--broker-password-file", type=Path, metavar="FILE", help="holds the password of --broker and nothing else"
     )
@@ -71,6 +75,8 @@ def start_options(options: argparse.Namespace) -> launch.StartOptions:
         broker_ca=options.broker_ca,
         broker_password_file=options.broker_password_file,
         heartbeat_s=getattr(options, "heartbeat", 10.0),
+        metrics_port=options.metrics_port,
+        metrics_listen=options.metrics_listen,
     )
 
 
@@ -82,6 +88,9 @@ def _typed_again(options: argparse.Namespace) -> tuple[str, ...]:
         words += [f"--{name}", str(value)] if value is not None else []
     words += [word for name in options.advertise for word in ("--advertise", name)]
     words += ["--broker-ca", str(options.broker_ca.absolute())] if options.broker_ca is not None else []
+    if options.metrics_port is not None:
+        words += ["--metrics-port", str(options.metrics_port), "--metrics-listen", options.metrics_listen]
+    words += ["--log-format", options.log_format] if options.log_format != "plain" else []
     return (*words, *(f"--{name}" for name in ("tls", "insecure") if getattr(options, name)))
 
 

@@ -30,6 +30,7 @@ from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
 from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART, KnowledgeRules
+from edge_client.logs import about
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.planning.rows import ModelRows
@@ -92,7 +93,7 @@ class Conductor:
         self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
         self._is_cut = False  # whether devices may get different parts of the model
         self._parts: dict[str, PartRow] = {}  # of what is sent: slice or key of knowledge -> how it travels
-        self._cutting: dict[str, list[rounds.SendAssign]] = {}  # what is being made of these -> who waits for it
+        self._cutting: dict[str, dict[str, rounds.SendAssign]] = {}  # what is being made of these -> leases that wait
         self._issue = store.next_issue()
         self._boots: dict[str, str] = {}
         self._remembered: set[str] = set()  # devices of the active run whose profile is stored
@@ -123,7 +124,8 @@ class Conductor:
         if last is not None and last.state in ("RUNNING", "FROZEN"):
             for update in self._store.updates(run.id, last.number, last.attempt):
                 if not self._blobs.verified(update.sha256):
-                    log.warning("the update of %s is missing or damaged on disk: asking for it again", update.device)
+                    what = "the update of %s is missing or damaged on disk: asking for it again"
+                    log.warning(what, update.device, extra=about(device=update.device, run=run.id, round=last.number))
                     self._store.drop_update(update)
         return True
 
@@ -212,7 +214,7 @@ class Conductor:
         self._store.add_initial_model(model, sha256, len(settings))
         started = self._store.run(run.id)
         assert started is not None
-        log.info("run %s begins", run.id)
+        log.info("run %s begins", run.id, extra=about(run=run.id))
         self._activate(started, time.monotonic())
 
     def _made(
@@ -266,7 +268,7 @@ class Conductor:
 
     def _fail(self, run_id: str, reason: str) -> None:
         """End a run that cannot go on; its open round is abandoned with it."""
-        log.error("run %s failed: %s", run_id, reason)
+        log.error("run %s failed: %s", run_id, reason, extra=about(run=run_id))
         last = self._store.last_round(run_id)
         self._store.fail_run(run_id, reason[:500])
         for update in self._store.updates(run_id, last.number, last.attempt) if last is not None else ():
@@ -442,7 +444,9 @@ class Conductor:
         return Receipt(**receipt, status="late", code="late", detail=lease.detail or "the round is over")
 
     def _refuse(self, offer: Offer, error: PayloadError, now: float) -> None:
-        log.warning("refused the update of lease %s: %s", offer.lease, error)
+        lease = self._store.lease(offer.lease)
+        whose = about(device=lease.device, run=lease.run, round=lease.round) if lease is not None else {}
+        log.warning("refused the update of lease %s: %s", offer.lease, error, extra=whose)
         detail = error.detail[:1000]
         self._handle(rounds.Refused(lease=offer.lease, sha256=offer.sha256, code=error.code, detail=detail), now)
 
@@ -566,7 +570,8 @@ class Conductor:
                     faults.in_round(round_.number)
                     store.open_round(round_, leases)
                     what = f"round {round_.number}" if round_.goal else "last evaluation"
-                    log.info("run %s %s: asks %d devices", round_.run, what, len(leases))
+                    whose = about(run=round_.run, round=round_.number)
+                    log.info("run %s %s: asks %d devices", round_.run, what, len(leases), extra=whose)
                 case rounds.AddLeases(leases):
                     store.add_leases(leases)
                 case rounds.SendAssign():
@@ -596,7 +601,9 @@ class Conductor:
                     self._parts = {}
                     self._observe_drops()
                     self._study(model)
-                    log.info("run %s round %d: committed %s", round_.run, round_.number, model.sha256[:12])
+                    whose = about(run=round_.run, round=round_.number)
+                    made = model.sha256[:12]
+                    log.info("run %s round %d: committed %s", round_.run, round_.number, made, extra=whose)
                 case rounds.Announce(round_, version):
                     self._tell_everybody(round_.run, round_.number, round_.attempt, version)
                 case rounds.Abandon(round_, reason):
@@ -604,7 +611,8 @@ class Conductor:
                     for update in store.updates(round_.run, round_.number, round_.attempt):
                         self._drop_blob(update.sha256)
                     self._observe_drops()
-                    log.warning("run %s round %d: abandoned, %s", round_.run, round_.number, reason)
+                    whose = about(run=round_.run, round=round_.number)
+                    log.warning("run %s round %d: abandoned, %s", round_.run, round_.number, reason, extra=whose)
                 case rounds.SaveDeadline(round_):
                     store.save_deadline(
                         round_.run,
@@ -686,7 +694,8 @@ class Conductor:
         if state in ("declined", "refused", "expired"):
             lease = self._store.lease(lease_id)  # the machine may be past its round
             device = lease.device if lease else "?"
-            log.warning("%s: %s (%s%s)", device, state, code, f": {detail!r}" if detail else "")
+            whose = about(device=device, run=lease.run, round=lease.round) if lease else {}
+            log.warning("%s: %s (%s%s)", device, state, code, f": {detail!r}" if detail else "", extra=whose)
 
     def _offer(self, instruction: rounds.SendAssign) -> None:
         """Send an assignment; if its slice of the model has yet to be cut, as soon as it is there."""
@@ -697,10 +706,12 @@ class Conductor:
         if not lacking:
             self._send(lease.device, self._assign(lease, instruction.deadline_s))
             return
+        assert self.machine is not None
+        self.machine.not_asked_yet(lease.id)
         name = lacking[0]
-        waiting = self._cutting.setdefault(name, [])
-        waiting.append(instruction)
-        if len(waiting) > 1:
+        is_begun = name in self._cutting
+        self._cutting.setdefault(name, {})[lease.id] = instruction
+        if is_begun:
             return
         out = self._blobs.temporary_path(f"part-{hashlib.sha256(name.encode()).hexdigest()[:16]}")
         telling = {"job": "tell", "run": run.file, "slice": lease.slice, "device": lease.device, "round": lease.round}
@@ -726,7 +737,7 @@ class Conductor:
         return [lease.slice, told, *([PUBLIC_PART] if rules.public else [])]
 
     def _was_cut(self, run: RunRow, model: ModelRow, cut: str, out: Path, answer: Answer) -> None:
-        waiting = {instruction.lease.id: instruction for instruction in self._cutting.pop(cut, [])}
+        waiting = self._cutting.pop(cut, {})
         if self.model != model or not self._succeeded(run, answer):
             return
         part = PartRow(
@@ -848,7 +859,7 @@ class Conductor:
         assert self.run is not None
         self.save_traffic()
         self._store.set_run_state(self.run.id, state, reason)
-        log.info("run %s: %s (%s)", self.run.id, state, reason)
+        log.info("run %s: %s (%s)", self.run.id, state, reason, extra=about(run=self.run.id))
         if state == "stopped":
             self._forget_jobs()
         self._close()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.broker import new_password
 from coordinator.store.base import DeviceRow, LeaseRow
 from coordinator.store.sqlite import SqliteStore
-from edge_client import durable
+from edge_client import __version__, durable
 from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError
 from edge_client.identity import Bundle
 from edge_client.records import is_id, to_map
@@ -33,6 +33,7 @@ __all__ = [
     "bundle_for",
     "changed_labels",
     "check_labels",
+    "compared",
     "new_device",
     "without_coordinator",
 ]
@@ -57,6 +58,19 @@ def bundle_for(device: DeviceRow, *, federation: str, brokers: tuple[str, ...], 
     return Bundle(
         federation=federation, device=device.name, brokers=brokers, ca=ca, password=device.password, key=device.key
     )
+
+
+def compared(client: str) -> str:
+    """A client's version against ours: same, older or newer; `unknown` if it is none."""
+    theirs, ours = _numbers(client), _numbers(__version__)
+    if theirs is None or ours is None:
+        return "unknown"
+    return "same" if theirs == ours else "older" if theirs < ours else "newer"
+
+
+def _numbers(version: str) -> tuple[int, ...] | None:
+    match = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", version)
+    return tuple(int(part or 0) for part in match.groups()) if match else None
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
@@ -164,6 +178,8 @@ class DeviceCommands:
             "online": row.name in online,
             "seen_s_ago": round(now - present.last_seen, 1) if present else None,
             "client": present.client if present else None,
+            "client_is": compared(present.client) if present else None,
+            "plan": self._plan(row.name),
             "budget_bytes": present.profile.budget_bytes if present else None,
             "labels": roster.labels_of(row.name),
             "state": "suspended: flooding" if suspended else beat.state if beat else None,
@@ -172,6 +188,12 @@ class DeviceCommands:
             "total": beat.total if beat else 0,
             "loss": beat.loss if beat else None,
         }
+
+    def _plan(self, name: str) -> str:
+        """How the device trains in the open run; empty before its first update, and when nothing trains."""
+        machine = self._service.conductor.machine
+        plan = machine.plan_of(name) if machine is not None else None
+        return plan.describe() if plan is not None else ""
 
     def _label(self, name: str, put: dict[str, str], drop: tuple[str, ...] = ()) -> Json:
         """Change the labels that are given here; they win over those of the device's own file."""

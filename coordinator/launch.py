@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from coordinator.addresses import Place, bracketed, is_loopback
 from coordinator.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_password
 from coordinator.service import STATE_KIND, STATE_VERSION, Service, ServiceOptions, access_of, default_state_dir
 from coordinator.store.sqlite import SqliteStore
-from edge_client import durable
+from edge_client import durable, logs
 from edge_client.errors import InputError
 from edge_client.supervisor import Supervisor
 from edge_client.transport.base import BrokerUrl, Event, Transport, Will, parse_broker_url
@@ -46,6 +47,8 @@ class StartOptions:
     broker_ca: Path | None = None
     broker_password_file: Path | None = None  # None: FEDFIT_BROKER_PASSWORD, or what systemd hands over
     heartbeat_s: float = 10.0
+    metrics_port: int | None = None  # None: no metrics; 0: any free one
+    metrics_listen: str = "127.0.0.1"
 
     def retyped(self) -> str:
         """The command again, without what it advertises."""
@@ -57,15 +60,15 @@ class StartOptions:
         return shlex.join(words)
 
 
-def start(options: StartOptions) -> None:
-    """Run a coordinator in the foreground until it is told to stop."""
+def start(options: StartOptions, context: logs.Context | None = None) -> None:
+    """Run a coordinator in the foreground until it is told to stop; `context` is for its log."""
     supervisor = Supervisor.from_environment()  # before there are children, which must not answer for us
     check(options)  # before anything is made: a start that was mistyped leaves nothing behind
     lock = durable.claim_state_dir(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
     store = SqliteStore(options.state_dir / "state.db")
     try:
         options = _as_last_time(options, store)
-        _serve(options, _place(options), store, supervisor)
+        _serve(options, _place(options), store, supervisor, context)
     finally:
         store.close()
         os.close(lock)
@@ -89,6 +92,8 @@ def _place(options: StartOptions) -> Place | None:
     """Of the embedded broker; somebody else's has its own."""
     if options.port is not None and not 0 <= options.port <= 65_535:
         raise InputError(f"--port: expected 0 to 65535, got {options.port}")
+    if options.metrics_port is not None and not 0 <= options.metrics_port <= 65_535:
+        raise InputError(f"--metrics-port: expected 0 to 65535, got {options.metrics_port}")
     if options.broker is None:
         theirs = {"--broker-ca": options.broker_ca, "--broker-password-file": options.broker_password_file}
         for name in [name for name, typed in theirs.items() if typed is not None]:
@@ -114,7 +119,13 @@ def _external_url(options: StartOptions) -> BrokerUrl:
     return url
 
 
-def _serve(options: StartOptions, place: Place | None, store: SqliteStore, supervisor: Supervisor) -> None:
+def _serve(
+    options: StartOptions,
+    place: Place | None,
+    store: SqliteStore,
+    supervisor: Supervisor,
+    context: logs.Context | None,
+) -> None:
     topics = Topics(store.federation(os.urandom(6).hex()))
     if place is None:
         broker, brokers, ca, connect = _external(options, topics)
@@ -138,11 +149,31 @@ def _serve(options: StartOptions, place: Place | None, store: SqliteStore, super
         options=ServiceOptions(heartbeat_s=options.heartbeat_s),
         supervisor=supervisor,
     )
+    if context is not None:
+        context.look = service.in_hand
     try:
-        service.run()
+        with _metrics(options, service):
+            service.run()
     finally:
         if broker is not None:
             broker.stop()
+
+
+@contextlib.contextmanager
+def _metrics(options: StartOptions, service: Service) -> Iterator[None]:
+    """Answer whoever monitors, if that was asked for."""
+    if options.metrics_port is None:
+        yield
+        return
+    from coordinator.metrics import Metrics  # loads an HTTP server
+
+    metrics = Metrics(options.metrics_port, options.metrics_listen)
+    service.observers.append(metrics.look)
+    log.info("metrics on http://%s:%d/metrics", bracketed(options.metrics_listen), metrics.port)
+    try:
+        yield
+    finally:
+        metrics.close()
 
 
 Connect = Callable[[Callable[[Event], None]], Transport]

@@ -85,6 +85,10 @@ class Roster:
         """Devices that may come."""
         return len(self._devices)
 
+    def names(self) -> list[str]:
+        """All enrolled devices, sorted."""
+        return sorted(self._devices)
+
     def presence(self, name: str) -> Presence | None:
         """What a device last said of itself."""
         return self._present.get(name)

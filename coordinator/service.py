@@ -34,6 +34,7 @@ from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, FedfitError, MachineError, NetworkError, PayloadError
+from edge_client.logs import about
 from edge_client.supervisor import Supervisor
 from edge_client.transport.base import Connected, Disconnected, Event, Received, Transport
 from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull, Refuse
@@ -112,7 +113,7 @@ class Service:
         `aggregation` is an aggregator that outlives this service; without it the service has its own. `supervisor` is
         told of every turn of the loop.
         """
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self.store = store
         self._broker = broker
         self.brokers = brokers
@@ -124,6 +125,7 @@ class Service:
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._aggregation = aggregation or JobChild(AGGREGATOR)
         self._supervisor = supervisor or Supervisor()
+        self.observers: list[Callable[[Service, float], None]] = []  # called from the loop, several times a second
         self._stopping = self._begun = self._was_connected = self.connected = False
         self.paused = ""
         self._transport: Transport | None = None
@@ -144,7 +146,7 @@ class Service:
         allow_many_files()
         retry_s, before = _DISK_RETRY_S, ""  # the same write fails again: wait longer
         commands = Commands(self)
-        control = ControlServer(self._state_dir, commands.handle)
+        control = ControlServer(self.state_dir, commands.handle)
         try:
             while not self._stopping:
                 try:
@@ -158,6 +160,11 @@ class Service:
         finally:
             control.close()
             self.close()
+
+    def in_hand(self) -> tuple[str, int]:
+        """The run and the round that are open; empty and 0 if none is."""
+        machine = self.conductor.machine if self._begun else None
+        return (machine.run, machine.number) if machine is not None else ("", 0)
 
     def close(self) -> None:
         """End the aggregator."""
@@ -186,7 +193,7 @@ class Service:
     def begin(self, opened: contextlib.ExitStack) -> Transport:
         """Recover and connect; what was `opened` is closed even if this fails half-way."""
         now = time.monotonic()
-        snapshot.drop_stale(self._state_dir)
+        snapshot.drop_stale(self.state_dir)
         self.epoch = self.store.next_epoch(int(time.time()))
         devices = self.store.devices()
         self.roster = Roster(self.federation, devices, epoch=self.epoch, heartbeat_s=self._options.heartbeat_s)
@@ -279,8 +286,10 @@ class Service:
         for device, share in self.downloads.tick(online, now):
             self.send(device, share)
         self.conductor.tick(online, self.roster.num_enrolled, now)
-        machine = self.conductor.machine
-        work = f"; run {machine.run}, round {machine.number}" if machine else ""
+        run, number = self.in_hand()
+        work = f"; run {run}, round {number}" if run else ""
+        for observe in self.observers:
+            observe(self, now)
         self._supervisor.doing(f"{len(online)} of {self.roster.num_enrolled} devices online{work}")
 
     def _suspend(self, now: float) -> None:
@@ -289,7 +298,8 @@ class Service:
         if before == self._suspended:
             return
         for name in sorted(before ^ self._suspended):
-            log.warning("%s is %s", name, "suspended: flooding" if name in self._suspended else "let in again")
+            what = "suspended: flooding" if name in self._suspended else "let in again"
+            log.warning("%s is %s", name, what, extra=about(device=name))
         try:
             self._let_in(self.store.devices())
         except DiskFullError:
@@ -299,8 +309,8 @@ class Service:
             log.error("%s", error)
 
     def _grant(self, now: float) -> None:
-        with durable.disk_errors(f"cannot look at {self._state_dir}"):
-            free = durable.free_bytes(self._state_dir) - self.uploads.outstanding_bytes
+        with durable.disk_errors(f"cannot look at {self.state_dir}"):
+            free = durable.free_bytes(self.state_dir) - self.uploads.outstanding_bytes
         low = free < self._options.disk_reserve_bytes
         if low != bool(self.paused):
             self.paused = "disk: less than the reserve is free, no update is asked for" if low else ""
@@ -347,7 +357,8 @@ class Service:
             count = self.roster.blame(device, len(payload), now)
             if count:
                 level = logging.INFO if error.code == "unasked" else logging.WARNING  # some come late, and mean no harm
-                log.log(level, "dropped %d messages, the last one on %r: %s", count, topic, error)
+                what = "dropped %d messages, the last one on %r: %s"
+                log.log(level, what, count, topic, error, extra=about(device=device))
 
     def _chunk(self, device: str, payload: bytes, now: float) -> None:
         if not self.roster.seen(device, now):
@@ -369,7 +380,7 @@ class Service:
         conductor = self.conductor
         match message:
             case Hello():
-                log.info("%s is here (client %r)", device, message.client)
+                log.info("%s is here (client %r)", device, message.client, extra=about(device=device))
                 self.uploads.lost_connection(device)
                 self.downloads.forget(device)
                 conductor.greeted(device, message.boot, now)
@@ -465,7 +476,7 @@ class Service:
     def take_snapshot(self) -> None:
         """What a backup is made of, as things stand between two events."""
         self.conductor.save_traffic()
-        snapshot.make(self.store, self._state_dir)
+        snapshot.make(self.store, self.state_dir)
 
     def _let_in(self, devices: Iterable[DeviceRow]) -> None:
         if self._broker is not None:

@@ -54,14 +54,15 @@ def devices(rows: Sequence[Json]) -> str:
     if not rows:
         return "no devices yet; add one with: coordinator device add NAME"
     return align(
-        ["device", "state", "last seen", "budget", "client", "doing", "labels"],
+        ["device", "state", "last seen", "budget", "plan", "client", "doing", "labels"],
         [
             [
                 row["id"],
                 "online" if row["online"] else "offline",
                 _seen(row),
                 format_bytes(row["budget_bytes"]) if row["budget_bytes"] is not None else "-",
-                row["client"] or "-",
+                row["plan"] or "-",
+                _client(row),
                 _doing(row),
                 labels(row["labels"]),
             ]
@@ -69,6 +70,13 @@ def devices(rows: Sequence[Json]) -> str:
         ],
         right=(2, 3),
     )
+
+
+def _client(row: Json) -> str:
+    """The client's version; one that is not ours is marked."""
+    if not row["client"]:
+        return "-"
+    return row["client"] if row["client_is"] == "same" else f"{row['client']} ({row['client_is']})"
 
 
 def _seen(row: Json) -> str:
@@ -87,7 +95,8 @@ def device(data: Json) -> str:
     facts = [
         ("state", f"{'online' if data['online'] else 'offline'}, seen {_seen(data)}"),
         ("doing", _doing(data)),
-        ("client", data["client"] or "-"),
+        ("client", _client(data)),
+        ("plan", data["plan"] or "-"),
         ("labels given here", labels(data["labels_given"])),
         ("its own labels", labels(data["labels_own"])),
         ("machine", _machine(profile) if profile else "-"),

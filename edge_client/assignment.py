@@ -174,12 +174,12 @@ class _Work:
         if order.evaluate and not order.train and not self.device.share.metrics:
             raise DeclinedError("not_shared", "this device's owner keeps its test results (share.metrics = false)")
         with _declining("bad_method", "unknown_method"):
-            self.method = methods.get(run.method.name, run.method.parameters)
+            self.method = methods.of_run(run)
         self._ask_the_gate()
         with _declining("bad_task", "bad_task"):
             self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):
-            self.cut, self.rung = parse(order.slice), architecture(order.slice)
+            self.cut, self.rung = parse(self.method.built(order.slice)), architecture(order.slice)
             sizes = self.kept.once("sizes", self._key(), lambda: self.recipe.parameter_sizes(self.cut))
         room_bytes = _LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES
         self._limit(room_bytes)  # what is compressed is unpacked, what a task returns is in memory: bounded, too

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_client import __version__, connection, daemon, durable, files, identity, owner_file, status
+from edge_client import __version__, connection, daemon, durable, files, identity, logs, owner_file, status
 from edge_client.errors import FedfitError, InputError
 from edge_client.service_commands import add_service_commands, confirm
 
 __all__ = ["main"]
-
-_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         "--root", metavar="DIR", type=Path, default=Path("/"), help="for tests: where /proc and /sys are read below"
     )
     start.add_argument("-v", "--verbose", action="store_true", help="log more")
+    start.add_argument("--log-format", choices=logs.FORMATS, default="plain", help="default: %(default)s")
     _state_dir(start)
     start.set_defaults(do=_start)
     _add_owners_commands(commands)
@@ -181,10 +180,12 @@ def _bundle(name: str) -> identity.Bundle:
 
 
 def _start(options: argparse.Namespace) -> None:
-    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.INFO, format=_LOG_FORMAT)
+    context = logs.Context()
+    logs.configure(options.log_format, context, level=logging.DEBUG if options.verbose else logging.INFO)
     if options.join:
         identity.join(options.state_dir, _bundle(options.join))
     bundle = identity.load_identity(options.state_dir)
+    context.device = bundle.device
     device_file = owner_file.load(options.config or options.state_dir / "device.toml")
     daemon.run_daemon(
         bundle=bundle,
@@ -192,6 +193,7 @@ def _start(options: argparse.Namespace) -> None:
         state_dir=options.state_dir,
         connect=lambda on_event, boot: connection.connect(bundle, on_event, boot),
         root=options.root,
+        context=context,
     )
 
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from edge_client import __version__, durable, faults, workers
+from edge_client import __version__, durable, faults, logs, workers
 from edge_client.blobs import BlobStore, Incoming, Outgoing
 from edge_client.device.profile import measure
 from edge_client.device.watch import MemoryWatch
@@ -96,10 +96,11 @@ class Daemon:
         root: Path = Path("/"),
         group: WorkerGroup | None = None,
         supervisor: Supervisor | None = None,
+        context: logs.Context | None = None,
     ) -> None:
         """`root` is where the files are that tell of this device's memory; `group` is where the worker belongs.
 
-        `supervisor` is told of every turn of the loop.
+        `supervisor` is told of every turn of the loop, `context` where the run in hand is to be looked up.
         """
         self._bundle = bundle
         self._worker_command = worker_command
@@ -135,6 +136,8 @@ class Daemon:
             replans=saved.replans,
             highest=saved.highest,
         )
+        if context is not None:
+            context.look = self._in_hand
         self._incoming: dict[bytes, Incoming] = {}
         self._listens_for = ""  # the blob for which we listen on the shared topic
         self._may_listen = True
@@ -154,6 +157,10 @@ class Daemon:
         self._clean_up(saved.assign)
         self._transport = connect(self._on_transport, self._boot)
         self._transport.subscribe(self._topics.device_subscribes(bundle.device))
+
+    def _in_hand(self) -> tuple[str, int]:
+        assign = self._session.assign
+        return (assign.run, assign.round) if assign is not None else ("", 0)
 
     def request_stop(self) -> None:
         """End the loop soon; from any thread. The worker is told at once: the loop may be waiting for the network."""
@@ -243,6 +250,9 @@ class Daemon:
         session, assign, progress = self._session, self._session.assign, self._session.progress
         return Status(
             pid=os.getpid(),
+            client=__version__,
+            budget_bytes=self._budget_bytes,
+            plan=self._worker.plan() if self._worker else "",
             link="connecting" if self._linked_at is None else "let_in" if session.online else "connected",
             state=session.state,
             lease=assign.lease if assign else "",
@@ -644,6 +654,7 @@ def run_daemon(
     connect: ConnectTo,
     worker_command: Sequence[str] = workers.COMMAND,
     root: Path = Path("/"),
+    context: logs.Context | None = None,
 ) -> None:
     """Run a client until SIGTERM or SIGINT; starts over by itself when the disk was full."""
     lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
@@ -670,6 +681,7 @@ def run_daemon(
                     root=root,
                     group=group,
                     supervisor=supervisor,
+                    context=context,
                 )
                 current[:] = [daemon]
                 if not stopped.is_set():

@@ -38,8 +38,10 @@ class Programs:
 
         spec = importlib.util.find_spec("torch")  # finds it without loading it
         torch = Path(spec.origin).parents[1] if spec is not None and spec.origin else None
+        usual = Path(_VENV)  # a link, where a script of `deploy` made it: an upgrade changes where it leads
+        linked = usual.is_symlink() and usual.resolve() == Path(sys.prefix).resolve()
         return cls(
-            python=Path(sys.executable),
+            python=usual / "bin/python" if linked else Path(sys.executable),
             packages=(Path(sys.base_prefix), Path(__file__).parents[1], *([torch] if torch else [])),
         )
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from edge_client import durable
 from edge_client.errors import PayloadError
+from edge_client.files import format_bytes
 from edge_client.identity import Bundle
 from edge_client.records import Between, Count, Matches, Text, from_map, to_map
 
@@ -45,6 +46,9 @@ class Status:
     """How things stand."""
 
     pid: Count
+    client: Text = ""  # its version
+    budget_bytes: Count = 0  # of a worker
+    plan: Text = ""  # of the worker that runs
     link: Link = "connecting"
     state: Text = "idle"
     lease: Text = ""
@@ -123,7 +127,9 @@ def describe(data: dict[str, Any], *, start: str = "edge-client start") -> str:
         ("broker", f"{', '.join(data['brokers'])}{_link(data)}"),
     ]
     if data["running"]:
-        rows.append(("doing", _doing(data)))
+        budget = format_bytes(data["budget_bytes"]) if data["budget_bytes"] else "not known yet"
+        rows += [("version", data["client"] or "-"), ("budget", budget), ("doing", _doing(data))]
+        rows += [("plan", data["plan"])] if data["plan"] else []
     for key, name in (("receipt", "last receipt"), ("error", "last error")):
         if data[key]:
             rows.append((name, f"{data[key]['text']} ({data[key]['at']})"))

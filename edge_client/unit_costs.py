@@ -70,6 +70,7 @@ def measure(made: Rehearsal, *, key: str, limit_bytes: int = 0) -> ModelRows:
         base_bytes=base_bytes + _WORKER_BYTES,
         model_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
         hidden_bytes=hidden.kept_bytes,
+        hidden_size_bytes=hidden.size_bytes,
         has_batchnorm=any(True for _ in _norms(model)),
         has_batch_statistics=any(not norm.track_running_stats for norm in _norms(model)),
         min_batch=model.min_batch,
@@ -99,6 +100,7 @@ class _Hidden:
     batch: int  # of the largest step
     peak_bytes: int  # of a step of the whole model
     kept_bytes: int  # that stayed after training with two batches, of which one is the last of an epoch
+    size_bytes: int  # that one number of samples more takes
     until: dict[str, int]  # the same until a block has been trained, where each is trained by itself
 
 
@@ -145,12 +147,17 @@ class _Bench:
         groups = self.singles()
         first, second = self._train(small, groups), self._train(large, groups)
         grown = [max(0, one - base + other - first[-1]) for one, other in zip(first, second, strict=True)]
+        if groups:
+            self._train(small, ())
         meter.reset_peak()
         self._train(large, ())
+        peak_bytes, kept_bytes = meter.peak_rss_bytes() - base, meter.rss_bytes() - base
+        third = self._train(small // 2 + 1, groups)  # an odd number: the last piece of a batch has any
         return _Hidden(
             batch=large,
-            peak_bytes=meter.peak_rss_bytes() - base - self.own_bytes,
-            kept_bytes=max(0, meter.rss_bytes() - base),
+            peak_bytes=peak_bytes - self.own_bytes,
+            kept_bytes=max(0, kept_bytes),
+            size_bytes=max(0, second[-1] - first[-1], third[-1] - base - kept_bytes),
             until={name: num_bytes for (name,), num_bytes in zip(groups, grown, strict=False)},
         )
 

@@ -212,6 +212,11 @@ class Worker:
         """There is less memory now: it plans anew before its next batch."""
         notes.tell_budget(self._folder, budget_bytes)
 
+    def plan(self) -> str:
+        """How it trains, for people; empty before it has told."""
+        trial = notes.read_trial(self._folder)
+        return trial.plan.describe() if trial is not None else ""
+
     def warnings(self) -> list[str]:
         """What its log warns of at the end, such as images that cannot be read; the log goes with the lease."""
         return [line for line in _last_lines(self._folder / "log.txt") if line.startswith("WARNING ")]

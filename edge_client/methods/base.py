@@ -146,6 +146,11 @@ def keep_nothing(model: Model) -> tuple[str, ...]:
     return ()
 
 
+def same_slice(cut: str) -> str:
+    """Most methods train a slice as one network."""
+    return cut
+
+
 def note_nothing(model: Model) -> Mapping[str, Any]:
     """Most folds need to know nothing of the model but its tensors."""
     return {}
@@ -195,7 +200,12 @@ class Method:
     # tensors beside the model's that travel with it (auxiliary heads, control variates); made once, by the server, with
     # random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
+    # of those, what comes to a device with a slice, made from that: for measurements; none: all, of the slice
+    extra_of_slice: Callable[[Model, str], Mapping[str, Tensor]] | None = None
     inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
+    built: Callable[[str], str] = same_slice  # the slice whose network a device builds for a slice
+    by_client: bool = False  # the server judges as a device does, too: the model by itself is not what the method means
+    first: Callable[[Model], None] = fit_every_model  # changes the first weights of a run in place
     # where the tensors of a slice lie among the server's, by their names in a container; the model is the whole one,
     # for its shapes alone
     places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places

@@ -26,9 +26,12 @@ __all__ = [
     "FeloParameters",
     "HeteroFLParameters",
     "InCoParameters",
+    "InclusiveFLParameters",
     "LocalParameters",
     "MoonParameters",
     "ScaffoldParameters",
+    "ScaleFLParameters",
+    "SplitMixParameters",
     "VeloParameters",
 ]
 
@@ -122,6 +125,56 @@ class FedRolexParameters:
     uniform: bool = field(
         default=True,
         metadata={"symbol": "p_n", "help": "all devices count the same; false: by their samples, as in FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InclusiveFLParameters:
+    """InclusiveFL."""
+
+    momentum: Annotated[float, Between(0, 1)] = field(
+        default=0.2,
+        metadata={
+            "symbol": "beta",
+            "help": "share of the larger model's mean update in that of a smaller one's top block; 0: none",
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleFLParameters:
+    """ScaleFL."""
+
+    gamma: Annotated[float, Between(0, 1000)] = field(
+        default=0.0,
+        metadata={
+            "symbol": "gamma",
+            "help": "weight of the distillation from a device's last exit to its earlier ones; 0, as in the authors' "
+            "code by default: none",
+        },
+    )
+    temperature: Annotated[float, Between(0.001, 1000)] = field(
+        default=3.0, metadata={"symbol": "tau", "help": "divides the logits in the distillation"}
+    )
+    warm_up: Annotated[float, Between(0, 1)] = field(
+        default=0.25, metadata={"symbol": "0.25 T", "help": "part of the run's rounds before the distillation begins"}
+    )
+    uniform: bool = field(
+        default=True,
+        metadata={"symbol": "1/m", "help": "all devices count the same; false: by their samples, as in FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitMixParameters:
+    """SplitMix."""
+
+    bases: Annotated[int, Between(1, 64)] = field(
+        default=8,
+        metadata={
+            "symbol": "1/r",
+            "help": "base networks that the model is split into, each with that share of the channels; 1 is FedAvg",
+        },
     )
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -32,13 +33,17 @@ from edge_client.methods.parameters import (
     FedRolexParameters,
     FeloParameters,
     HeteroFLParameters,
+    InclusiveFLParameters,
     InCoParameters,
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
+    ScaleFLParameters,
+    SplitMixParameters,
     VeloParameters,
 )
-from edge_client.methods.slices import Slicing, drawn, rolled
+from edge_client.methods.slices import Slicing, drawn, mixed, rolled
+from edge_client.models import registry as models
 from edge_client.run_file import RunFile
 
 __all__ = [
@@ -47,6 +52,7 @@ __all__ = [
     "knowledge",
     "knowledge_limits",
     "names",
+    "of_run",
     "parameter_types",
     "plan_rules",
     "rungs",
@@ -59,8 +65,8 @@ __all__ = [
 def _from(module: str, **how: Any) -> Callable[..., Method]:
     """What makes a method: `method` of a module of this package, which is imported when it is called."""
 
-    def load(parameters: Any, *base: Method) -> Method:
-        made: Method = import_module(f"{__package__}.{module}").method(parameters, *base, **how)
+    def load(parameters: Any, *base: Method, **more: Any) -> Method:
+        made: Method = import_module(f"{__package__}.{module}").method(parameters, *base, **how, **more)
         return made
 
     return load
@@ -137,6 +143,30 @@ def _fedrolex_slicing(parameters: FedRolexParameters) -> Slicing:
     return dataclasses.replace(made, turn=rolled) if parameters.roll else made
 
 
+def _inclusivefl_slicing(parameters: InclusiveFLParameters) -> Slicing:
+    return Slicing(kinds=("depth", "layers"), instead="widths are heterofl's", apart=False)
+
+
+def _scalefl_slicing(parameters: ScaleFLParameters) -> Slicing:
+    return Slicing(kinds=("exit", "width"), instead="depth and layers are inclusivefl's", apart=False)
+
+
+def _splitmix_slicing(parameters: SplitMixParameters) -> Slicing:
+    ladder = tuple(f"width:1/{n}" if n > 1 else "full" for n in (1, 2, 4, 8, 16, 32, 64) if n <= parameters.bases)
+    return Slicing(
+        ladder=ladder,
+        kinds=("width",),
+        instead="a base network has all blocks",
+        turn=partial(mixed, parameters.bases),
+        apart=False,
+    )
+
+
+def _splitmix_plans(parameters: SplitMixParameters) -> PlanRules:
+    """Weights, gradients and an optimizer's state of the other bases, of a device that has all of them."""
+    return PlanRules(weight_copies=3 * (parameters.bases - 1))
+
+
 def _global_model(parameters: Any) -> bool:
     return True
 
@@ -153,6 +183,7 @@ class _Entry:
     has_global_model: Callable[[Any], bool] = _global_model
     knowledge: Callable[[Any], KnowledgeRules] | None = None  # what devices send beside weights, or instead
     slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
+    sized: bool = False  # `load` also takes the slices of the run
     shown_with: str = "small-cnn"  # a model that it can train
 
 
@@ -170,6 +201,18 @@ _METHODS = {
     ),
     "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
     "fedrolex": _Entry(FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing),
+    "inclusivefl": _Entry(
+        InclusiveFLParameters, _from("inclusivefl"), refuses=_GROUPS, slicing=_inclusivefl_slicing, sized=True
+    ),
+    "scalefl": _Entry(ScaleFLParameters, _from("scalefl"), refuses=_GROUPS, slicing=_scalefl_slicing, sized=True),
+    "splitmix": _Entry(
+        SplitMixParameters,
+        _from("splitmix"),
+        plans=_splitmix_plans,
+        refuses=_GROUPS | {"inco": "its bases have no layers in common"},
+        slicing=_splitmix_slicing,
+        sized=True,
+    ),
     "local": _Entry(
         LocalParameters,
         _from("local"),
@@ -264,7 +307,15 @@ def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
 
 def rungs(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
-    return slicing(run.method.name, run.method.parameters).rungs(run.slices, run.method.name)
+    said, named = slicing(run.method.name, run.method.parameters), run.slices
+    if run.sharing == "architecture" and not said.apart:
+        raise InputError(
+            f'sharing: {run.method.name!r} combines the slices of one model, got "architecture"; leave it out, '
+            "or use fedavg, which trains each architecture by itself"
+        )
+    if run.model is not None:  # also by the names of smaller models of the family
+        named = tuple(str(models.parse_slice(run.model.name, text)) for text in named)
+    return said.rungs(named, run.method.name)
 
 
 def knowledge(name: str, parameters: Mapping[str, Any]) -> KnowledgeRules | None:
@@ -302,16 +353,27 @@ def parameter_types(name: str) -> list[type]:
     return [_METHODS[part].parameters for part in _parts(name)]
 
 
-def get(name: str, parameters: Mapping[str, Any]) -> Method:
-    """The method with its parameters set; raises as `validate` does."""
+def of_run(run: RunFile) -> Method:
+    """The method of a run; raises as `validate` and `rungs` do."""
+    return get(run.method.name, run.method.parameters, rungs(run))
+
+
+def get(name: str, parameters: Mapping[str, Any], rungs: Sequence[str] = ()) -> Method:
+    """The method with its parameters set, for these slices or its own; raises as `validate` does."""
+    rungs = tuple(rungs) or slicing(name, parameters).ladder
     parts = _parse(name, parameters)
     if _METHODS[parts[-1][0]].over:
         parts = [*parts, (_PLAIN, FedAvgParameters())]
     *over, (under, parsed) = parts
-    method = _METHODS[under].load(parsed)
+    method = _load(under, parsed, rungs)
     for part, parsed in reversed(over):
-        method = _METHODS[part].load(parsed, method)
+        method = _load(part, parsed, rungs, method)
     return dataclasses.replace(method, name=name, plans=plan_rules(name, parameters))
+
+
+def _load(part: str, parsed: Any, rungs: Sequence[str], *base: Method) -> Method:
+    entry = _METHODS[part]
+    return entry.load(parsed, *base, rungs=rungs) if entry.sized else entry.load(parsed, *base)
 
 
 def _parse(name: str, parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -79,8 +79,11 @@ class Shape:
 
 def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
     """What training adds to a warmed-up worker at most."""
-    units = rows.modes[shape.recompute or "plain"]
-    worst = max(_phase(rows, workload, shape, group) for group in _groups(units, shape))
+    groups = list(_groups(rows.modes[shape.recompute or "plain"], shape))
+    worst = max(
+        _phase(rows, workload, shape, group) + shape.num_models * _hidden(rows, workload, shape, groups[: number + 1])
+        for number, group in enumerate(groups)
+    )
     kept = (workload.weight_copies + shape.num_models - 1) * rows.model_bytes
     predicted = (kept + worst) * _MARGIN * rows.margin + _SLACK_BYTES
     return int(predicted * faults.scale("planning.predicted"))
@@ -123,7 +126,7 @@ def _groups(units: Sequence[UnitRow], shape: Shape) -> Iterator[_Group]:
 
 
 def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> float:
-    """The worst moment while a group is trained, and what libraries have taken until then."""
+    """The worst moment while a group is trained."""
     models, parameters = shape.num_models, group.parameter_bytes
     adds = shape.microbatch < workload.batch  # gradients of earlier pieces wait for the later ones
     waiting = models * parameters if adds else 0
@@ -132,10 +135,21 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
     others = (models - 1) * max(parameters, _at_the_turn(group, shape.microbatch))
     passes = waiting + others + max(_pass(group, shape.microbatch, adds))
     worst = max(step, waiting + models * _frozen(rows, shape, group), passes)
-    # blocks that are trained together also hand gradients on, for which libraries keep more than for each alone
-    alone = group.head is not None and sum(unit.kind == "block" for unit in group.units) == 1
-    hidden = group.units[-1].hidden_bytes if alone else rows.hidden_bytes
-    return models * (workload.state_copies * parameters + hidden) + worst
+    return models * workload.state_copies * parameters + worst
+
+
+def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[_Group]) -> float:
+    """What libraries have taken until the last of these groups is trained."""
+    # the last piece of a batch may be a smaller one, that of an epoch still another
+    sizes = rows.hidden_size_bytes if workload.batch % shape.microbatch else 0
+    last = groups[-1]
+    if last.head is None:
+        return rows.hidden_bytes + sizes
+    # blocks that were trained together also hand gradients on, for which libraries keep more than for each alone
+    together = any(sum(unit.kind == "block" for unit in group.units) > 1 for group in groups)
+    blocks = [unit for unit in rows.modes["plain"] if unit.kind == "block"]
+    handing_on = max(0, rows.hidden_bytes - blocks[-1].hidden_bytes) if together else 0
+    return last.units[-1].hidden_bytes + handing_on + sizes
 
 
 def _pass(group: _Group, microbatch: int, adds: bool) -> Iterator[float]:
@@ -182,9 +196,8 @@ def _frozen(rows: ModelRows, shape: Shape, group: _Group) -> float:
     out_bytes, microbatch = before[-1].out_bytes, shape.microbatch
     chunk = microbatch if rows.has_batch_statistics else min(_CHUNK, microbatch)
     running = max(peak(unit.evaluate, chunk) for unit in before)
-    copies = 2 if rows.channels_last else 1  # the file has its rows in the other layout
     if shape.buffered:
-        return max(running + (copies - 1) * out_bytes * chunk, copies * out_bytes * microbatch)
+        return max(running, out_bytes * microbatch)
     return running + (out_bytes * microbatch if chunk < microbatch else 0)
 
 

@@ -15,7 +15,7 @@ microbatches change nothing and the candidate that should be the fastest comes f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -27,6 +27,9 @@ from edge_client.planning.rows import ModelRows, peak
 from edge_client.records import PlanRules, TrainingPlan
 
 __all__ = ["Candidate", "Choice", "Request", "choose", "microbatches", "shrink", "whole_batch_bytes"]
+
+_Names = tuple[str, ...]
+_Fits = Callable[[_Names, Sequence[_Names]], bool]  # a group, and those before it
 
 _NUM_ALTERNATIVES = 3
 _FREE_MODES = ("plain", "fused")
@@ -231,29 +234,37 @@ def _grouped(request: Request, size: int, limit: int, *, partial: bool) -> Itera
 def _decompose(
     request: Request, rows: ModelRows, shape: Shape, blocks: Sequence[str], limit: int, *, partial: bool
 ) -> Shape | None:
-    """Groups from left to right, each as long as its own peak fits; None if some block fits by no means."""
+    """Groups from left to right, each as long as it fits; None if some block fits by no means.
 
-    def fits(group: tuple[str, ...], skipped: tuple[str, ...]) -> bool:
-        one = Shape(
-            microbatch=shape.microbatch, groups=(group,), skipped=skipped, recompute=shape.recompute, buffered=False
-        )
+    Blocks that are trained together leave a little less room for all later ones: if that was too much, one by one.
+    """
+
+    def fits(group: tuple[str, ...], earlier: Sequence[tuple[str, ...]]) -> bool:
+        together = [other for other in earlier if len(other) > 1][:1]  # all others do not change what this one takes
+        one = replace(shape, groups=(*together, group))
         return training_bytes(rows, request.workload, one) <= limit
 
-    skipped: tuple[str, ...] = ()
-    groups: list[tuple[str, ...]] = []
+    for most in (len(blocks), 1):
+        skipped, groups = _greedy(blocks, fits, most, partial=partial)
+        if groups and bool(skipped) == partial:
+            return _buffered(request, rows, replace(shape, groups=groups, skipped=skipped), limit)
+    return None
+
+
+def _greedy(blocks: Sequence[str], fits: _Fits, most: int, *, partial: bool) -> tuple[_Names, tuple[_Names, ...]]:
+    """The blocks that are skipped, and groups of at most so many; no groups if some block does not fit."""
+    skipped: _Names = ()
+    groups: list[_Names] = []
     for name in blocks:
-        if groups and fits((*groups[-1], name), skipped):
+        if groups and len(groups[-1]) < most and fits((*groups[-1], name), groups[:-1]):
             groups[-1] = (*groups[-1], name)
-        elif fits((name,), skipped):
+        elif fits((name,), groups):
             groups.append((name,))
         elif partial and not groups:
             skipped = (*skipped, name)
         else:
-            return None
-    if not groups or (partial and not skipped):
-        return None
-    made = Shape(microbatch=shape.microbatch, groups=tuple(groups), skipped=skipped, recompute=shape.recompute)
-    return _buffered(request, rows, made, limit)
+            return (), ()
+    return skipped, tuple(groups)
 
 
 def _buffered(request: Request, rows: ModelRows, shape: Shape, limit: int) -> Shape:
@@ -266,13 +277,7 @@ def _buffered(request: Request, rows: ModelRows, shape: Shape, limit: int) -> Sh
     most = max((one + other for one, other in pairwise([0, *sizes])), default=0) * request.num_samples
     if not 0 < most <= request.disk_bytes:
         return shape
-    made = Shape(
-        microbatch=shape.microbatch,
-        groups=shape.groups,
-        skipped=shape.skipped,
-        recompute=shape.recompute,
-        buffered=True,
-    )
+    made = replace(shape, buffered=True)
     return made if training_bytes(rows, request.workload, made) <= limit else shape
 
 

@@ -43,7 +43,7 @@ Line = tuple[float, float]  # bytes per sample, bytes
 Lines = tuple[Line, ...]
 
 MODES = ("plain", "fused", "units")  # what is recomputed: nothing, inside of units, whole units
-FORMAT = 2
+FORMAT = 3
 _MAX_FILE_BYTES = 8 * 2**20
 
 
@@ -89,6 +89,7 @@ class ModelRows:
     base_bytes: Count  # RSS of a worker with this model, warmed up
     model_bytes: Count  # of that, parameters and buffers
     hidden_bytes: Count  # what libraries take and torch does not see, where all units are trained at once
+    hidden_size_bytes: Count = 0  # for each number of samples that a pass has, beyond two
     has_batchnorm: bool  # whose statistics are those of a microbatch
     has_batch_statistics: bool  # a BatchNorm without running ones: frozen units need the whole microbatch, too
     min_batch: Positive

@@ -49,7 +49,7 @@ class RowFile:
     def write(self, positions: Tensor, rows: Tensor) -> None:
         """Put one row at each position."""
         self._like = torch.empty_like(rows[:1], memory_format=torch.preserve_format)
-        views, row_bytes = _bytes_of(rows.contiguous())
+        views, row_bytes = _bytes_of(_as_they_lie(rows).contiguous())
         with durable.disk_errors(self._what):
             faults.point("worker.train.buffer")
             for position, view in zip(positions.tolist(), views, strict=True):
@@ -57,12 +57,18 @@ class RowFile:
 
     def read(self, positions: Tensor) -> Tensor:
         """The rows at these positions, in the layout in which they were computed."""
-        rows = torch.empty((len(positions), *self._like.shape[1:]), dtype=self._like.dtype)
-        views, row_bytes = _bytes_of(rows)
+        shape = (len(positions), *self._like.shape[1:])
+        rows = torch.empty(shape, dtype=self._like.dtype, memory_format=layout_of(self._like))
+        views, row_bytes = _bytes_of(_as_they_lie(rows))
         with durable.disk_errors(self._what):
             for position, view in zip(positions.tolist(), views, strict=True):
                 _read_all(self._fd, view, position * row_bytes)
-        return rows.contiguous(memory_format=layout_of(self._like))
+        return rows
+
+
+def _as_they_lie(rows: Tensor) -> Tensor:
+    """The same memory, with the axes in the order in which it is laid out."""
+    return rows.permute(0, 2, 3, 1) if layout_of(rows) == torch.channels_last else rows
 
 
 def _bytes_of(rows: Tensor) -> tuple[list[memoryview], int]:

@@ -18,7 +18,7 @@ SDK = [path for path in FILES if path.is_relative_to(ROOT / "edge_client")]
 
 # A module may import from its own layer and from those below it (style.md). What is above, it does not know.
 LAYERS = [
-    {"errors", "params", "records", "durable", "faults", "files", "run_file"},
+    {"errors", "params", "records", "durable", "faults", "logs", "files", "run_file"},
     {"models", "wire", "knowledge", "data", "task", "task_files"},
     {"planning", "training", "run_model"},
     {"methods"},

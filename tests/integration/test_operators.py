@@ -1,15 +1,18 @@
-"""What an operator sees of a running federation: doctors on both sides."""
+"""What an operator sees of a running federation: doctors, logs, status, versions, metrics."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fleet import Fleet
-from tests.typed import typed
+from tests.fleet import Fleet, mlp_run
+from tests.typed import ok, typed
 
 pytestmark = pytest.mark.broker
 
@@ -45,3 +48,55 @@ def test_doctors_see_a_federation_that_works_and_one_that_does_not(tmp_path: Pat
     assert [entry["state"] for entry in found.values()] == ["failed", "passed", "skipped"]
     assert found["coordinator"]["mend"].startswith("coordinator start")
     assert "no broker of this bundle answers" in examined("edge_client", device, "broker")["broker"]["text"]
+
+
+OLDER = "import edge_client\nedge_client.__version__ = '0.0.9'\n"
+METRICS = importlib.util.find_spec("prometheus_client") is not None
+
+
+def test_a_federation_with_an_older_client_is_seen_in_lists_logs_and_metrics(tmp_path: Path) -> None:
+    """One run of two rounds with a, of this version, and b, which calls itself 0.0.9."""
+    (tmp_path / "older").mkdir()
+    (tmp_path / "older/sitecustomize.py").write_text(OLDER)
+    options = ("--log-format", "json", *(("--metrics-port", "0") if METRICS else ()))
+    with Fleet(tmp_path, start_options=options) as fleet:
+        fleet.start_coordinator()
+        fleet.add_devices("a", "b")
+        fleet.start_device("a")
+        fleet.start_device("b", {"PYTHONPATH": f"{tmp_path / 'older'}:{Path(__file__).parents[2]}"})
+        run = fleet.start_run(mlp_run(rounds=2))
+        fleet.wait_until(lambda: all(row["plan"] for row in _devices(fleet)), 120, "both have told a plan")
+        rows = {row["id"]: row for row in _devices(fleet)}
+        status = json.loads(ok("edge_client", "status", "--format", "json", "--state-dir", tmp_path / "a/state"))
+        metrics = _metrics(fleet) if METRICS else ""
+        shown = fleet.wait_finished(run, 120)
+    assert shown["state"] == "finished"
+    assert (rows["a"]["client_is"], rows["b"]["client"], rows["b"]["client_is"]) == ("same", "0.0.9", "older")
+    assert rows["a"]["plan"].startswith("full, microbatch")
+    assert (status["client"], status["budget_bytes"]) == (rows["a"]["client"], 2 * 10**9)
+    lines = [json.loads(line) for line in fleet.log("coordinator").splitlines()]
+    assert {"time", "level", "device", "run", "round", "message"} <= set.intersection(*(set(line) for line in lines))
+    here = {line["device"] for line in lines if "is here" in line["message"]}
+    committed = [(line["run"], line["round"]) for line in lines if "committed" in line["message"]]
+    assert (here, committed) == ({"a", "b"}, [(run, 1), (run, 2)])
+    for name in ("a", "b"):
+        told = fleet.log(name).splitlines()
+        form = re.compile(rf"[-0-9]+ [0-9:,]+ [A-Z]+ +\[{name} (- -|{run} [12])\] ")
+        assert [line for line in told if not form.match(line)] == []
+        assert any(f"[{name} {run} 2]" in line for line in told)
+    if METRICS:
+        assert 'fedfit_device_online{device="b"} 1.0' in metrics
+
+
+def _devices(fleet: Fleet) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(
+        ok("coordinator", "device", "list", "--format", "json", "--state-dir", fleet.state_dir)
+    )
+    return rows
+
+
+def _metrics(fleet: Fleet) -> str:
+    """Where the log says they are."""
+    (address,) = re.findall(r"metrics on (http://[^\"]+)", fleet.log("coordinator"))
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return str(answer.read().decode())

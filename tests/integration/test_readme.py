@@ -30,6 +30,7 @@ from edge_client.run_file import load_run_file
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "deploy").rglob("*.md"))
 PARSERS = {"coordinator": coordinator_cli._parser, "edge-client": edge_client_cli._parser}
 DEADLINE_S = 240.0  # only a failing test ever waits so long
 

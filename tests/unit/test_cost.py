@@ -67,6 +67,13 @@ def test_gradients_of_earlier_pieces_wait() -> None:
     assert training_bytes(rows(), Workload(batch=20), Shape(microbatch=10)) == bound(640 + 1320 + 11)
 
 
+def test_pieces_of_a_third_size_need_code_of_their_own() -> None:
+    """Of 25 samples 10, 10 and 5, and at the end of an epoch perhaps 7: libraries keep 4 more, each group as well."""
+    assert training_bytes(rows(), Workload(batch=25), Shape(microbatch=10)) == bound(640 + 1320 + 11 + 4)
+    shape = Shape(microbatch=10, groups=(("block2",),))
+    assert training_bytes(rows(), Workload(batch=25), shape) == bound(240 + 800 + 2 + 4)
+
+
 def test_the_first_group_has_the_stem_and_the_head() -> None:
     """5 + 50 per sample, 100 own gradients and the head's 40: 690; its library bytes are its own."""
     assert training_bytes(rows(), SGD, Shape(microbatch=10, groups=(("block1",),))) == bound(690 + 1)
@@ -80,6 +87,13 @@ def test_a_later_group_starts_from_nothing() -> None:
 def test_a_group_of_several_blocks_is_put_together() -> None:
     """Block2: 60 per sample, 200, and 340 of block3 and head: 1140; block3 itself: 72 per sample, 300, 40: 1060."""
     assert training_bytes(rows(), SGD, Shape(microbatch=10, groups=(("block2", "block3"),))) == bound(1140 + 11)
+
+
+def test_what_libraries_keep_for_blocks_that_were_trained_together_stays() -> None:
+    """Two samples: block3 alone 60 each, 300 and 40: 460; 3 until then, and 8 that handing on takes: 11 - 3."""
+    groups = (("block1", "block2"), ("block3",))
+    assert training_bytes(rows(), Workload(batch=2), Shape(microbatch=2, groups=groups)) == bound(460 + 11)
+    assert training_bytes(rows(), Workload(batch=2), Shape(microbatch=2, groups=groups[1:])) == bound(460 + 3)
 
 
 def test_the_worst_group_counts() -> None:
@@ -102,7 +116,6 @@ def test_a_group_that_adds_keeps_its_own_gradients_and_no_others() -> None:
         ({}, False, 16 * 300 + 40 * 200),  # 16 at a time, and room for 40 outputs
         ({"has_batch_statistics": True}, False, 40 * 300),  # the whole microbatch, whose output is the last unit's own
         ({}, True, 40 * 200),  # read from the disk, as a whole
-        ({"channels_last": True}, True, 2 * 40 * 200),  # and once more in the other layout
     ],
 )
 def test_frozen_units_run_in_chunks(changes: dict[str, bool], buffered: bool, frozen: int) -> None:

@@ -10,6 +10,7 @@ from rows import device_row
 
 from coordinator import cli_devices, device_commands
 from coordinator.store.sqlite import SqliteStore
+from edge_client import __version__
 from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError
 
 
@@ -86,3 +87,20 @@ def test_a_name_that_reads_as_an_option_is_refused() -> None:
     """`coordinator device remove -x` could not name it."""
     with pytest.raises(InputError, match="not as the first"):
         device_commands.new_device("-x")
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        (__version__, "same"),
+        (f"{__version__}+local", "same"),
+        ("0.0.9", "older"),
+        ("999.0.0", "newer"),
+        ("999.0", "newer"),
+        ("", "unknown"),
+        ("next", "unknown"),
+    ],
+)
+def test_versions_of_clients_are_compared_with_the_coordinators(client: str, told: str) -> None:
+    """By their numbers; what a client says may be anything."""
+    assert device_commands.compared(client) == told

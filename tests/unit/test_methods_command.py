@@ -76,6 +76,18 @@ def test_inco_is_shown_with_a_model_that_it_can_change(capsys: pytest.CaptureFix
     assert [row["name"] for row in shown["parameters"]][:2] == ["rule", "granularity"]
 
 
+def test_each_slice_has_its_own_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    """An mlp of 784-64-10 in four bases: a quarter of the width is one of them, 784 x 16 + 16 + 16 x 10 + 10."""
+    shown = _json(capsys, "show", "splitmix", "--model", "mlp", "--set", "bases=4", "--slices", "full,width:1/4")
+    base = 4 * (784 * 16 + 16 + 16 * 10 + 10)
+    found = {row["slice"]: row["bytes_down"] for row in shown["slices"]}
+    assert base < found["width:1/4"] < base + 1024
+    assert 4 * base < found["full"] == shown["bytes_down"] < 4 * base + 2048
+    assert cli.main(["methods", "show", "heterofl"]) == 0
+    assert "width:1/16" in capsys.readouterr().out
+    assert _json(capsys, "show", "fedavg")["slices"] == []
+
+
 def test_personal_layers_do_not_travel_up_and_nothing_does_twice_in_local(capsys: pytest.CaptureFixture[str]) -> None:
     """FedPer: without the head, 1024 x 10 + 10 parameters; Local: the model once, then a report of its own."""
     plain, personal = _json(capsys, "show", "fedavg"), _json(capsys, "show", "fedper")

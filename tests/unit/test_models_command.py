@@ -120,3 +120,15 @@ def test_mistakes_are_told_in_one_line(
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert message in told
+
+
+def test_what_training_takes_is_measured_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    """An MLP with blocks of 256 x 4000 and 4000 x 10 floats: gradients of 4.1 MB and of 160 kB."""
+    words = ["show", "mlp", "--input", "256", "--set", "hidden=[4000,10]", "--batch", "4", "--measure"]
+    shown = _json(capsys, *words)
+    alone = {unit["name"]: unit["training_bytes"] for unit in shown["units"] if unit["kind"] == "block"}
+    assert alone.keys() == {"block1", "block2"}
+    assert alone["block1"] > alone["block2"] + 3 * 10**6
+    assert shown["training_bytes"] > 4 * (256 * 4000 + 4000 * 10)
+    assert cli.main(["models", *words]) == 0
+    assert "all blocks at once" in capsys.readouterr().out

@@ -11,6 +11,7 @@ LABELS = ["line=a", "site=b"]
 
 def _device(**changes: Any) -> dict[str, Any]:
     row = {"id": "jetson-1", "online": True, "seen_s_ago": 3.2, "budget_bytes": 1_500_000_000, "client": "0.1"}
+    row |= {"client_is": "same", "plan": "full, microbatch 32"}
     return row | {"labels": {}, "state": "working", "phase": "train", "step": 3, "total": 8} | changes
 
 
@@ -39,12 +40,13 @@ def test_what_a_device_says_cannot_move_the_cursor_or_break_a_line() -> None:
 
 
 def test_a_device_is_described_in_one_line() -> None:
-    """What it does, if it says; its labels, sorted; not seen yet; no budget yet."""
-    unseen = _device(id="pi", online=False, seen_s_ago=None, budget_bytes=None, phase="")
+    """Plan, version, what it does, if it says; its labels, sorted; not seen yet; no budget yet; an older client."""
+    unseen = _device(id="pi", online=False, seen_s_ago=None, budget_bytes=None, phase="", plan="", client_is="older")
     text = tables.devices([_device(labels={"site": "b", "line": "a"}), unseen])
     _, _, first, second = text.splitlines()
-    assert first.split() == ["jetson-1", "online", "3", "s", "ago", "1.5", "GB", "0.1", "train", "3/8", *LABELS]
-    assert second.split() == ["pi", "offline", "not", "yet", "-", "0.1", "working", "-"]
+    known = ["jetson-1", "online", "3", "s", "ago", "1.5", "GB", "full,", "microbatch", "32", "0.1"]
+    assert first.split() == [*known, "train", "3/8", *LABELS]
+    assert second.split() == ["pi", "offline", "not", "yet", "-", "-", "0.1", "(older)", "working", "-"]
 
 
 def test_empty_lists_say_what_to_do() -> None:
@@ -103,6 +105,7 @@ def test_a_device_is_shown_with_its_machine_its_tasks_and_its_failures() -> None
         "  state              online, seen 3 s ago",
         "  doing              train 3/8",
         "  client             0.1",
+        "  plan               full, microbatch 32",
         "  labels given here  line=a",
         "  its own labels     -",
         "  machine            jetson aarch64, 6 cores, 8.0 GB of memory",
@@ -119,11 +122,11 @@ def test_a_device_is_shown_with_its_machine_its_tasks_and_its_failures() -> None
 
 def test_a_device_that_was_never_here_is_shown() -> None:
     """Nothing is known of it but what was given here."""
-    unknown = _device(online=False, seen_s_ago=None, budget_bytes=None, client="", state="", phase="", total=0)
+    unknown = _device(online=False, seen_s_ago=None, budget_bytes=None, client="", plan="", state="", phase="", total=0)
     unknown |= {"labels_given": {}, "labels_own": {}, "profile": None, "free_bytes": None, "tasks": {}}
     lines = tables.device(unknown | {"brokers": [], "failures": []}).splitlines()
     assert lines[1] == "  state              offline, seen not yet"
-    assert [line.split()[-1] for line in lines[2:]] == ["-"] * 7
+    assert [line.split()[-1] for line in lines[2:]] == ["-"] * 8
 
 
 def test_a_run_that_waits_tells_for_what_and_why() -> None:
