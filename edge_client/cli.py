@@ -103,12 +103,16 @@ def _add_bench(commands: Any) -> None:
 def _add_infer(commands: Any) -> None:
     infer = commands.add_parser("infer", help="ask a trained model about data")
     what = infer.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="a built-in model: coordinator models list")
+    what.add_argument(
+        "--model", metavar="FILE.onnx|NAME", help="an exported model; or a built-in one: coordinator models list"
+    )
     what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own: defects.py:task")
     infer.add_argument(
-        "--run-model", metavar="FILE", type=Path, required=True, help="its weights: a model.bin, or a run's directory"
+        "--run-model", metavar="FILE", type=Path, help="weights, unless ONNX: a model.bin, or a run's directory"
     )
-    infer.add_argument("--data", metavar="SOURCE:PATH", required=True, help="digits, npz:/data/a.npz, ...")
+    infer.add_argument(
+        "--data", metavar="SOURCE:PATH", required=True, help="digits, npz:/data/a.npz, ...; with ONNX also a path alone"
+    )
     infer.add_argument("--input", metavar="SHAPE", help="shape of one sample, such as 3x96x96; default: the data's")
     infer.add_argument("--classes", metavar="N", type=int, help="that the model tells apart; default: the data's")
     infer.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="an option of the model")
@@ -116,8 +120,7 @@ def _add_infer(commands: Any) -> None:
         "--batch",
         metavar="B",
         type=int,
-        default=32,
-        help="samples at a time; part of the result where BatchNorms keep no statistics; default: %(default)s",
+        help="samples at a time; part of the result where BatchNorms keep no statistics; default: 32, of ONNX 1",
     )
     infer.add_argument("--depthwise", action="store_true", help="unit by unit, with activations on disk")
     infer.add_argument("--budget", metavar="SIZE", help="that this may take; with it, groups are as large as fits")
@@ -248,6 +251,12 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _infer(options: argparse.Namespace) -> None:
+    if options.model is not None and options.model.lower().endswith(".onnx"):
+        from edge_client import onnx_infer  # without torch
+
+        said = onnx_infer.run(options)
+        print(json.dumps(onnx_infer.to_json(said), indent=1) if options.format == "json" else onnx_infer.describe(said))
+        return
     from edge_client import infer_command  # loads torch
 
     found = infer_command.run(options)
