@@ -115,6 +115,8 @@ def _filled(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> Model:
                 cutter.sources(job.architecture, reader.header), cutter.tensors(job.architecture, reader), strict=True
             )
             fill(model, pairs)
+    except PayloadError as error:
+        raise InputError(f"{job.model}: {error.detail}") from error
     except FileNotFoundError as error:
         raise InputError(f"version {job.version} of {job.name} was removed meanwhile; name a newer one") from error
     return model

@@ -67,6 +67,7 @@ def _add_owners_commands(commands: Any) -> None:
     _add_plan(commands)
     _add_bench(commands)
     _add_infer(commands)
+    _add_export(commands)
     add_service_commands(commands, _state_dir)
     leave = commands.add_parser("leave", help="end this device's membership; device.toml stays")
     leave.add_argument("--yes", action="store_true", help="do not ask")
@@ -128,6 +129,17 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument("--out", metavar="FILE", type=Path, help="for the predictions: .csv or .npz")
     infer.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
     infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg", slices=None)
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="write this device's model of a run as an ONNX file")
+    export.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
+    export.add_argument("--onnx", metavar="FILE", type=Path, required=True, help="the file to write; ends with .onnx")
+    export.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x96x96, if the task does not tell")
+    export.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    export.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    _state_dir(export)
+    export.set_defaults(do=_export)
 
 
 def _state_dir(parser: argparse.ArgumentParser) -> None:
@@ -264,6 +276,13 @@ def _infer(options: argparse.Namespace) -> None:
         print(json.dumps(infer_command.to_json(found), indent=1))
     else:
         print(infer_command.describe(found))
+
+
+def _export(options: argparse.Namespace) -> None:
+    from edge_client import personal  # loads torch
+
+    told = personal.export(options)
+    print(json.dumps(told, indent=1) if options.format == "json" else personal.describe(told))
 
 
 def _own_limit(options: argparse.Namespace) -> int | None:

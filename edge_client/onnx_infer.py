@@ -33,6 +33,7 @@ __all__ = ["Answer", "Asked", "TestSamples", "ask", "describe", "num_correct", "
 
 _BATCH_OF_STATISTICS = 32  # where a sample alone says nothing about the others
 _MAX_BATCH = 65_536
+_MOST_LISTED = 8
 _FOR_WEIGHTS = {"run_model": "--run-model", "budget": "--budget", "depthwise": "--depthwise", "classes": "--classes"}
 
 
@@ -199,21 +200,21 @@ def _labels(data: SampleSet, model: OnnxModel) -> NDArray[np.int64]:
     own = class_names(data.labels, data.where)
     classes = model.facts.classes or own
     if len(own) > model.num_classes:
-        told = f"{model.path} tells apart {model.num_classes} classes{_listed(model.facts.classes)}"
-        raise InputError(f"{told}, {data.where} has {len(own)}{_listed(own)}; it is of other data")
+        told = f"{model.path} tells apart {model.num_classes} classes ({_listed(model.facts.classes)})"
+        raise InputError(f"{told}, {data.where} has {len(own)} ({_listed(own)}); it is of other data")
     try:
         return positions(data.labels, classes, {}, data.where)
     except UnknownClassError:
         unknown = [name for name in own if name not in classes]
         raise InputError(
-            f"{model.path} tells apart{_listed(classes)[1:-1]}; {data.where} has {', '.join(map(repr, unknown[:8]))}; "
+            f"{model.path} tells apart {_listed(classes)}; {data.where} has {_listed(unknown)}; "
             "it is of other data, or its classes have other names"
         ) from None
 
 
 def _listed(classes: Sequence[str]) -> str:
-    more = ", ..." if len(classes) > 8 else ""
-    return f" ({', '.join(map(repr, classes[:8]))}{more})" if classes else ""
+    more = ", ..." if len(classes) > _MOST_LISTED else ""
+    return f"{', '.join(map(repr, classes[:_MOST_LISTED]))}{more}" if classes else "without names"
 
 
 # showing

@@ -24,9 +24,9 @@ LAYERS = [
     {"methods"},
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
     | {"allowance", "notes", "apart", "calibration", "rehearsal", "trial", "unit_costs", "fitting"}
-    | {"found_data", "owner_file", "status", "supervisor", "systemd", "service_unit", "doctor", "tryout"},
+    | {"found_data", "owner_file", "status", "supervisor", "systemd", "service_unit", "doctor", "tryout", "received"},
     {"daemon", "worker", "leaving", "plan_options", "plan_command", "bench_command", "bench_plot", "infer_command"}
-    | {"onnx_infer", "device_checks", "device_service", "sandbox", "service_commands", "service_install"}
+    | {"onnx_infer", "personal", "device_checks", "device_service", "sandbox", "service_commands", "service_install"}
     | {"cli", "client", "__main__"},
 ]
 # planning and training need the measured memory of this process, device needs nothing but leaves
