@@ -186,23 +186,24 @@ class Conductor:
         init = from_map(RunFile, run.file).init
         return None if init == "random" else str(self._blobs.path(self.model_named(init.removeprefix("run:")).sha256))
 
-    def model_named(self, name: str) -> ModelRow:
-        """A kept model by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError`."""
+    def model_named(self, name: str, *, option: str = "init") -> ModelRow:
+        """A kept model by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError` that names the option."""
         run_id, _, which = name.partition("@")
         run = self._store.run(run_id)
         if run is None:
-            raise InputError(f"init: expected a run of this coordinator, got {run_id!r}; see: coordinator run list")
+            raise InputError(f"{option}: expected a run of this coordinator, got {run_id!r}; see: coordinator run list")
         version = run.best_version if which == "best" else int(which) if which.isdigit() else None
         if which == "best" and version is None:
-            raise InputError(f"init: run {run_id!r} has no best version, nothing of it was judged; use run:{run_id}")
+            instead = f"use run:{run_id}" if option == "init" else "use last"
+            raise InputError(f"{option}: run {run_id!r} has no best version, nothing of it was judged; {instead}")
         model = self._store.last_model(run_id) if version is None else self._store.model(run_id, version)
         if model is None or not self._store.is_needed(model.sha256, KEPT_MODELS):
             what = "no model" if version is None else f"no version {version} any more"
-            raise InputError(f"init: run {run_id!r} has {what}; the last {KEPT_MODELS} and the best are kept")
+            raise InputError(f"{option}: run {run_id!r} has {what}; the last {KEPT_MODELS} and the best are kept")
         if not self._blobs.verified(model.sha256):
             raise InputError(
-                f"init: version {model.version} of run {run_id!r} (blob {model.sha256[:12]}) is missing or damaged on "
-                "disk; name another version, or restore a backup"
+                f"{option}: version {model.version} of run {run_id!r} (blob {model.sha256[:12]}) is missing or damaged "
+                "on disk; name another version, or restore a backup"
             )
         return model
 
