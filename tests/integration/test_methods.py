@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from fleet import Fleet, hashes, mlp_run
-from torch import Tensor
+from torch import Tensor, nn
+from typed import ok, typed
 
 from edge_client.assignment import read_state
 from edge_client.data.sources import open_data
@@ -146,6 +149,21 @@ def test_fedper_trains_heads_that_never_leave_and_judges_with_them(fleet: Fleet,
     judged = {e["device"]: e["accuracy"] for e in shown["device_evaluations"] if e["version"] == 2}
     assert judged == pytest.approx(correct)
     assert not torch.equal(kept["a"]["model/head.weight"], kept["b"]["model/head.weight"])
+    check_export(fleet, "a", shown["run"], {**last, **kept["a"]})
+    refused = typed("coordinator", "run", "export", shown["run"], "--onnx", "x.onnx", "--state-dir", fleet.state_dir)
+    assert (refused.returncode, "live on the devices" in refused.stderr) == (3, True)
+
+
+def check_export(fleet: Fleet, device: str, run: str, tensors: dict[str, Tensor]) -> None:
+    """`edge-client export` beside the running client: its file says what these weights say."""
+    out, state_dir = fleet.folder / f"{run}.onnx", fleet.folder / device / "state"
+    told = json.loads(ok("edge_client", "export", run, "--onnx", out, "--state-dir", state_dir, "--format", "json"))
+    assert (told["run"], told["version"], told["device"], told["personal"]) == (run, 2, device, True)
+    x = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    (said,) = onnxruntime.InferenceSession(str(out)).run(None, {"input": x.numpy()})
+    assert torch.allclose(torch.from_numpy(said), mlp_of(tensors)(x), atol=1e-5)
+    unknown = typed("edge_client", "export", "nobody-1", "--onnx", out, "--state-dir", state_dir)
+    assert (unknown.returncode, run in unknown.stderr) == (7, True)
 
 
 def accuracy(device_toml: Path, tensors: dict[str, Tensor]) -> float:
@@ -153,10 +171,15 @@ def accuracy(device_toml: Path, tensors: dict[str, Tensor]) -> float:
     section = load_device_file(device_toml).data
     assert section is not None
     _, test = open_data(section, CLASSES, (1, 8, 8))
+    x, y = test.batch(range(len(test)))
+    return float((mlp_of(tensors)(x).argmax(dim=1) == y).float().mean())
+
+
+def mlp_of(tensors: dict[str, Tensor]) -> nn.Module:
+    """The fleet's mlp with these weights."""
     model = models.build("mlp", input_shape=(1, 8, 8), num_classes=10, options={"hidden": [16]})
     model.load_state_dict({name.removeprefix("model/"): value for name, value in tensors.items()})
-    x, y = test.batch(range(len(test)))
-    return float((model(x).argmax(dim=1) == y).float().mean())
+    return model.eval().requires_grad_(False)
 
 
 def test_local_moves_no_model_but_the_first(fleet: Fleet, plain: dict[str, Any]) -> None:
@@ -213,3 +236,31 @@ def test_devices_of_three_sizes_train_one_model(of_three_sizes: Fleet, method: s
     assert devices["a"]["bytes_up"] > devices["b"]["bytes_up"] > devices["c"]["bytes_up"]
     judged = {(e["device"], e["slice"]) for e in shown["device_evaluations"] if e["version"] == 2}
     assert judged == {*SIZES.items()}
+
+
+DEEP = {
+    "inclusivefl": ("full", "depth:1.1.0", "depth:1.0.0"),
+    "scalefl": ("full", "exit:2-width:1/2", "exit:1-width:1/2"),
+    "splitmix": ("full", "width:1/2", "width:1/4"),  # eight bases, four, two
+}
+OWN = {"inclusivefl": {*DEEP["inclusivefl"][1:]}, "scalefl": {"exit/1", "exit/2"}}
+OWN["splitmix"] = {f"base{number}" for number in range(8)}
+
+
+@pytest.mark.parametrize("method", DEEP)
+def test_devices_of_three_sizes_have_something_of_their_own(fleet: Fleet, method: str) -> None:
+    """Two rounds: each trains its own size, and what belongs to one size alone moves, too."""
+    sizes = dict(zip(DEVICES, DEEP[method], strict=True))
+    for name, cut in sizes.items():
+        fleet.ask("device-label", name=name, put={"slice": cut})
+    model = {"hidden": [16, 16, 16]}
+    shown = finished(fleet, method, model=model, slices=list(sizes.values()))
+    for name in sizes:
+        fleet.ask("device-label", name=name, put={}, drop=["slice"])
+    devices = {device["id"]: device for device in shown["devices"]}
+    assert {name: device["plan_details"]["slice"] for name, device in devices.items()} == sizes
+    assert devices["a"]["bytes_up"] > devices["b"]["bytes_up"] > devices["c"]["bytes_up"]
+    first, last = server_tensors(fleet, shown, 0), server_tensors(fleet, shown, 2)
+    assert [name for name, value in first.items() if torch.equal(value, last[name])] == []
+    own = {"/".join(name.split("/")[1:-1]) for name in first if name.startswith("extra/")}
+    assert own == OWN[method]
