@@ -8,6 +8,8 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
                                                      method, functions of its seed, or those of the model `start`
     calibrate run, task                              rows: slice -> what its units cost (`edge_client.calibration`)
     encode  run, task, model, slice, out             sha256, length: the tensors of a slice as they travel
+    tell    run, model, slice, device, round, out    sha256, length: the knowledge that devices are told
+    study   run, model, version                      begins what the method makes of a version beside the next round
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, ...    sha256, length: the next model
     evaluate run, task, model, data                  results: of each slice num_samples, num_correct, loss_sum and
@@ -22,6 +24,7 @@ Does not cover: which updates count, and what becomes permanent: `out` is a plai
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from coordinator.job_child import answer_jobs
+from coordinator.task_source import recipe_of, task_place
 from edge_client import durable, faults, records
 from edge_client.device import guard
 from edge_client.errors import (
@@ -44,15 +48,18 @@ from edge_client.errors import (
     NoSuchNameError,
     PayloadError,
 )
+from edge_client.knowledge.schema import Limits
 from edge_client.records import Between, Count, Positive, Report
 from edge_client.run_file import RunFile
-from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, TableRow
+from edge_client.wire.container import EXTRA_PREFIX, MEMORY_PREFIX, MODEL_PREFIX, TableRow
 
 # torch is imported inside the jobs: malloc must be pinned before it is loaded
 if TYPE_CHECKING:
     from torch import Tensor
 
     from coordinator.cutting import Cutter
+    from coordinator.frozen import FrozenUpdate
+    from coordinator.teaching import Studies
     from edge_client.data.sources import Samples
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
@@ -73,6 +80,7 @@ _CODES: Sequence[tuple[type[FedfitError], str]] = (
 )
 Reply = dict[str, Any]
 _CUTTERS: dict[str, Cutter] = {}
+_STUDIES: list[Studies] = []  # one, once it is needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +124,28 @@ class EncodeJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellJob:
+    """Write down what the devices of a slice, or one device, are told before a round."""
+
+    run: RunFile
+    model: str
+    slice: records.SliceText = "full"
+    device: str = ""
+    public: bool = False  # only the shared samples
+    round: Count
+    out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyJob:
+    """Begin to make of a version what its method makes beside the next round."""
+
+    run: RunFile
+    model: str
+    version: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckJob:
     """Look at every value of an update that passed the intake."""
 
@@ -123,6 +153,8 @@ class CheckJob:
     update: str
     max_norm: Annotated[float, Between(0, 1e300)] | None = None
     max_ratio: Annotated[float, Between(0, 1e300)] | None = None  # without max_norm: times (norm of the base + 1)
+    knowledge: Limits | None = None  # what may be there beside the model
+    codec: str = "fp32"  # of the run
     max_passes: Positive = 1  # forward passes of one step; a counter of batches grows by one in each
     round: Count | None = None  # for fault points that name one
 
@@ -171,13 +203,14 @@ def answer(request: Mapping[str, Any]) -> Reply:
 
 
 def _init(job: InitJob) -> Reply:
+    from coordinator.teaching import first_memory
     from edge_client.methods import coverage, registry
     from edge_client.models.slicing import parse
     from edge_client.training import seeds
     from edge_client.wire import tensors
     from edge_client.wire.tensors import ContainerReader
 
-    recipe = _recipe(job.run, job.task)
+    recipe = recipe_of(job.run, job.task)
     method = registry.of_run(job.run)
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
@@ -187,6 +220,7 @@ def _init(job: InitJob) -> Reply:
     _seed(seeds.derive(job.run.seed, "extra"))
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
     state |= _slices(job, state)
+    state |= first_memory(method.teacher, job.run)
     table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
     meta = coverage.describe(
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
@@ -222,11 +256,11 @@ def _calibrate(job: CalibrateJob) -> Reply:
     from edge_client.calibration import calibrated, job_for
     from edge_client.methods import registry
 
-    shape = _recipe(job.run, job.task).input_shape
+    shape = recipe_of(job.run, job.task).input_shape
     if shape is None:
         return {"rows": {}}
     rules = registry.plan_rules(job.run.method.name, job.run.method.parameters)
-    task = f"{job.task}:{_shown(job.run)[1]}" if job.task is not None else None
+    task = f"{job.task}:{task_place(job.run)[1]}" if job.task is not None else None
     try:
         rows = {
             rung: calibrated(job_for(job.run, rules, shape, task=task, cut=rung), durable.cache_dir())
@@ -245,27 +279,8 @@ def _cutter(run: RunFile, task: str | None) -> Cutter:
     key = json.dumps([records.to_map(run), task], sort_keys=True)
     if key not in _CUTTERS:
         _CUTTERS.clear()
-        _CUTTERS[key] = Cutter(_recipe(run, task))
+        _CUTTERS[key] = Cutter(recipe_of(run, task))
     return _CUTTERS[key]
-
-
-def _recipe(run: RunFile, task: str | None) -> Recipe:
-    """How to make the run's model; a task's file is called as the run calls it."""
-    from edge_client.run_model import recipe
-    from edge_client.task import read_source
-
-    if run.task is None or task is None:
-        return recipe(run, None)
-    path, name = _shown(run)
-    return recipe(run, read_source(Path(task), name, shown=str(path)))
-
-
-def _shown(run: RunFile) -> tuple[Path, str]:
-    """The task's file and object as the run calls them; here the file is a blob."""
-    from edge_client.task_files import split_place
-
-    assert run.task is not None
-    return split_place(run.task.file or f"{run.task.name}.py:task")
 
 
 def _seed(seed: int) -> None:
@@ -306,7 +321,7 @@ def _evaluate(job: EvaluateJob) -> Reply:
     from edge_client.data.sources import all_samples
 
     faults.point("aggregator.evaluate")
-    recipe = _recipe(job.run, job.task)
+    recipe = recipe_of(job.run, job.task)
     data = npz(job.data, test=True)
     samples = all_samples(data, job.run.classes, recipe.input_shape)
     if len(samples) == 0:
@@ -348,6 +363,41 @@ def _encode(job: EncodeJob) -> Reply:
         return _write(job.out, table, cutter.tensors(job.slice, reader), reader.header.meta)
 
 
+def _tell(job: TellJob) -> Reply:
+    from coordinator.teaching import public, told
+    from edge_client.wire.tensors import ContainerReader
+
+    teacher = _cutter(job.run, None).method.teacher
+    assert teacher is not None
+    with ContainerReader(Path(job.model)) as reader:
+        asked = {"cut": job.slice, "device": job.device}
+        table, tensors = (
+            public(reader, job.run) if job.public else told(teacher, reader, job.run, round_=job.round, **asked)
+        )
+    return _write(job.out, table, iter(tensors), {})
+
+
+def _study(job: StudyJob) -> Reply:
+    """Answers at once: the fold of the next round waits for what comes out of it."""
+    _studies().begin(job.run, Path(job.model), job.version)
+    return {}
+
+
+def _studies() -> Studies:
+    from coordinator.teaching import Studies
+
+    if not _STUDIES:
+        _STUDIES.append(Studies())
+    return _STUDIES[0]
+
+
+def _does_study(run: RunFile) -> bool:
+    from edge_client.methods import registry
+
+    rules = registry.knowledge(run.method.name, run.method.parameters)
+    return rules is not None and rules.studies
+
+
 def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta: Mapping[str, Any]) -> Reply:
     """Write a container; a file that could not be finished is removed."""
     from edge_client.wire.tensors import write_container
@@ -363,6 +413,7 @@ def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta:
 
 
 def _check(job: CheckJob) -> Reply:
+    from coordinator.teaching import check_values
     from edge_client.wire.tensors import ContainerReader
 
     faults.point("aggregator.check")
@@ -371,6 +422,8 @@ def _check(job: CheckJob) -> Reply:
         grown = report.steps * job.max_passes
         names = update.names(MODEL_PREFIX) + update.names(EXTRA_PREFIX)
         squares = sum(_check_model_tensor(name, update, base, report, grown) for name in names)
+        if job.knowledge is not None:
+            check_values(update, job.knowledge, job.codec)
         for name in update.names("evaluation/"):
             _check_counts(name, update.tensor(name), low=0)
         most = _max_norm(job, base)
@@ -424,26 +477,39 @@ def _check_counts(name: str, value: Tensor, *, low: int) -> None:
 
 
 def _fold(job: FoldJob) -> Reply:
+    from coordinator.teaching import learnt
     from edge_client.wire.tensors import ContainerReader
 
     faults.point("aggregator.fold.begin")
     with ContainerReader(Path(job.model)) as reader:
-        table = [(entry.name, entry.codec, entry.shape) for entry in reader.header.entries]
-        reply = _write(job.out, table, _in_order(_folded(job, reader), table), reader.header.meta)
+        teacher = _cutter(job.run, job.task).method.teacher
+        studied = _studies().result(job.run, Path(job.model), job.round - 1) if _does_study(job.run) else {}
+        rows, memory = learnt(teacher, reader, _updates(job), job.run, round_=job.round, studied=studied)
+        model = [entry for entry in reader.header.entries if not entry.name.startswith(MEMORY_PREFIX)]
+        table = [*((entry.name, entry.codec, entry.shape) for entry in model), *rows]
+        remembered = ((name, tensor) for (name, _, _), tensor in zip(rows, memory, strict=True))
+        folded = itertools.chain(_folded(job, reader), remembered)
+        reply = _write(job.out, table, _in_order(folded, table), reader.header.meta)
     faults.point("aggregator.fold.written")
     return reply
+
+
+def _updates(job: FoldJob) -> list[FrozenUpdate]:
+    from coordinator.frozen import FrozenUpdate
+
+    return [
+        FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples, slice=u.slice) for u in job.updates
+    ]
 
 
 def _folded(job: FoldJob, reader: ContainerReader) -> Iterator[tuple[str, Tensor]]:
     """The new tensors by their names in the container: of one model, or of each slice that is one of its own."""
     from coordinator.cutting import beginning
-    from coordinator.frozen import FrozenSet, FrozenUpdate, ModelState, stored_name
+    from coordinator.frozen import FrozenSet, ModelState, stored_name
 
     cutter, train, model = _cutter(job.run, job.task), job.run.train, Path(job.model)
     momentum = train.momentum if train.optimizer == "sgd" else 0.0
-    updates = [
-        FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples, slice=u.slice) for u in job.updates
-    ]
+    updates = _updates(job)
     if not cutter.apart:
         frozen = FrozenSet(model, updates, places=cutter.places, num_devices=job.num_devices, momentum=momentum)
         for name, tensor in cutter.method.server.fold(ModelState(reader), frozen, round=job.round):
@@ -479,6 +545,8 @@ _JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
     "init": (InitJob, _init),
     "calibrate": (CalibrateJob, _calibrate),
     "encode": (EncodeJob, _encode),
+    "tell": (TellJob, _tell),
+    "study": (StudyJob, _study),
     "check": (CheckJob, _check),
     "fold": (FoldJob, _fold),
     "evaluate": (EvaluateJob, _evaluate),

@@ -35,6 +35,7 @@ from edge_client.wire.container import (
 )
 
 if TYPE_CHECKING:
+    from edge_client.knowledge.kinds import Knowledge
     from edge_client.methods.base import Method
     from edge_client.models.contract import Model
 
@@ -129,12 +130,15 @@ def _bytes(method: Method, model: Model, cut: str, codec: str) -> Json:
     )
     table = _rows(method, model, cut, codec)
     lacking = coverage.left_out([name for name, _, _ in table], None, method.plans, meta)
-    down, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
+    weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
+    known = method.traffic(model)
+    down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
+    up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]
     return {
         "slice": cut,
-        "bytes_up": _num_bytes(_report(codec), [row for row in table if row[0] not in lacking]),
-        "bytes_down": down if changes else 0,
-        "bytes_once": 0 if changes else down,
+        "bytes_up": _num_bytes(_report(codec), up),
+        "bytes_down": down + (weights if changes else 0),
+        "bytes_once": once + (0 if changes else weights),
     }
 
 
@@ -160,6 +164,15 @@ def _rows(method: Method, model: Model, cut: str, codec: str) -> list[TableRow]:
         )
         for name, place in method.places(model, cut, list(tensors)).items()
         for value in (tensors[place.name],)
+    ]
+
+
+def _knowledge(items: Sequence[Knowledge], codec: str) -> list[TableRow]:
+    from edge_client.knowledge.kinds import named_tensors
+
+    return [
+        (name, codec_rule(value.ndim, codec, integer=not value.is_floating_point()), tuple(value.shape))
+        for name, value in named_tensors(items)
     ]
 
 

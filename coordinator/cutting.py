@@ -23,6 +23,7 @@ from edge_client.wire.tensors import ContainerReader
 
 __all__ = ["Cutter", "beginning"]
 
+_TRAVEL = (MODEL_PREFIX, EXTRA_PREFIX)  # not the server's memory
 _MOST_KNOWN = 64  # slices: with a rolling window there are new ones in every round
 
 
@@ -58,9 +59,9 @@ class Cutter:
     def sources(self, cut: str, header: Header) -> Mapping[str, Place]:
         """Tensor of a slice -> where a server's container with this header has it."""
         if not self.apart:
-            return self.places(cut, [entry.name for entry in header.entries])
+            return self.places(cut, [entry.name for entry in header.entries if entry.name.startswith(_TRAVEL)])
         own = beginning(cut)
-        names = [entry.name for entry in header.entries if entry.name.startswith(own or (MODEL_PREFIX, EXTRA_PREFIX))]
+        names = [entry.name for entry in header.entries if entry.name.startswith(own or _TRAVEL)]
         return {name.removeprefix(own): Place(name) for name in names}
 
     def table(self, cut: str, header: Header, codec: str) -> list[TableRow]:

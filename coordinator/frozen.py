@@ -110,7 +110,8 @@ class FrozenSet:
         self.num_devices = max(num_devices, len(updates))
         self.momentum = momentum
         self._places = places
-        self._names = [entry.name.removeprefix(beginning) for entry in read_header(base).entries]
+        names = (entry.name.removeprefix(beginning) for entry in read_header(base).entries)
+        self._names = [name for name in names if name.startswith((MODEL_PREFIX, EXTRA_PREFIX))]
         self._layouts: dict[tuple[str, tuple[Entry, ...]], _Layout] = {}
         self._sources = [self._open(update) for update in sorted(updates, key=lambda update: update.device)]
         self.headers: Sequence[Header] = tuple(source.header for source in self._sources)

@@ -17,14 +17,21 @@ from typing import Any
 
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.files import parse_table
+from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR, KnowledgeRules, Limits
 from edge_client.methods.base import Method, PlanRules
 from edge_client.methods.parameters import (
+    DraftFedParameters,
     FedAvgParameters,
     FeDepthParameters,
+    FedHeParameters,
+    FedInParameters,
+    FedMdParameters,
     FedNovaParameters,
     FedPerParameters,
+    FedProtoParameters,
     FedProxParameters,
     FedRolexParameters,
+    FeloParameters,
     HeteroFLParameters,
     InclusiveFLParameters,
     InCoParameters,
@@ -33,6 +40,7 @@ from edge_client.methods.parameters import (
     ScaffoldParameters,
     ScaleFLParameters,
     SplitMixParameters,
+    VeloParameters,
 )
 from edge_client.methods.slices import Slicing, drawn, mixed, rolled
 from edge_client.models import registry as models
@@ -41,6 +49,8 @@ from edge_client.run_file import RunFile
 __all__ = [
     "get",
     "has_global_model",
+    "knowledge",
+    "knowledge_limits",
     "names",
     "of_run",
     "parameter_types",
@@ -103,6 +113,22 @@ def _whole_model(parameters: Any) -> Slicing:
     return Slicing(kinds=(), instead="it fits the whole model into the memory by training it in groups")
 
 
+def _fedin_plans(parameters: FedInParameters) -> PlanRules:
+    """FedProx's anchor; where gradients are compared, one more gradient of everything."""
+    apart = parameters.alleviation != "weighted" or parameters.rescale_outer
+    copies = int(parameters.mu > 0) + int(apart and parameters.pairs > 0)
+    return PlanRules(weight_copies=copies, step_copies=1 if parameters.mu > 0 else 0)
+
+
+def _fedin_knowledge(parameters: FedInParameters) -> KnowledgeRules:
+    kinds = ("pairs",) if parameters.pairs else ()
+    return KnowledgeRules(kinds=kinds, per_device=True, max_rows=parameters.pairs)
+
+
+def _felo_knowledge(parameters: FeloParameters) -> KnowledgeRules:
+    return KnowledgeRules(kinds=CLASS_KINDS if parameters.alpha > 0 else ())
+
+
 _WIDTHS = ("full", "width:1/2", "width:1/4", "width:1/8", "width:1/16")
 _ONLY_WIDTHS = "layer-wise sharing of other slices is fedavg's"
 
@@ -155,12 +181,15 @@ class _Entry:
     plans: Callable[[Any], PlanRules] = _no_choice
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
+    knowledge: Callable[[Any], KnowledgeRules] | None = None  # what devices send beside weights, or instead
     slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
     sized: bool = False  # `load` also takes the slices of the run
     shown_with: str = "small-cnn"  # a model that it can train
 
 
+_MAX_DRAFT_BYTES = 2**30
 _GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
+_KNOWING = _GROUPS | {"inco": "its rule is for methods that share weights and nothing else"}
 _METHODS = {
     "fedavg": _Entry(FedAvgParameters, _from("fedavg")),
     "fedprox": _Entry(FedProxParameters, _from("fedprox"), plans=_fedprox_plans),
@@ -189,6 +218,46 @@ _METHODS = {
         _from("local"),
         refuses=_GROUPS | {"inco": "it shares nothing that could be changed"},
         has_global_model=lambda own: False,
+    ),
+    "felo": _Entry(FeloParameters, _from("felo"), refuses=_KNOWING, knowledge=_felo_knowledge),
+    "velo": _Entry(
+        VeloParameters,
+        _from("velo"),
+        refuses=_KNOWING,
+        knowledge=lambda own: dataclasses.replace(_felo_knowledge(own), studies=True),
+    ),
+    "fedhe": _Entry(
+        FedHeParameters,
+        _from("fedhe"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("class/logit",)),
+    ),
+    "fedproto": _Entry(
+        FedProtoParameters,
+        _from("fedproto"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("class/feature",)),
+    ),
+    "fedmd": _Entry(
+        FedMdParameters,
+        _from("fedmd"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("logits",), public=True, max_rows=own.public_samples),
+    ),
+    "draftfed": _Entry(
+        DraftFedParameters,
+        _from("draftfed"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(
+            kinds=("drafts",), public=True, max_rows=own.public_samples, max_bytes=_MAX_DRAFT_BYTES
+        ),
+    ),
+    "fedin": _Entry(
+        FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_KNOWING, knowledge=_fedin_knowledge
     ),
     "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
     "m-fedepth": _Entry(
@@ -247,6 +316,25 @@ def rungs(run: RunFile) -> tuple[str, ...]:
     if run.model is not None:  # also by the names of smaller models of the family
         named = tuple(str(models.parse_slice(run.model.name, text)) for text in named)
     return said.rungs(named, run.method.name)
+
+
+def knowledge(name: str, parameters: Mapping[str, Any]) -> KnowledgeRules | None:
+    """What devices of a run send beside weights; None: nothing. Raises as `validate` does."""
+    said = [(_METHODS[part].knowledge, own) for part, own in _parse(name, parameters)]
+    return next((rules(own) for rules, own in said if rules is not None), None)
+
+
+def knowledge_limits(run: RunFile) -> Limits:
+    """What a device of a run may send beside weights, at most."""
+    rules = knowledge(run.method.name, run.method.parameters) or KnowledgeRules(kinds=(), max_bytes=0)
+    return Limits(
+        num_classes=len(run.classes),
+        max_rows=rules.max_rows,
+        max_bytes=rules.max_bytes,
+        kinds=rules.kinds,
+        min_count=MIN_COUNT_FLOOR,
+        max_count=run.devices.max_samples * max(1, run.train.epochs),
+    )
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:

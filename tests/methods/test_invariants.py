@@ -17,6 +17,9 @@ OFF = [
     ("fednova", {}),  # devices make equally many steps here
     ("moon", {"mu": 0}),
     ("fedper", {"personal": 0}),
+    ("felo", {"alpha": 0}),
+    ("velo", {"alpha": 0}),
+    ("fedin", {"mu": 0, "pairs": 0}),
     ("heterofl", {"uniform": False}),
     ("fedrolex", {"uniform": False}),
     ("inclusivefl", {}),
@@ -29,7 +32,19 @@ OFF = [
 ]
 WEIGHTED = ["fedavg", "fedprox", "scaffold", "fednova", "moon", "fedper"]  # share weights; InCo can be put over them
 WEIGHTED += ["heterofl", "fedrolex", "inclusivefl", "scalefl"]
-ON = [("fedprox", {}), ("scaffold", {}), ("moon", {}), ("fedper", {}), ("local", {})]  # FedNova: in its own tests
+ON = [
+    ("fedprox", {}),
+    ("scaffold", {}),
+    ("moon", {}),
+    ("fedper", {}),
+    ("local", {}),
+    ("felo", {}),
+    ("fedin", {"mu": 0}),
+]  # FedNova: in its own tests
+ALONE = [
+    ("fedhe", {"alpha": 0}, {}),
+    ("fedproto", {"ld": 0}, {}),
+]
 
 
 def _three_rounds(name: str, parameters: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -59,6 +74,23 @@ def test_with_its_extras_off_a_method_is_fedavg_bit_for_bit(name: str, parameter
 def test_with_its_extras_on_it_is_not(name: str, parameters: dict[str, Any]) -> None:
     """Something is really used."""
     assert not equal(_three_rounds(name, parameters, "mlp"), _three_rounds("fedavg", {}, "mlp"))
+
+
+@pytest.mark.parametrize(("name", "off", "on"), ALONE, ids=[name for name, _, _ in ALONE])
+def test_devices_that_share_no_weights_train_alone_or_with_what_others_know(
+    name: str, off: dict[str, Any], on: dict[str, Any]
+) -> None:
+    """Switched off, every device has the model of `local`, bit for bit; with knowledge another one after round 2."""
+    models = {}
+    for key, method, parameters in (("alone", "local", {}), ("off", name, off), ("on", name, on)):
+        data = {device: Shifted(n, k) for k, (device, n) in enumerate((("a", 18), ("b", 24)))}
+        made = Federation(method=method, parameters=parameters, build=lambda: model_of("mlp"), data=data)
+        made.round()
+        made.round()
+        models[key] = {n: t for n, t in made.states["a"].items() if n.startswith("model/")}
+        assert all("model/" not in name and not name.startswith("block") for _, sent in made.updates for name in sent)
+    assert equal(models["alone"], models["off"])
+    assert not equal(models["alone"], models["on"])
 
 
 @pytest.mark.parametrize("base", WEIGHTED)
@@ -104,6 +136,7 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
     kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
     assert {name: copies for name, copies in kept.items() if copies} == {
         "fedepth+fedprox": 1,
+        "fedin": 1,
         "fedprox": 1,
         "inco+fedprox": 1,
         "inco+moon": 2,
