@@ -107,6 +107,7 @@ class Lesson:
     round: int  # that the updates are of; when telling: that is about to begin
     num_classes: int
     seed: int  # of this run
+    run: RunFile | None = None  # for teachers that have a model of their own
 
 
 class Teacher(Protocol):

@@ -23,6 +23,7 @@ from edge_client.methods.parameters import (
     DraftFedParameters,
     FedAvgParameters,
     FeDepthParameters,
+    FedGktParameters,
     FedHeParameters,
     FedInParameters,
     FedMdParameters,
@@ -254,6 +255,15 @@ _METHODS = {
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(
             kinds=("drafts",), public=True, max_rows=own.public_samples, max_bytes=_MAX_DRAFT_BYTES
+        ),
+    ),
+    "fedgkt": _Entry(
+        FedGktParameters,
+        _from("fedgkt"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(
+            kinds=("maps",), per_device=True, max_rows=10**6, max_bytes=own.max_bytes + 2**20
         ),
     ),
     "fedin": _Entry(
