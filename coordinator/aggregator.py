@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from coordinator.job_child import answer_jobs
+from coordinator.task_source import recipe_of, task_place
 from edge_client import durable, faults, records
 from edge_client.device import guard
 from edge_client.errors import (
@@ -204,16 +205,17 @@ def answer(request: Mapping[str, Any]) -> Reply:
 def _init(job: InitJob) -> Reply:
     from coordinator.teaching import first_memory
     from edge_client.methods import coverage, registry
+    from edge_client.models.slicing import parse
     from edge_client.training import seeds
     from edge_client.wire import tensors
     from edge_client.wire.tensors import ContainerReader
 
-    recipe = _recipe(job.run, job.task)
+    recipe = recipe_of(job.run, job.task)
     method = registry.of_run(job.run)
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)
-    method.first(model)
+    method.first(model, lambda cut: recipe.build(model.input_shape, parse(cut)))
     state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed(seeds.derive(job.run.seed, "extra"))
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
@@ -254,11 +256,11 @@ def _calibrate(job: CalibrateJob) -> Reply:
     from edge_client.calibration import calibrated, job_for
     from edge_client.methods import registry
 
-    shape = _recipe(job.run, job.task).input_shape
+    shape = recipe_of(job.run, job.task).input_shape
     if shape is None:
         return {"rows": {}}
     rules = registry.plan_rules(job.run.method.name, job.run.method.parameters)
-    task = f"{job.task}:{_shown(job.run)[1]}" if job.task is not None else None
+    task = f"{job.task}:{task_place(job.run)[1]}" if job.task is not None else None
     try:
         rows = {
             rung: calibrated(job_for(job.run, rules, shape, task=task, cut=rung), durable.cache_dir())
@@ -277,27 +279,8 @@ def _cutter(run: RunFile, task: str | None) -> Cutter:
     key = json.dumps([records.to_map(run), task], sort_keys=True)
     if key not in _CUTTERS:
         _CUTTERS.clear()
-        _CUTTERS[key] = Cutter(_recipe(run, task))
+        _CUTTERS[key] = Cutter(recipe_of(run, task))
     return _CUTTERS[key]
-
-
-def _recipe(run: RunFile, task: str | None) -> Recipe:
-    """How to make the run's model; a task's file is called as the run calls it."""
-    from edge_client.run_model import recipe
-    from edge_client.task import read_source
-
-    if run.task is None or task is None:
-        return recipe(run, None)
-    path, name = _shown(run)
-    return recipe(run, read_source(Path(task), name, shown=str(path)))
-
-
-def _shown(run: RunFile) -> tuple[Path, str]:
-    """The task's file and object as the run calls them; here the file is a blob."""
-    from edge_client.task_files import split_place
-
-    assert run.task is not None
-    return split_place(run.task.file or f"{run.task.name}.py:task")
 
 
 def _seed(seed: int) -> None:
@@ -338,7 +321,7 @@ def _evaluate(job: EvaluateJob) -> Reply:
     from edge_client.data.sources import all_samples
 
     faults.point("aggregator.evaluate")
-    recipe = _recipe(job.run, job.task)
+    recipe = recipe_of(job.run, job.task)
     data = npz(job.data, test=True)
     samples = all_samples(data, job.run.classes, recipe.input_shape)
     if len(samples) == 0:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from edge_client.logs import about
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.planning.rows import ModelRows
-from edge_client.records import PartRef, Report, from_map, to_map
+from edge_client.records import PartRef, Report, TrainingPlan, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
 from edge_client.wire.messages import Assign, Cancel, Decline, Message, Offer, Receipt
@@ -85,6 +85,7 @@ class Conductor:
         self._simulated = simulated
         self._test_data = test_data
         self.machine: RunMachine | None = None
+        self._last_plans: Mapping[str, TrainingPlan] = {}
         self.run: RunRow | None = None
         self.model: ModelRow | None = None
         self._preparing = ""  # the run whose first model is being made
@@ -185,23 +186,24 @@ class Conductor:
         init = from_map(RunFile, run.file).init
         return None if init == "random" else str(self._blobs.path(self.model_named(init.removeprefix("run:")).sha256))
 
-    def model_named(self, name: str) -> ModelRow:
-        """A kept model by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError`."""
+    def model_named(self, name: str, *, option: str = "init") -> ModelRow:
+        """A kept model by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError` that names the option."""
         run_id, _, which = name.partition("@")
         run = self._store.run(run_id)
         if run is None:
-            raise InputError(f"init: expected a run of this coordinator, got {run_id!r}; see: coordinator run list")
+            raise InputError(f"{option}: expected a run of this coordinator, got {run_id!r}; see: coordinator run list")
         version = run.best_version if which == "best" else int(which) if which.isdigit() else None
         if which == "best" and version is None:
-            raise InputError(f"init: run {run_id!r} has no best version, nothing of it was judged; use run:{run_id}")
+            instead = f"use run:{run_id}" if option == "init" else "use last"
+            raise InputError(f"{option}: run {run_id!r} has no best version, nothing of it was judged; {instead}")
         model = self._store.last_model(run_id) if version is None else self._store.model(run_id, version)
         if model is None or not self._store.is_needed(model.sha256, KEPT_MODELS):
             what = "no model" if version is None else f"no version {version} any more"
-            raise InputError(f"init: run {run_id!r} has {what}; the last {KEPT_MODELS} and the best are kept")
+            raise InputError(f"{option}: run {run_id!r} has {what}; the last {KEPT_MODELS} and the best are kept")
         if not self._blobs.verified(model.sha256):
             raise InputError(
-                f"init: version {model.version} of run {run_id!r} (blob {model.sha256[:12]}) is missing or damaged on "
-                "disk; name another version, or restore a backup"
+                f"{option}: version {model.version} of run {run_id!r} (blob {model.sha256[:12]}) is missing or damaged "
+                "on disk; name another version, or restore a backup"
             )
         return model
 
@@ -864,7 +866,14 @@ class Conductor:
             self._forget_jobs()
         self._close()
 
+    def plan_of(self, device: str) -> TrainingPlan | None:
+        """How a device trains in the open run, or trained in the last one since this process began."""
+        plans = self.machine.plans if self.machine is not None else self._last_plans
+        return plans.get(device)
+
     def _close(self) -> None:
+        if self.machine is not None:
+            self._last_plans = self.machine.plans
         for part in self._store.parts(self.run.id) if self.run is not None else ():
             self._drop_blob(part.sha256)
         self.machine = self.run = self.model = None

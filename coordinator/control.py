@@ -20,7 +20,7 @@ from edge_client.errors import (
     NoSuchNameError,
 )
 
-__all__ = ["ControlServer", "NotRunningError", "request", "socket_path"]
+__all__ = ["ControlServer", "NotRunningError", "failure", "request", "socket_path", "told"]
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ControlServer:
                 raise InputError(f"expected a JSON object, got {type(asked).__name__}")
             return {"ok": True, "result": self._handle(asked)}
         except FedfitError as error:
-            return {"ok": False, "error": type(error).__name__, "message": str(error)}
+            return told(error)
 
     def close(self) -> None:
         """Stop listening."""
@@ -134,7 +134,17 @@ def request(state_dir: Path, what: str, **fields: Any) -> Json:
     if answer.get("ok"):
         result: Json = answer["result"]
         return result
-    raise _ERRORS.get(str(answer.get("error")), MachineError)(answer.get("message", "the coordinator ended meanwhile"))
+    raise failure(answer, "the coordinator ended meanwhile")
+
+
+def told(error: FedfitError) -> Json:
+    """An error as an answer."""
+    return {"ok": False, "error": type(error).__name__, "message": str(error)}
+
+
+def failure(answer: Json, otherwise: str) -> FedfitError:
+    """The error that an answer tells of; `otherwise` is said for one that tells nothing."""
+    return _ERRORS.get(str(answer.get("error")), MachineError)(answer.get("message", otherwise))
 
 
 @contextlib.contextmanager

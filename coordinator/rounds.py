@@ -454,9 +454,10 @@ class RunMachine:
         self._patient_until = now
         self._resume: list[Instruction] = list(self._restore(snapshot, now))
 
-    def plan_of(self, device: str) -> TrainingPlan | None:
-        """How a device trained last in this run."""
-        return self._plans.get(device)
+    @property
+    def plans(self) -> Mapping[str, TrainingPlan]:
+        """How each device trained last in this run."""
+        return self._plans
 
     def _restore(self, snapshot: Snapshot, now: float) -> Iterator[Instruction]:
         round_ = snapshot.round

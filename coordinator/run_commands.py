@@ -1,4 +1,4 @@
-"""What people ask of runs, and the answers: start (also dry), list, show, stop."""
+"""What people ask of runs, and the answers: start (also dry), list, show, stop, where a model lies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,13 @@ class RunCommands:
 
     def known(self) -> dict[str, Callable[..., Json]]:
         """Requests by name."""
-        return {"run-start": self._start, "run-list": self._list, "run-show": self._show, "run-stop": self._stop}
+        return {
+            "run-start": self._start,
+            "run-list": self._list,
+            "run-show": self._show,
+            "run-stop": self._stop,
+            "run-model": self._model,
+        }
 
     # start
 
@@ -148,6 +154,22 @@ class RunCommands:
         if row.state in ("queued", "running"):
             self._service.conductor.stop(row.id, at_once=now)
         return {"run": row.id, "state": row.state}
+
+    def _model(self, run: str, version: str = "last") -> Json:
+        """Where a kept model lies, and all that is needed to build it, for a command on this machine."""
+        row = self._find(run)
+        if version not in ("best", "last") and not (version.isascii() and version.isdigit()):
+            raise InputError(f"--version: expected a number, best or last, got {version!r}")
+        found = self._service.conductor.model_named(f"{row.id}@{version}", option="--version")
+        blobs = self._service.blobs
+        return {
+            "run": row.id,
+            "file": dict(row.file),
+            "task": str(blobs.path(row.task_sha256)) if row.task_sha256 else None,
+            "version": found.version,
+            "sha256": found.sha256,
+            "path": str(blobs.path(found.sha256)),
+        }
 
     # show
 

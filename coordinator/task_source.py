@@ -1,17 +1,20 @@
-"""The task that a run file names, as it lies beside the file: its source, and its hash for the run."""
+"""The task that a run file names: as it lies beside the file, with its hash for the run, and how its model is made."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edge_client.errors import InputError
 from edge_client.run_file import RunFile, TaskSection
 from edge_client.task_files import read_task_file, split_place
 
-__all__ = ["RunWithTask", "with_task"]
+if TYPE_CHECKING:
+    from edge_client.run_model import Recipe
+
+__all__ = ["RunWithTask", "recipe_of", "task_place", "with_task"]
 
 
 class RunWithTask(NamedTuple):
@@ -39,3 +42,20 @@ def with_task(file: RunFile, task: TaskSection, path: Path) -> RunWithTask:
         raise InputError(f"{path}: task.sha256 is {task.sha256}, but {found} has {sha256}")
     section = dataclasses.replace(task, file=f"{found.name}:{name}", sha256=sha256)
     return RunWithTask(dataclasses.replace(file, task=section), source, f"{found.resolve()}:{name}")
+
+
+def recipe_of(run: RunFile, task: str | None) -> Recipe:
+    """How to make the run's model, whose task lies at `task`; its file is called as the run calls it. Loads torch."""
+    from edge_client.run_model import recipe
+    from edge_client.task import read_source
+
+    if run.task is None or task is None:
+        return recipe(run, None)
+    path, name = task_place(run)
+    return recipe(run, read_source(Path(task), name, shown=str(path)))
+
+
+def task_place(run: RunFile) -> tuple[Path, str]:
+    """The task's file and object as the run calls them; on the server the file is a blob."""
+    assert run.task is not None
+    return split_place(run.task.file or f"{run.task.name}.py:task")

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_client import durable, faults, notes
+from edge_client import durable, faults, notes, received
 from edge_client.allowance import Allowance
 from edge_client.calibration import job_for
 from edge_client.data.given import as_set
@@ -72,7 +72,16 @@ from edge_client.wire.container import (
 )
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry, write_container
 
-__all__ = ["CalibrationNeededError", "DeclinedError", "Kept", "carry_out", "memory_key", "read_state", "write_state"]
+__all__ = [
+    "CalibrationNeededError",
+    "DeclinedError",
+    "Kept",
+    "StoredTensors",
+    "carry_out",
+    "memory_key",
+    "read_state",
+    "write_state",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -292,7 +301,7 @@ class _Work:
         self.allowance.begin()
         self._limit(self._slack_bytes())
         load_weights(self.model, self._received())
-        self.extra = _StoredTensors(self._received(), EXTRA_PREFIX)
+        self.extra = StoredTensors(self._received(), EXTRA_PREFIX)
         client = self.method.client()
         with _declining("bad_method", "unknown_method"):
             client.begin(self._job(training_plan))
@@ -515,6 +524,8 @@ class _Work:
         with durable.disk_errors(f"writing the update in {self.workdir}"):
             if self.order.train and self.order.method_state:
                 write_state(Path(self.order.method_state), outcome.state, self.order.slice)
+            if self.order.method_state and (self.order.train or self.order.evaluate):
+                received.note(self.order, self._part("run"), self._received())
             report = self._report(training_plan, result, trained, outcome)
             sha256, length = self._write_update(report, result, outcome)
             manifest = {"sha256": sha256, "length": length, "num_samples": report.num_samples}
@@ -694,7 +705,7 @@ def _read_json(path: Path) -> Any:
         raise PayloadError("malformed", f"{path.name} is not JSON: {error}") from error
 
 
-class _StoredTensors(Mapping[str, Tensor]):
+class StoredTensors(Mapping[str, Tensor]):
     """Those of a file whose names begin with `prefix`, by the rest of their names; each is read when it is asked for.
 
     Peers, control variates and earlier models are as large as the model, and not all of them are needed at once.
@@ -732,7 +743,7 @@ def read_state(folder: Path, cut: str = WHOLE_MODEL) -> Mapping[str, Tensor]:
     path = folder / "current"
     if path.exists() and read_header(path).meta.get("slice", WHOLE_MODEL) != cut:
         return {}
-    return _StoredTensors(path)
+    return StoredTensors(path)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor], cut: str = WHOLE_MODEL) -> None:

@@ -67,6 +67,7 @@ def _add_owners_commands(commands: Any) -> None:
     _add_plan(commands)
     _add_bench(commands)
     _add_infer(commands)
+    _add_export(commands)
     add_service_commands(commands, _state_dir)
     leave = commands.add_parser("leave", help="end this device's membership; device.toml stays")
     leave.add_argument("--yes", action="store_true", help="do not ask")
@@ -103,12 +104,16 @@ def _add_bench(commands: Any) -> None:
 def _add_infer(commands: Any) -> None:
     infer = commands.add_parser("infer", help="ask a trained model about data")
     what = infer.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="a built-in model: coordinator models list")
+    what.add_argument(
+        "--model", metavar="FILE.onnx|NAME", help="an exported model; or a built-in one: coordinator models list"
+    )
     what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own: defects.py:task")
     infer.add_argument(
-        "--run-model", metavar="FILE", type=Path, required=True, help="its weights: a model.bin, or a run's directory"
+        "--run-model", metavar="FILE", type=Path, help="weights, unless ONNX: a model.bin, or a run's directory"
     )
-    infer.add_argument("--data", metavar="SOURCE:PATH", required=True, help="digits, npz:/data/a.npz, ...")
+    infer.add_argument(
+        "--data", metavar="SOURCE:PATH", required=True, help="digits, npz:/data/a.npz, ...; with ONNX also a path alone"
+    )
     infer.add_argument("--input", metavar="SHAPE", help="shape of one sample, such as 3x96x96; default: the data's")
     infer.add_argument("--classes", metavar="N", type=int, help="that the model tells apart; default: the data's")
     infer.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="an option of the model")
@@ -116,8 +121,7 @@ def _add_infer(commands: Any) -> None:
         "--batch",
         metavar="B",
         type=int,
-        default=32,
-        help="samples at a time; part of the result where BatchNorms keep no statistics; default: %(default)s",
+        help="samples at a time; part of the result where BatchNorms keep no statistics; default: 32, of ONNX 1",
     )
     infer.add_argument("--depthwise", action="store_true", help="unit by unit, with activations on disk")
     infer.add_argument("--budget", metavar="SIZE", help="that this may take; with it, groups are as large as fits")
@@ -125,6 +129,17 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument("--out", metavar="FILE", type=Path, help="for the predictions: .csv or .npz")
     infer.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
     infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg", slices=None)
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="write this device's model of a run as an ONNX file")
+    export.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
+    export.add_argument("--onnx", metavar="FILE", type=Path, required=True, help="the file to write; ends with .onnx")
+    export.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x96x96, if the task does not tell")
+    export.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    export.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    _state_dir(export)
+    export.set_defaults(do=_export)
 
 
 def _state_dir(parser: argparse.ArgumentParser) -> None:
@@ -160,10 +175,13 @@ def _join(options: argparse.Namespace) -> None:
     found = found_data.recognise(options.data) if options.data else None
     if not options.no_check:
         connection.check(bundle)
-    identity.join(options.state_dir, bundle)
+    with durable.as_owner(options.state_dir):
+        identity.join(options.state_dir, bundle)
     print(f"joined federation {bundle.federation} as {bundle.device}")
     if found is not None:
-        print(found_data.keep_device_file(options.state_dir / "device.toml", found, asked=options.data))
+        with durable.as_owner(options.state_dir):
+            told = found_data.keep_device_file(options.state_dir / "device.toml", found, asked=options.data)
+        print(told)
     elif not durable.is_there(options.state_dir / "device.toml"):
         print(f"say where its data is, in {options.state_dir / 'device.toml'}, or join again with --data DIR")
     print(f"start it with: edge-client start{_named(options.state_dir)}")
@@ -182,6 +200,7 @@ def _bundle(name: str) -> identity.Bundle:
 def _start(options: argparse.Namespace) -> None:
     context = logs.Context()
     logs.configure(options.log_format, context, level=logging.DEBUG if options.verbose else logging.INFO)
+    durable.check_not_root(options.state_dir, "fedfit-device")
     if options.join:
         identity.join(options.state_dir, _bundle(options.join))
     bundle = identity.load_identity(options.state_dir)
@@ -248,6 +267,12 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _infer(options: argparse.Namespace) -> None:
+    if options.model is not None and options.model.lower().endswith(".onnx"):
+        from edge_client import onnx_infer  # without torch
+
+        said = onnx_infer.run(options)
+        print(json.dumps(onnx_infer.to_json(said), indent=1) if options.format == "json" else onnx_infer.describe(said))
+        return
     from edge_client import infer_command  # loads torch
 
     found = infer_command.run(options)
@@ -255,6 +280,13 @@ def _infer(options: argparse.Namespace) -> None:
         print(json.dumps(infer_command.to_json(found), indent=1))
     else:
         print(infer_command.describe(found))
+
+
+def _export(options: argparse.Namespace) -> None:
+    from edge_client import personal  # loads torch
+
+    told = personal.export(options)
+    print(json.dumps(told, indent=1) if options.format == "json" else personal.describe(told))
 
 
 def _own_limit(options: argparse.Namespace) -> int | None:
@@ -278,7 +310,8 @@ def _leave(options: argparse.Namespace) -> None:
     bundle = identity.load_identity(options.state_dir)
     if not options.yes:
         confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
-    heard = leaving.leave(options.state_dir, bundle)
+    with durable.as_owner(options.state_dir):
+        heard = leaving.leave(options.state_dir, bundle)
     print(f"{bundle.device} has left federation {bundle.federation}; device.toml stays")
     if not heard:
         print("the coordinator could not be told")

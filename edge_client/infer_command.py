@@ -1,7 +1,7 @@
-"""`edge-client infer`: what a trained model says about data, whole or group by group with activations on disk.
+"""`edge-client infer` on weights: what a trained model says, whole or group by group with activations on disk.
 
-Covers: opening model and data, the result for people and as JSON, predictions in a file. Does not cover: the forward
-pass group by group (`training.depthwise`).
+Covers: opening model and data, the result for people and as JSON. Does not cover: the forward pass group by group
+(`training.depthwise`), ONNX files (`onnx_infer`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_client import durable
 from edge_client.device import guard, meter
 from edge_client.errors import InputError, PayloadError
 from edge_client.files import format_bytes
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "describe", "run", "to_json"]
 
-_SUFFIXES = (".csv", ".npz")
+_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +52,13 @@ class Answer:
 
 def run(options: argparse.Namespace) -> Answer:
     """Ask the model about the data; raises `InputError`, `NothingFitsError`, `MachineError`."""
-    if options.out is not None and options.out.suffix not in _SUFFIXES:
-        raise InputError(f"--out: expected a file that ends with {' or '.join(_SUFFIXES)}, got {str(options.out)!r}")
+    from edge_client.predictions import check_out
+
+    if options.run_model is None:
+        raise InputError("--run-model: expected the file of its weights, or --model FILE.onnx, which has its own")
+    if options.batch is None:
+        options.batch = _BATCH
+    check_out(options.out)
     if not 1 <= options.threads <= 1024:
         raise InputError(f"--threads: expected 1 to 1024, got {options.threads}")
     if "torch" not in sys.modules:
@@ -121,6 +125,7 @@ def _ask(model: Model, weights: Weights, samples: Samples, options: argparse.Nam
     import torch
 
     from edge_client.plan_command import size
+    from edge_client.predictions import write_predictions
     from edge_client.training.depthwise import fit_groups, predict_depthwise, survey
 
     budget = size("--budget", options.budget) if options.budget is not None else None
@@ -138,7 +143,7 @@ def _ask(model: Model, weights: Weights, samples: Samples, options: argparse.Nam
     said = torch.cat(logits)
     answers = said.argmax(dim=1)
     if options.out is not None:
-        _write(options.out, said, answers, samples.labels)
+        write_predictions(options.out, said.numpy(), samples.labels.numpy())
     return Answer(
         num_samples=len(answers),
         num_correct=int((answers == samples.labels).sum()),
@@ -148,19 +153,6 @@ def _ask(model: Model, weights: Weights, samples: Samples, options: argparse.Nam
         peak_bytes=max(0, meter.peak_rss_bytes() - base),
         seconds=round(time.monotonic() - begun, 3),
     )
-
-
-def _write(path: Path, logits: Tensor, answers: Tensor, labels: Tensor) -> None:
-    """`sample,prediction,label` per line; or arrays of the same, and the logits."""
-    import numpy as np
-
-    with durable.disk_errors(f"writing {path}"):
-        if path.suffix == ".npz":
-            np.savez(path, logits=logits.numpy(), predictions=answers.numpy(), labels=labels.numpy())
-            return
-        lines = zip(range(len(answers)), answers.tolist(), labels.tolist(), strict=True)
-        text = "".join(f"{number},{answer},{label}\n" for number, answer, label in lines)
-        path.write_text(f"sample,prediction,label\n{text}", encoding="utf-8")
 
 
 def to_json(answer: Answer) -> dict[str, Any]:

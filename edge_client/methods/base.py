@@ -152,6 +152,10 @@ def same_slice(cut: str) -> str:
     return cut
 
 
+def begin_at_random(model: Model, build: Callable[[str], Model]) -> None:
+    """Most methods begin with the weights that the model was made with."""
+
+
 def note_nothing(model: Model) -> Mapping[str, Any]:
     """Most folds need to know nothing of the model but its tensors."""
     return {}
@@ -206,7 +210,8 @@ class Method:
     inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
     built: Callable[[str], str] = same_slice  # the slice whose network a device builds for a slice
     by_client: bool = False  # the server judges as a device does, too: the model by itself is not what the method means
-    first: Callable[[Model], None] = fit_every_model  # changes the first weights of a run in place
+    # changes the first weights of a run in place; slice -> a network of that with random weights of its own
+    first: Callable[[Model, Callable[[str], Model]], None] = begin_at_random
     # where the tensors of a slice lie among the server's, by their names in a container; the model is the whole one,
     # for its shapes alone
     places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places

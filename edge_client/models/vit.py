@@ -98,7 +98,7 @@ class _Stem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patches(x).flatten(2).transpose(1, 2)  # [B, width, (h,) w] -> [B, h * w, width]
-        return torch.cat((self.class_token.expand(len(x), -1, -1), tokens), dim=1) + self.positions
+        return torch.cat((self.class_token.expand(x.shape[0], -1, -1), tokens), dim=1) + self.positions
 
 
 class _Block(nn.Module):

@@ -25,7 +25,7 @@ from machine import Machine
 
 from coordinator import cli
 from coordinator.store.base import OPEN_LEASE
-from edge_client import device_service, faults, identity
+from edge_client import device_service, faults, identity, service_install
 from edge_client.assignment import read_state
 from edge_client.errors import MachineError
 from edge_client.files import ShareSection
@@ -387,12 +387,18 @@ def test_a_service_that_cannot_be_written_is_not_there(
     """No unit, whole or half; the same command works afterwards."""
     machine = Machine(tmp_path, monkeypatch)
     machine.join()
+    unit = device_service.make_unit(machine.wanted())
+    plan = service_install.Plan(name="fedfit-device", unit=unit, state_dir=machine.state_dir, command="edge-client")
+
+    def install() -> None:
+        service_install.install(machine.systemd, plan, replace=False, rehearse=lambda: None)
+
     for point in INSTALLING:
         monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
         with pytest.raises(MachineError, match=REASONS[kind]):
-            device_service.install(machine.wanted())
+            install()
         assert list(machine.unit.parent.iterdir()) == []
-    device_service.install(machine.wanted())
+    install()
     assert machine.unit.exists()
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from fleet import Fleet, hashes, mlp_run
-from torch import Tensor
+from torch import Tensor, nn
+from typed import ok, typed
 
 from edge_client.assignment import read_state
 from edge_client.data.sources import open_data
@@ -146,6 +149,21 @@ def test_fedper_trains_heads_that_never_leave_and_judges_with_them(fleet: Fleet,
     judged = {e["device"]: e["accuracy"] for e in shown["device_evaluations"] if e["version"] == 2}
     assert judged == pytest.approx(correct)
     assert not torch.equal(kept["a"]["model/head.weight"], kept["b"]["model/head.weight"])
+    check_export(fleet, "a", shown["run"], {**last, **kept["a"]})
+    refused = typed("coordinator", "run", "export", shown["run"], "--onnx", "x.onnx", "--state-dir", fleet.state_dir)
+    assert (refused.returncode, "live on the devices" in refused.stderr) == (3, True)
+
+
+def check_export(fleet: Fleet, device: str, run: str, tensors: dict[str, Tensor]) -> None:
+    """`edge-client export` beside the running client: its file says what these weights say."""
+    out, state_dir = fleet.folder / f"{run}.onnx", fleet.folder / device / "state"
+    told = json.loads(ok("edge_client", "export", run, "--onnx", out, "--state-dir", state_dir, "--format", "json"))
+    assert (told["run"], told["version"], told["device"], told["personal"]) == (run, 2, device, True)
+    x = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    (said,) = onnxruntime.InferenceSession(str(out)).run(None, {"input": x.numpy()})
+    assert torch.allclose(torch.from_numpy(said), mlp_of(tensors)(x), atol=1e-5)
+    unknown = typed("edge_client", "export", "nobody-1", "--onnx", out, "--state-dir", state_dir)
+    assert (unknown.returncode, run in unknown.stderr) == (7, True)
 
 
 def accuracy(device_toml: Path, tensors: dict[str, Tensor]) -> float:
@@ -153,10 +171,15 @@ def accuracy(device_toml: Path, tensors: dict[str, Tensor]) -> float:
     section = load_device_file(device_toml).data
     assert section is not None
     _, test = open_data(section, CLASSES, (1, 8, 8))
+    x, y = test.batch(range(len(test)))
+    return float((mlp_of(tensors)(x).argmax(dim=1) == y).float().mean())
+
+
+def mlp_of(tensors: dict[str, Tensor]) -> nn.Module:
+    """The fleet's mlp with these weights."""
     model = models.build("mlp", input_shape=(1, 8, 8), num_classes=10, options={"hidden": [16]})
     model.load_state_dict({name.removeprefix("model/"): value for name, value in tensors.items()})
-    x, y = test.batch(range(len(test)))
-    return float((model(x).argmax(dim=1) == y).float().mean())
+    return model.eval().requires_grad_(False)
 
 
 def test_local_moves_no_model_but_the_first(fleet: Fleet, plain: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typed import typed
 from coordinator import control
 from edge_client.data.sources import open_data
 from edge_client.files import DataSection, load_device_file
+from edge_client.onnx_file import OnnxModel
 from edge_client.run_file import RunFile
 
 pytestmark = pytest.mark.broker
@@ -116,6 +117,22 @@ def test_a_run_asks_only_devices_with_its_labels_and_keeps_its_best_version(judg
     assert {device["versions"]["torch"] != "" for device in judged["devices"]} == {True}
     assert judged["environment"]["fedfit"]
     assert judged["environment"]["cores"] > 0
+
+
+def test_a_running_coordinator_gives_a_model_away_as_onnx(fleet: Fleet, judged: dict[str, Any], tmp_path: Path) -> None:
+    """The best version, by the hash that the run shows; a run, a version or a best one that is not there is told."""
+    out, run = str(tmp_path / "m.onnx"), judged["run"]
+    done = type_command(fleet, "run", "export", run, "--version", "best", "--onnx", out, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["run"], told["version"]) == (run, judged["best_version"])
+    assert told["weights_sha256"] == hashes(judged)[judged["best_version"]]
+    assert told["max_difference"] <= 1e-4
+    assert OnnxModel(Path(out)).facts.classes == tuple(CLASSES)
+    wrong = {("nobody", "last"): (7, run), (run, "9"): (3, "no version 9"), (run, "x"): (3, "a number, best or last")}
+    for (name, version), (code, said) in wrong.items():
+        refused = type_command(fleet, "run", "export", name, "--version", version, "--onnx", out)
+        assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
 
 
 def test_a_run_that_was_stopped_goes_on_by_init(fleet: Fleet) -> None:

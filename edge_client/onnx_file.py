@@ -1,0 +1,188 @@
+"""A trained model as an ONNX file: what it says about itself, and asking it through onnxruntime.
+
+    fedfit.run, fedfit.version, fedfit.device    where it comes from; `device` of a personal model only
+    fedfit.model, fedfit.architecture            what it is: a built-in model or a task, and the slice of it
+    fedfit.weights_sha256                        of the weights that it was made of
+    fedfit.classes, fedfit.input                 what its outputs mean, and the shape of one sample
+    fedfit.normalisation                         what samples go through before they are its input
+    fedfit.precision                             fp32, or int8
+    fedfit.batch_statistics                      whether a sample's answer depends on the others of its batch
+
+Texts stand as they are, all else as JSON. Covers: reading and writing these, opening and running the file. Needs numpy
+and onnxruntime, not torch. Does not cover: making the file (`onnx_export`), data (`onnx_infer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_client import durable
+from edge_client.errors import InputError, MachineError, PayloadError
+from edge_client.records import Count, from_map, to_map
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["INPUT", "NORMALISATION", "OUTPUT", "Facts", "OnnxModel", "add_facts", "runtime"]
+
+INPUT, OUTPUT = "input", "logits"
+NORMALISATION = "float32; bytes are divided by 255, other numbers are taken as they are"
+
+_PREFIX = "fedfit."
+_METADATA_FIELD = 14  # metadata_props of ModelProto, a repeated map entry of key (1) and value (2)
+_LENGTH_DELIMITED = 2
+_FATAL_ONLY = 4  # onnxruntime's log level: what it cannot do, it raises as well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a file of ours says about itself."""
+
+    run: str = ""
+    version: Count = 0
+    device: str = ""
+    model: str = ""
+    architecture: str = "full"
+    weights_sha256: str = ""
+    classes: tuple[str, ...] = ()
+    input: tuple[int, ...] = ()
+    normalisation: str = NORMALISATION
+    precision: str = "fp32"
+    batch_statistics: bool = False
+
+    def properties(self) -> dict[str, str]:
+        """As they stand in the file."""
+        return {
+            f"{_PREFIX}{key}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for key, value in to_map(self).items()
+        }
+
+
+def _facts(properties: Mapping[str, str], where: str) -> Facts | None:
+    """What a file says; None if it is not one of ours."""
+    texts = {f.name for f in dataclasses.fields(Facts) if f.type == "str"}
+    known = {f"{_PREFIX}{f.name}": f.name for f in dataclasses.fields(Facts)}
+    ours = {known[key]: value for key, value in properties.items() if key in known}
+    if not ours:
+        return None
+    try:
+        values = {name: text if name in texts else json.loads(text) for name, text in ours.items()}
+        return from_map(Facts, values, where=where)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: its metadata is damaged: {error}") from None
+    except PayloadError as error:
+        raise InputError(f"{where}: its metadata is damaged: {error.detail}") from None
+
+
+def add_facts(path: Path, facts: Facts) -> None:
+    """Write what a finished file is made of into it.
+
+    Protocol buffers that follow each other are one message with the fields of both: no library is needed for it.
+    """
+    with open(path, "ab") as file:
+        for key, value in facts.properties().items():
+            entry = _field(1, key.encode()) + _field(2, value.encode())
+            file.write(_field(_METADATA_FIELD, entry))
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def runtime() -> Any:
+    """The package onnxruntime; raises `MachineError` with what to type if it is not there."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MachineError(f"ONNX files need onnxruntime ({error}); type: pip install 'fedfit[infer]'") from error
+    return onnxruntime
+
+
+class OnnxModel:
+    """An ONNX file that takes samples and gives one number per class."""
+
+    def __init__(self, path: Path, *, threads: int = 1) -> None:
+        """Raises `InputError` for a file that is not such a model."""
+        self.path = path
+        if not durable.is_there(path):
+            raise InputError(f"{path} does not exist; expected an ONNX file")
+        self._session = _session(path, threads)
+        properties = self._session.get_modelmeta().custom_metadata_map
+        self._input, self.input_shape = _only_input(self._session, path)
+        self.num_classes = _num_classes(self._session, path)
+        found = _facts(properties, str(path))
+        self.is_ours = found is not None
+        self.facts = found or Facts(input=self.input_shape)
+        if self.facts.classes and len(self.facts.classes) != self.num_classes:
+            told = f"{len(self.facts.classes)} names of classes and {self.num_classes} outputs"
+            raise InputError(f"{path}: its metadata is damaged: {told}")
+
+    def run(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Samples [b, *input shape] to numbers [b, classes]; raises `InputError` for samples that it does not take."""
+        with _refusals(self.path):
+            found: NDArray[np.float32] = self._session.run(None, {self._input: x})[0]
+        return found
+
+
+def _session(path: Path, threads: int) -> Any:
+    found = runtime()
+    options = found.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = False  # an arena keeps the most that was ever used
+    options.log_severity_level = _FATAL_ONLY
+    with _refusals(path):
+        return found.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """What onnxruntime raises about a file; it has no exception of its own above these."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoModel", "NoSuchFile", "NotImplemented")
+    kinds = tuple(getattr(state, name) for name in (*names, "RuntimeException"))
+    try:
+        yield
+    except (state.InvalidProtobuf, state.NoModel) as error:
+        raise InputError(f"{path}: expected an ONNX file, got something else, or a part of one") from error
+    except kinds as error:
+        told = " ".join(str(error).split())[:300]
+        raise InputError(f"{path}: onnxruntime cannot use it: {told}") from error
+
+
+def _only_input(session: Any, path: Path) -> tuple[str, tuple[int, ...]]:
+    found = session.get_inputs()
+    if len(found) != 1 or found[0].type != "tensor(float)":
+        came = ", ".join(f"{one.name} {one.type}" for one in found)
+        raise InputError(f"{path}: expected one input of floats, got {came or 'none'}")
+    shape = found[0].shape[1:]
+    if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise InputError(f"{path}: expected an input [batch, ...] with sizes, got {_shown(found[0].shape)}")
+    return str(found[0].name), tuple(shape)
+
+
+def _num_classes(session: Any, path: Path) -> int:
+    shape = session.get_outputs()[0].shape
+    if len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 1:
+        raise InputError(f"{path}: expected an output [batch, classes], got {_shown(shape)}")
+    return shape[1]
+
+
+def _shown(shape: Sequence[object]) -> str:
+    return f"[{', '.join(str(size) for size in shape)}]"
