@@ -65,10 +65,8 @@ from edge_client.wire.container import (
     EXTRA_PREFIX,
     MODEL_PREFIX,
     Entry,
-    codec_rule,
     payload_kind,
     read_header,
-    tensor_bytes,
 )
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry, write_container
 
@@ -284,9 +282,9 @@ class _Work:
 
     def _told_bytes(self) -> int:
         """What knowledge that came takes in memory as float32; next to nothing for class means."""
-        most = sum(path.stat().st_size for path in self._told_paths())
-        wide = most * 4 // tensor_bytes(codec_rule(1, self.run.rounds.codec, integer=False), (1,))
-        return wide if wide >= _NOTEWORTHY_BYTES else 0
+        wider = {"fp32": 1, "int8": 4}.get(self.run.rounds.codec, 2)
+        num_bytes = wider * sum(path.stat().st_size for path in self._told_paths())
+        return num_bytes if num_bytes >= _NOTEWORTHY_BYTES else 0
 
     def _begin_allowance(self) -> None:
         """The process is warm: what it uses from now on is training."""
