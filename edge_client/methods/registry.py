@@ -116,10 +116,10 @@ def _whole_model(parameters: Any) -> Slicing:
 
 
 def _fedin_plans(parameters: FedInParameters) -> PlanRules:
-    """FedProx's anchor; where gradients are compared, one more gradient of everything."""
+    """FedProx's anchor; all gradients are there while the pairs go through; where two are compared, both are."""
     apart = parameters.alleviation != "weighted" or parameters.rescale_outer
-    copies = int(parameters.mu > 0) + int(apart and parameters.pairs > 0)
-    return PlanRules(weight_copies=copies, step_copies=1 if parameters.mu > 0 else 0)
+    copies = int(parameters.mu > 0) + (1 + int(apart) if parameters.pairs else 0)
+    return PlanRules(weight_copies=copies, step_copies=1 if copies else 0)
 
 
 def _fedin_knowledge(parameters: FedInParameters) -> KnowledgeRules:

@@ -136,7 +136,7 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
     kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
     assert {name: copies for name, copies in kept.items() if copies} == {
         "fedepth+fedprox": 1,
-        "fedin": 1,
+        "fedin": 2,
         "fedprox": 1,
         "inco+fedprox": 1,
         "inco+moon": 2,
