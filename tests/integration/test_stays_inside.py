@@ -22,6 +22,8 @@ from tests.fleet import Fleet, Json
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited and read as on Linux")
 
+_PATIENCE_S = 300  # a calibration and several workers, each of which loads torch, on a machine with much else to do
+
 
 def _run(*, batch: int, steps: int) -> RunFile:
     """One round."""
@@ -63,14 +65,14 @@ def test_a_halved_prediction_ends_in_a_finished_round_and_is_remembered(tmp_path
         fleet.start_coordinator()
         fleet.add_devices("a")
         fleet.start_device("a", faults, memory="340MB", data=_images(tmp_path))
-        first, _ = _device(fleet.wait_finished(fleet.start_run(_run(batch=512, steps=2)), 60))
+        first, _ = _device(fleet.wait_finished(fleet.start_run(_run(batch=512, steps=2)), _PATIENCE_S))
         failures = fleet.log("a").count("the worker failed: over_budget: ")
         assert failures >= 1
         assert first["replans"] == failures
         assert first["peak_bytes"] <= budget == first["budget_bytes"]
         assert first["inside_budget"]
         fleet.kill("a")
-        second, _ = _device(fleet.wait_finished(fleet.start_run(_run(batch=512, steps=2)), 60))
+        second, _ = _device(fleet.wait_finished(fleet.start_run(_run(batch=512, steps=2)), _PATIENCE_S))
     assert fleet.log("a").count("the worker failed: ") == failures
     assert (second["plan"], second["replans"]) == (first["plan"], 0)
     assert second["peak_bytes"] <= budget
@@ -101,15 +103,15 @@ def test_falling_memory_shrinks_the_plan_in_the_middle_of_a_round(tmp_path: Path
         fleet.add_devices("a")
         fleet.start_device("a", faults, memory="auto", data=_images(tmp_path), root=root)
         run = fleet.start_run(_run(batch=256, steps=3))
-        fleet.wait_until(stopped.exists, 60, "the worker has done a step")
+        fleet.wait_until(stopped.exists, _PATIENCE_S, "the worker has done a step")
         (work,) = (tmp_path / "a/state/work").iterdir()
         before = json.loads((work / "plan.json").read_text())
         _meminfo(root, 352)
-        fleet.wait_until((work / "budget.json").exists, 60, "the worker is told")
+        fleet.wait_until((work / "budget.json").exists, _PATIENCE_S, "the worker is told")
         told = json.loads((work / "budget.json").read_text())["budget_bytes"]
         (pid,) = re.findall(r"worker (\d+) started", fleet.log("a"))
         os.kill(int(pid), signal.SIGCONT)
-        device, microbatch = _device(fleet.wait_finished(run, 60))
+        device, microbatch = _device(fleet.wait_finished(run, _PATIENCE_S))
     assert before["budget_bytes"] == before["plan"]["budget_bytes"] == int(0.8 * (711 * 1_024_000 - 128 * 10**6))
     assert microbatch < before["plan"]["microbatch"] == 256
     assert (device["budget_bytes"], device["replans"]) == (told, 1)
