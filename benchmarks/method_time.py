@@ -2,7 +2,8 @@
 
 All clients of the registry that train a whole model by themselves, in one process, in turns with FedAvg; CPU time of
 training alone. Each begins as in its second round, with the state that its first one left, so that nothing of it rests.
-Methods whose devices do what another's do (InCo) are that other one's.
+Methods whose devices do what another's do (InCo) are that other one's. Devices have the whole model: of ScaleFL with
+two early exits, of SplitMix all eight bases.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from benchmarks.figures import Figure
 from edge_client.device import guard
@@ -21,6 +24,7 @@ __all__ = ["measure"]
 
 _MODEL, _SHAPE, _BATCH, _STEPS = "preresnet20", (3, 32, 32), 32, 6
 _PLAIN = "fedavg"
+_SLICES = {"scalefl": ("full", "exit:6", "exit:3")}  # its exits; all other methods as they are on the largest device
 _GOALS = {"fedprox": 1.05, "scaffold": 1.05}
 
 
@@ -40,14 +44,16 @@ def _ratios(turns: int, names: Sequence[str]) -> dict[str, list[float]]:
 
     from edge_client.errors import FedfitError
     from edge_client.methods import registry
-    from edge_client.methods.base import Job
+    from edge_client.methods.base import Job, Method
     from edge_client.models import registry as models
-    from edge_client.models.layout import to_channels_last
+    from edge_client.models.contract import Model
+    from edge_client.models.layout import allows_channels_last, to_channels_last
+    from edge_client.models.slicing import parse
     from edge_client.training.loop import Settings, generator, train
 
     torch.set_num_threads(1)
     x, labels = torch.randn(_STEPS * _BATCH, *_SHAPE), torch.randint(0, 10, (_STEPS * _BATCH,))
-    settings = Settings(batch=_BATCH, microbatch=_BATCH, learning_rate=0.01, seed=1, momentum=0.9, channels_last=True)
+    settings = Settings(batch=_BATCH, microbatch=_BATCH, learning_rate=0.01, seed=1, momentum=0.9)
 
     class Data:
         def __init__(self) -> None:
@@ -59,13 +65,22 @@ def _ratios(turns: int, names: Sequence[str]) -> dict[str, list[float]]:
         def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
             return x[chosen], labels[chosen]
 
+    def built(method: Method, purpose: str) -> Model:
+        made = models.build(
+            _MODEL, input_shape=_SHAPE, num_classes=10, options={}, cut=parse(method.built("full"))
+        )
+        if allows_channels_last(made):
+            to_channels_last(made)
+        return made
+
     def trained(name: str, state: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         """Seconds of a round that begins with this state, and the state that it leaves."""
         torch.manual_seed(1)
-        model = models.build(_MODEL, input_shape=_SHAPE, num_classes=10, options={})
-        to_channels_last(model)
-        method = registry.get(name, {})
-        extra = {key: value.clone() for key, value in method.extra_tensors(model).items()}
+        method = registry.get(name, {}, _SLICES.get(name, ()))
+        model = built(method, "first")
+        of_slice = method.extra_of_slice
+        received = method.extra_tensors(model) if of_slice is None else of_slice(model, "full")
+        extra = {key: value.clone() for key, value in received.items()}
         client = method.client()
         client.begin(
             Job(
@@ -78,10 +93,11 @@ def _ratios(turns: int, names: Sequence[str]) -> dict[str, list[float]]:
                 rng=lambda purpose: generator(1, purpose),
                 state={key: value.clone() for key, value in state.items()},
                 extra=extra,
+                build=partial(built, method),
             )
         )
         begin = time.process_time()
-        train(model, client, Data(), settings)
+        train(model, client, Data(), replace(settings, channels_last=allows_channels_last(model)))
         seconds = time.process_time() - begin
         return seconds, {key: value.detach().clone() for key, value in client.end().state.items()}
 

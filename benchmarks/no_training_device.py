@@ -6,12 +6,11 @@ the NUM devices beside each other wait for one another, see `no_training_worker`
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_client import daemon, files, identity
+from edge_client import daemon, files, identity, logs
 from edge_client.transport.base import Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import MqttTransport, tls_context
 from edge_client.wire.topics import Topics
@@ -19,7 +18,7 @@ from edge_client.wire.topics import Topics
 
 def main() -> None:
     """Run until SIGTERM."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
+    logs.configure("plain", logs.Context())
     home = Path(sys.argv[1])
     bundle = identity.read_bundle(home / "device.join")
     url = parse_broker_url(bundle.brokers[0])

@@ -8,6 +8,8 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
                                                      method, functions of its seed, or those of the model `start`
     calibrate run, task                              rows: slice -> what its units cost (`edge_client.calibration`)
     encode  run, task, model, slice, out             sha256, length: the tensors of a slice as they travel
+    tell    run, model, slice, device, round, out    sha256, length: the knowledge that devices are told
+    study   run, model, version                      begins what the method makes of a version beside the next round
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
     fold    run, round, model, base, updates, ...    sha256, length: the next model
     evaluate run, task, model, data                  results: of each slice num_samples, num_correct, loss_sum and
@@ -22,6 +24,7 @@ Does not cover: which updates count, and what becomes permanent: `out` is a plai
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -45,15 +48,18 @@ from edge_client.errors import (
     NoSuchNameError,
     PayloadError,
 )
+from edge_client.knowledge.schema import Limits
 from edge_client.records import Between, Count, Positive, Report
 from edge_client.run_file import RunFile
-from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, TableRow
+from edge_client.wire.container import EXTRA_PREFIX, MEMORY_PREFIX, MODEL_PREFIX, TableRow
 
 # torch is imported inside the jobs: malloc must be pinned before it is loaded
 if TYPE_CHECKING:
     from torch import Tensor
 
     from coordinator.cutting import Cutter
+    from coordinator.frozen import FrozenUpdate
+    from coordinator.teaching import Studies
     from edge_client.data.sources import Samples
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
@@ -74,6 +80,7 @@ _CODES: Sequence[tuple[type[FedfitError], str]] = (
 )
 Reply = dict[str, Any]
 _CUTTERS: dict[str, Cutter] = {}
+_STUDIES: list[Studies] = []  # one, once it is needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,28 @@ class EncodeJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellJob:
+    """Write down what the devices of a slice, or one device, are told before a round."""
+
+    run: RunFile
+    model: str
+    slice: records.SliceText = "full"
+    device: str = ""
+    public: bool = False  # only the shared samples
+    round: Count
+    out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyJob:
+    """Begin to make of a version what its method makes beside the next round."""
+
+    run: RunFile
+    model: str
+    version: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckJob:
     """Look at every value of an update that passed the intake."""
 
@@ -124,6 +153,8 @@ class CheckJob:
     update: str
     max_norm: Annotated[float, Between(0, 1e300)] | None = None
     max_ratio: Annotated[float, Between(0, 1e300)] | None = None  # without max_norm: times (norm of the base + 1)
+    knowledge: Limits | None = None  # what may be there beside the model
+    codec: str = "fp32"  # of the run
     max_passes: Positive = 1  # forward passes of one step; a counter of batches grows by one in each
     round: Count | None = None  # for fault points that name one
 
@@ -172,20 +203,23 @@ def answer(request: Mapping[str, Any]) -> Reply:
 
 
 def _init(job: InitJob) -> Reply:
+    from coordinator.teaching import first_memory
     from edge_client.methods import coverage, registry
     from edge_client.training import seeds
     from edge_client.wire import tensors
     from edge_client.wire.tensors import ContainerReader
 
     recipe = recipe_of(job.run, job.task)
-    method = registry.get(job.run.method.name, job.run.method.parameters)
+    method = registry.of_run(job.run)
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)
+    method.first(model)
     state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed(seeds.derive(job.run.seed, "extra"))
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
     state |= _slices(job, state)
+    state |= first_memory(method.teacher, job.run)
     table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
     meta = coverage.describe(
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
@@ -302,13 +336,14 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
     from edge_client.wire.tensors import ContainerReader
 
     cutter = _cutter(job.run, job.task)
-    model = recipe.build(samples.shape, parse(rung))
+    model = recipe.build(samples.shape, parse(cutter.method.built(rung)))
     with ContainerReader(Path(job.model)) as reader:
         fill(model, zip(cutter.sources(rung, reader.header), cutter.tensors(rung, reader), strict=True))
+        predict = cutter.predictor(rung, model, reader) if cutter.method.by_client else model
     model.requires_grad_(False)
     microbatch = max(1, min(_EVALUATE_BATCH, _EVALUATE_ELEMENTS // sum(u.num_activations for u in model.units)))
     with recipe.user_code("evaluation"):
-        result = evaluate(model, model, samples, num_classes=len(job.run.classes), microbatch=microbatch)
+        result = evaluate(model, predict, samples, num_classes=len(job.run.classes), microbatch=microbatch)
     return {
         "slice": rung,
         "num_samples": result.num_samples,
@@ -327,6 +362,41 @@ def _encode(job: EncodeJob) -> Reply:
         return _write(job.out, table, cutter.tensors(job.slice, reader), reader.header.meta)
 
 
+def _tell(job: TellJob) -> Reply:
+    from coordinator.teaching import public, told
+    from edge_client.wire.tensors import ContainerReader
+
+    teacher = _cutter(job.run, None).method.teacher
+    assert teacher is not None
+    with ContainerReader(Path(job.model)) as reader:
+        asked = {"cut": job.slice, "device": job.device}
+        table, tensors = (
+            public(reader, job.run) if job.public else told(teacher, reader, job.run, round_=job.round, **asked)
+        )
+    return _write(job.out, table, iter(tensors), {})
+
+
+def _study(job: StudyJob) -> Reply:
+    """Answers at once: the fold of the next round waits for what comes out of it."""
+    _studies().begin(job.run, Path(job.model), job.version)
+    return {}
+
+
+def _studies() -> Studies:
+    from coordinator.teaching import Studies
+
+    if not _STUDIES:
+        _STUDIES.append(Studies())
+    return _STUDIES[0]
+
+
+def _does_study(run: RunFile) -> bool:
+    from edge_client.methods import registry
+
+    rules = registry.knowledge(run.method.name, run.method.parameters)
+    return rules is not None and rules.studies
+
+
 def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta: Mapping[str, Any]) -> Reply:
     """Write a container; a file that could not be finished is removed."""
     from edge_client.wire.tensors import write_container
@@ -342,6 +412,7 @@ def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta:
 
 
 def _check(job: CheckJob) -> Reply:
+    from coordinator.teaching import check_values
     from edge_client.wire.tensors import ContainerReader
 
     faults.point("aggregator.check")
@@ -350,6 +421,8 @@ def _check(job: CheckJob) -> Reply:
         grown = report.steps * job.max_passes
         names = update.names(MODEL_PREFIX) + update.names(EXTRA_PREFIX)
         squares = sum(_check_model_tensor(name, update, base, report, grown) for name in names)
+        if job.knowledge is not None:
+            check_values(update, job.knowledge, job.codec)
         for name in update.names("evaluation/"):
             _check_counts(name, update.tensor(name), low=0)
         most = _max_norm(job, base)
@@ -403,26 +476,39 @@ def _check_counts(name: str, value: Tensor, *, low: int) -> None:
 
 
 def _fold(job: FoldJob) -> Reply:
+    from coordinator.teaching import learnt
     from edge_client.wire.tensors import ContainerReader
 
     faults.point("aggregator.fold.begin")
     with ContainerReader(Path(job.model)) as reader:
-        table = [(entry.name, entry.codec, entry.shape) for entry in reader.header.entries]
-        reply = _write(job.out, table, _in_order(_folded(job, reader), table), reader.header.meta)
+        teacher = _cutter(job.run, job.task).method.teacher
+        studied = _studies().result(job.run, Path(job.model), job.round - 1) if _does_study(job.run) else {}
+        rows, memory = learnt(teacher, reader, _updates(job), job.run, round_=job.round, studied=studied)
+        model = [entry for entry in reader.header.entries if not entry.name.startswith(MEMORY_PREFIX)]
+        table = [*((entry.name, entry.codec, entry.shape) for entry in model), *rows]
+        remembered = ((name, tensor) for (name, _, _), tensor in zip(rows, memory, strict=True))
+        folded = itertools.chain(_folded(job, reader), remembered)
+        reply = _write(job.out, table, _in_order(folded, table), reader.header.meta)
     faults.point("aggregator.fold.written")
     return reply
+
+
+def _updates(job: FoldJob) -> list[FrozenUpdate]:
+    from coordinator.frozen import FrozenUpdate
+
+    return [
+        FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples, slice=u.slice) for u in job.updates
+    ]
 
 
 def _folded(job: FoldJob, reader: ContainerReader) -> Iterator[tuple[str, Tensor]]:
     """The new tensors by their names in the container: of one model, or of each slice that is one of its own."""
     from coordinator.cutting import beginning
-    from coordinator.frozen import FrozenSet, FrozenUpdate, ModelState, stored_name
+    from coordinator.frozen import FrozenSet, ModelState, stored_name
 
     cutter, train, model = _cutter(job.run, job.task), job.run.train, Path(job.model)
     momentum = train.momentum if train.optimizer == "sgd" else 0.0
-    updates = [
-        FrozenUpdate(device=u.device, path=Path(u.path), num_samples=u.num_samples, slice=u.slice) for u in job.updates
-    ]
+    updates = _updates(job)
     if not cutter.apart:
         frozen = FrozenSet(model, updates, places=cutter.places, num_devices=job.num_devices, momentum=momentum)
         for name, tensor in cutter.method.server.fold(ModelState(reader), frozen, round=job.round):
@@ -458,6 +544,8 @@ _JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
     "init": (InitJob, _init),
     "calibrate": (CalibrateJob, _calibrate),
     "encode": (EncodeJob, _encode),
+    "tell": (TellJob, _tell),
+    "study": (StudyJob, _study),
     "check": (CheckJob, _check),
     "fold": (FoldJob, _fold),
     "evaluate": (EvaluateJob, _evaluate),

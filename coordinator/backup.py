@@ -74,6 +74,11 @@ def _check_new(path: Path) -> None:
 
 def _snapshot_alone(state_dir: Path) -> None:
     """Without a running coordinator: hold its lock, so that none starts meanwhile."""
+    with durable.as_owner(state_dir):
+        _snapshot_as_owner(state_dir)
+
+
+def _snapshot_as_owner(state_dir: Path) -> None:
     lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
     try:
         store = SqliteStore(state_dir / "state.db")

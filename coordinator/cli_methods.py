@@ -35,6 +35,7 @@ from edge_client.wire.container import (
 )
 
 if TYPE_CHECKING:
+    from edge_client.knowledge.kinds import Knowledge
     from edge_client.methods.base import Method
     from edge_client.models.contract import Model
 
@@ -55,6 +56,7 @@ def add_methods(nouns: Any) -> None:
     shown.add_argument("name", metavar="NAME")
     shown.add_argument("--model", metavar="NAME", help="default: a small one that the method can train")
     shown.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x224x224 (default: the model's usual)")
+    shown.add_argument("--slices", metavar="LIST", help="of the model, the largest first (default: the method's own)")
     shown.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
     shown.add_argument("--codec", choices=FLOAT_CODECS, default="fp32", help="default: %(default)s")
     shown.add_argument(
@@ -88,6 +90,7 @@ def _show(options: argparse.Namespace) -> None:
         input_shape=parse_shape(options.input) if options.input else models.default_input(model),
         num_classes=options.classes,
         codec=options.codec,
+        slices=options.slices.split(",") if options.slices else (),
     )
     show(options, data, _table)
 
@@ -100,27 +103,42 @@ def describe_method(
     input_shape: Sequence[int],
     num_classes: int,
     codec: str,
+    slices: Sequence[str] = (),
 ) -> Json:
-    """What a method is; raises `InputError` and `NoSuchNameError`."""
+    """What a method is, and its bytes with these slices of the model; raises `InputError` and `NoSuchNameError`."""
     if num_classes < 2:
         raise InputError(f"--classes: expected 2 or more, got {num_classes}")
-    method = registry.get(name, parameters)
+    rungs = registry.slicing(name, parameters).rungs(slices, name)
+    method = registry.get(name, parameters, rungs)
     built = models.build(model, input_shape=input_shape, num_classes=num_classes, options={})
     method.check(built)
-    meta = coverage.describe(
-        method.plans, stem=built.order[0], kept=method.kept(built), notes=method.notes(built)
-    )
-    table = _rows(method, built, codec)
-    lacking = coverage.left_out([row_name for row_name, _, _ in table], None, method.plans, meta)
-    down, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
+    sizes = [_bytes(method, built, rung, codec) for rung in rungs]
     return {
         "name": name,
         **_about(method),
         "parameters": [row for cls in registry.parameter_types(name) for row in _parameters(cls)],
         "model": {"name": model, "input": list(input_shape), "classes": num_classes, "codec": codec},
-        "bytes_up": _num_bytes(_report(codec), [row for row in table if row[0] not in lacking]),
-        "bytes_down": down if changes else 0,
-        "bytes_once": 0 if changes else down,
+        **{key: value for key, value in sizes[0].items() if key != "slice"},
+        "slices": sizes if len(sizes) > 1 else [],
+    }
+
+
+def _bytes(method: Method, model: Model, cut: str, codec: str) -> Json:
+    """What travels to and from a device with a slice."""
+    meta = coverage.describe(
+        method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
+    )
+    table = _rows(method, model, cut, codec)
+    lacking = coverage.left_out([name for name, _, _ in table], None, method.plans, meta)
+    weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
+    known = method.traffic(model)
+    down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
+    up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]
+    return {
+        "slice": cut,
+        "bytes_up": _num_bytes(_report(codec), up),
+        "bytes_down": down + (weights if changes else 0),
+        "bytes_once": once + (0 if changes else weights),
     }
 
 
@@ -134,13 +152,27 @@ def _parameters(cls: type) -> list[Json]:
     return rows
 
 
-def _rows(method: Method, model: Model, codec: str) -> list[TableRow]:
-    """The table of the model as it travels to a device."""
+def _rows(method: Method, model: Model, cut: str, codec: str) -> list[TableRow]:
+    """The table of a slice of the model as it travels to a device."""
     tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     tensors |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
     return [
+        (
+            name,
+            codec_rule(value.ndim, codec, integer=not value.is_floating_point()),
+            tuple(value.shape) if place.where is None else tuple(len(indices) for indices in place.where),
+        )
+        for name, place in method.places(model, cut, list(tensors)).items()
+        for value in (tensors[place.name],)
+    ]
+
+
+def _knowledge(items: Sequence[Knowledge], codec: str) -> list[TableRow]:
+    from edge_client.knowledge.kinds import named_tensors
+
+    return [
         (name, codec_rule(value.ndim, codec, integer=not value.is_floating_point()), tuple(value.shape))
-        for name, value in tensors.items()
+        for name, value in named_tensors(items)
     ]
 
 
@@ -184,11 +216,10 @@ def _table(data: Json) -> str:
         rows = [[p["name"], p["symbol"], json.dumps(p["default"]), p["range"], p["help"]] for p in data["parameters"]]
         lines += [tables.align(["parameter", "in the paper", "default", "range", ""], rows), ""]
     what = f"{model['name']}, input {'x'.join(map(str, model['input']))}, {model['classes']} classes, {model['codec']}"
+    if data["slices"]:
+        ways = ("bytes_down", "bytes_up")
+        rows = [[row["slice"], *(format_bytes(row[way]) for way in ways)] for row in data["slices"]]
+        return "\n".join([*lines, "per round and device:", tables.align(["slice", "down", "up"], rows), f"({what})"])
     once = f"; once {format_bytes(data['bytes_once'])} down" if data["bytes_once"] else ""
-    return "\n".join(
-        [
-            *lines,
-            f"per round and device: {format_bytes(data['bytes_down'])} down, {format_bytes(data['bytes_up'])} up{once}",
-            f"({what})",
-        ]
-    )
+    told = f"per round and device: {format_bytes(data['bytes_down'])} down, {format_bytes(data['bytes_up'])} up{once}"
+    return "\n".join([*lines, told, f"({what})"])

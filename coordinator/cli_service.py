@@ -121,7 +121,7 @@ def _doctor(options: argparse.Namespace) -> None:
     else:
         checks = ServerChecks(options.state_dir, root=options.root).known()
         findings = doctor.examine(checks, options.only)
-    print(doctor.to_json(findings) if options.format == "json" else doctor.describe(findings))
+    print(doctor.to_json(findings) if options.format == "json" else doctor.describe(findings), flush=True)
     problem = doctor.verdict(findings)
     if problem is not None:
         raise problem

@@ -12,7 +12,7 @@ import logging
 import secrets
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,12 @@ from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
+from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART, KnowledgeRules
 from edge_client.logs import about
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.planning.rows import ModelRows
-from edge_client.records import PartRef, Report, from_map, to_map
+from edge_client.records import PartRef, Report, TrainingPlan, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
 from edge_client.wire.messages import Assign, Cancel, Decline, Message, Offer, Receipt
@@ -84,6 +85,7 @@ class Conductor:
         self._simulated = simulated
         self._test_data = test_data
         self.machine: RunMachine | None = None
+        self._last_plans: Mapping[str, TrainingPlan] = {}
         self.run: RunRow | None = None
         self.model: ModelRow | None = None
         self._preparing = ""  # the run whose first model is being made
@@ -91,8 +93,8 @@ class Conductor:
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
         self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
         self._is_cut = False  # whether devices may get different parts of the model
-        self._parts: dict[str, PartRow] = {}  # slice of the version that is sent -> how it travels
-        self._cutting: dict[str, list[rounds.SendAssign]] = {}  # slice that is being cut -> who waits for it
+        self._parts: dict[str, PartRow] = {}  # of what is sent: slice or key of knowledge -> how it travels
+        self._cutting: dict[str, dict[str, rounds.SendAssign]] = {}  # what is being made of these -> leases that wait
         self._issue = store.next_issue()
         self._boots: dict[str, str] = {}
         self._remembered: set[str] = set()  # devices of the active run whose profile is stored
@@ -394,7 +396,8 @@ class Conductor:
         if self.machine is None or self.run is None or self.model is None:
             return None
         for lease in self.machine.leases.values():
-            if lease.device == device and lease.state in ("offered", "accepted"):
+            made = all(name in self._parts for name in self._made_for(lease)) or self.run.dry
+            if made and lease.device == device and lease.state in ("offered", "accepted"):
                 known = {part.sha256: part.length for part in self._parts_of(lease)}
                 if sha256 in known:
                     return known[sha256]
@@ -412,7 +415,9 @@ class Conductor:
         self._handle(rounds.Accepted(lease.id), now)
         assert self.machine is not None
         assert self.model is not None
-        limit = int(_HEADROOM * self._sent(lease).length) + _HEADROOM_BYTES + 8 * len(self.machine.file.classes) ** 2
+        known = methods.knowledge_limits(self.machine.file).max_bytes
+        matrix = 8 * len(self.machine.file.classes) ** 2
+        limit = int(_HEADROOM * self._sent(lease).length) + _HEADROOM_BYTES + matrix + known
         if (offer.run, offer.round) != (lease.run, lease.round):
             detail = f"offer for {offer.run} round {offer.round}, the lease is of {lease.run} round {lease.round}"
             self._refuse(offer, PayloadError("malformed", detail), now)
@@ -477,6 +482,8 @@ class Conductor:
             "max_ratio": self._file().rounds.max_norm_ratio,
             "max_passes": self._file().train.batch,
             "round": lease.round,
+            "knowledge": to_map(methods.knowledge_limits(self._file())),
+            "codec": self._file().rounds.codec,
         }
         self._aggregation.submit(job, lambda answer: self._checked(offer, report, confusion, answer))
 
@@ -495,8 +502,12 @@ class Conductor:
             num_classes=len(self.machine.file.classes),
             epochs=self.machine.file.train.epochs,
             rules=methods.plan_rules(self.machine.file.method.name, self.machine.file.method.parameters),
+            knowledge=methods.knowledge_limits(self.machine.file) if self._knowledge() is not None else None,
             slice=lease.slice,
         )
+
+    def _knowledge(self) -> KnowledgeRules | None:
+        return methods.knowledge(self._file().method.name, self._file().method.parameters)
 
     def _file(self) -> RunFile:
         assert self.machine is not None
@@ -591,6 +602,7 @@ class Conductor:
                     self.model = model
                     self._parts = {}
                     self._observe_drops()
+                    self._study(model)
                     whose = about(run=round_.run, round=round_.number)
                     made = model.sha256[:12]
                     log.info("run %s round %d: committed %s", round_.run, round_.number, made, extra=whose)
@@ -692,19 +704,42 @@ class Conductor:
         lease, run, model = instruction.lease, self.run, self.model
         assert run is not None
         assert model is not None
-        if run.dry or not self._is_cut or lease.slice in self._parts:
+        lacking = [] if run.dry else [name for name in self._made_for(lease) if name not in self._parts]
+        if not lacking:
             self._send(lease.device, self._assign(lease, instruction.deadline_s))
             return
-        waiting = self._cutting.setdefault(lease.slice, [])
-        waiting.append(instruction)
-        if len(waiting) > 1:
+        assert self.machine is not None
+        self.machine.not_asked_yet(lease.id)
+        name = lacking[0]
+        is_begun = name in self._cutting
+        self._cutting.setdefault(name, {})[lease.id] = instruction
+        if is_begun:
             return
-        out = self._blobs.temporary_path(f"part-{hashlib.sha256(lease.slice.encode()).hexdigest()[:16]}")
-        job = self._encoding(run, model.sha256, lease.slice, out)
-        self._aggregation.submit(job, lambda answer: self._was_cut(run, model, lease.slice, out, answer))
+        out = self._blobs.temporary_path(f"part-{hashlib.sha256(name.encode()).hexdigest()[:16]}")
+        telling = {"job": "tell", "run": run.file, "slice": lease.slice, "device": lease.device, "round": lease.round}
+        what = {"public": name == PUBLIC_PART, "model": str(self._blobs.path(model.sha256)), "out": str(out)}
+        job = {**telling, **what}
+        if name == lease.slice:
+            job = self._encoding(run, model.sha256, lease.slice, out)
+        self._aggregation.submit(job, lambda answer: self._was_cut(run, model, name, out, answer))
+
+    def _study(self, model: ModelRow) -> None:
+        """Let the aggregator make what takes long while devices train."""
+        rules = self._knowledge()
+        if rules is not None and rules.studies and self.run is not None:
+            job = {"job": "study", "run": self.run.file, "version": model.version}
+            self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, lambda answer: None)
+
+    def _made_for(self, lease: LeaseRow) -> list[str]:
+        """What is made of the newest version for a lease: a slice of its model, what its device is told."""
+        rules = self._knowledge()
+        if rules is None:
+            return [lease.slice] if self._is_cut else []
+        told = _knowledge_key(lease) if rules.per_device else f"{TOLD_PART}{lease.slice}"
+        return [lease.slice, told, *([PUBLIC_PART] if rules.public else [])]
 
     def _was_cut(self, run: RunRow, model: ModelRow, cut: str, out: Path, answer: Answer) -> None:
-        waiting = {instruction.lease.id: instruction for instruction in self._cutting.pop(cut, [])}
+        waiting = self._cutting.pop(cut, {})
         if self.model != model or not self._succeeded(run, answer):
             return
         part = PartRow(
@@ -744,7 +779,11 @@ class Conductor:
     def _parts_of(self, lease: LeaseRow) -> tuple[PartRef, ...]:
         assert self.run is not None
         settings = PartRef(key="run", sha256=self.run.settings_sha256, length=self.run.settings_length)
-        return (settings,) if self.run.dry else (settings, self._sent(lease))
+        if self.run.dry:
+            return (settings,)
+        told = [(name, self._parts[name]) for name in self._made_for(lease) if name != lease.slice]
+        known = (PartRef(key=name, sha256=part.sha256, length=part.length) for name, part in told)
+        return (settings, self._sent(lease), *known)
 
     def _sent(self, lease: LeaseRow) -> PartRef:
         """The model as the device of a lease gets it."""
@@ -827,7 +866,14 @@ class Conductor:
             self._forget_jobs()
         self._close()
 
+    def plan_of(self, device: str) -> TrainingPlan | None:
+        """How a device trains in the open run, or trained in the last one since this process began."""
+        plans = self.machine.plans if self.machine is not None else self._last_plans
+        return plans.get(device)
+
     def _close(self) -> None:
+        if self.machine is not None:
+            self._last_plans = self.machine.plans
         for part in self._store.parts(self.run.id) if self.run is not None else ():
             self._drop_blob(part.sha256)
         self.machine = self.run = self.model = None
@@ -840,8 +886,13 @@ class Conductor:
 
 
 def _is_cut(file: RunFile) -> bool:
-    """Whether devices may get different parts of the model."""
-    return methods.rungs(file) != (WHOLE_MODEL,)
+    """Whether devices may get different parts of the model, or the server keeps more than they get."""
+    has_memory = methods.knowledge(file.method.name, file.method.parameters) is not None
+    return has_memory or methods.rungs(file) != (WHOLE_MODEL,)
+
+
+def _knowledge_key(lease: LeaseRow) -> str:
+    return f"{TOLD_PART}{lease.slice}@{lease.device}"
 
 
 def _raise_disk_error(answer: Answer) -> None:

@@ -7,21 +7,23 @@ Does not cover: who gets which slice (`slice_choice`), what is made of the updat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from edge_client.methods import registry
-from edge_client.methods.base import Method
-from edge_client.methods.slices import WHOLE_MODEL, Place
+from edge_client.methods.base import Job, Method
+from edge_client.methods.slices import WHOLE_MODEL, Place, slice_places
 from edge_client.models.contract import Model
-from edge_client.models.slicing import take_tensor
+from edge_client.models.slicing import parse, take_tensor
 from edge_client.run_model import Recipe
+from edge_client.training.loop import generator
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, Header, TableRow, codec_rule
 from edge_client.wire.tensors import ContainerReader
 
 __all__ = ["Cutter", "beginning"]
 
+_TRAVEL = (MODEL_PREFIX, EXTRA_PREFIX)  # not the server's memory
 _MOST_KNOWN = 64  # slices: with a rolling window there are new ones in every round
 
 
@@ -35,7 +37,7 @@ class Cutter:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self.method: Method = registry.get(recipe.run.method.name, recipe.run.method.parameters)
+        self.method: Method = registry.of_run(recipe.run)
         self.rungs = registry.rungs(recipe.run)
         self.apart = recipe.run.sharing == "architecture"  # every slice is a model of its own
         self._model: Model | None = None
@@ -43,7 +45,7 @@ class Cutter:
 
     def places(self, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
         """Tensor of a slice -> where it lies among the tensors of the server's one model; raises `InputError`."""
-        if cut == WHOLE_MODEL and self.rungs == (WHOLE_MODEL,):
+        if cut == WHOLE_MODEL and self.rungs == (WHOLE_MODEL,) and self.method.places is slice_places:
             return {name: Place(name) for name in names}
         key = (cut, hash(tuple(names)))
         if key not in self._known:
@@ -57,9 +59,9 @@ class Cutter:
     def sources(self, cut: str, header: Header) -> Mapping[str, Place]:
         """Tensor of a slice -> where a server's container with this header has it."""
         if not self.apart:
-            return self.places(cut, [entry.name for entry in header.entries])
+            return self.places(cut, [entry.name for entry in header.entries if entry.name.startswith(_TRAVEL)])
         own = beginning(cut)
-        names = [entry.name for entry in header.entries if entry.name.startswith(own or (MODEL_PREFIX, EXTRA_PREFIX))]
+        names = [entry.name for entry in header.entries if entry.name.startswith(own or _TRAVEL)]
         return {name.removeprefix(own): Place(name) for name in names}
 
     def table(self, cut: str, header: Header, codec: str) -> list[TableRow]:
@@ -75,6 +77,26 @@ class Cutter:
         """Their values, one at a time, in that order."""
         for place in self.sources(cut, reader.header).values():
             yield take_tensor(reader.tensor(place.name), place.where)
+
+    def predictor(self, cut: str, model: Model, reader: ContainerReader) -> Callable[[Tensor], Tensor]:
+        """How a device with this slice would answer, given its model."""
+        received = zip(self.sources(cut, reader.header), self.tensors(cut, reader), strict=True)
+        extra = {name.removeprefix(EXTRA_PREFIX): value for name, value in received if name.startswith(EXTRA_PREFIX)}
+        client, run = self.method.client(), self._recipe.run
+        job = Job(
+            model=model,
+            round=1,
+            num_rounds=1,
+            epochs=0,
+            learning_rate=0.0,
+            class_counts=(0,) * len(run.classes),
+            slice=cut,
+            rng=lambda purpose: generator(run.seed, purpose),
+            extra=extra,
+            build=lambda purpose: self._recipe.build(model.input_shape, parse(self.method.built(cut))),
+        )
+        client.begin(job)
+        return client.predict
 
     def own_models(self, names: Sequence[str]) -> Iterator[tuple[str, Place]]:
         """Where each slice is a model of its own: the tensors of those beside the whole one, as they begin."""

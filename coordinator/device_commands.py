@@ -190,9 +190,8 @@ class DeviceCommands:
         }
 
     def _plan(self, name: str) -> str:
-        """How the device trains in the open run; empty before its first update, and when nothing trains."""
-        machine = self._service.conductor.machine
-        plan = machine.plan_of(name) if machine is not None else None
+        """How the device trains in the open run, or did in the last one; empty before its first update."""
+        plan = self._service.conductor.plan_of(name)
         return plan.describe() if plan is not None else ""
 
     def _label(self, name: str, put: dict[str, str], drop: tuple[str, ...] = ()) -> Json:
@@ -263,10 +262,11 @@ def without_coordinator(state_dir: Path, *, kind: str, version: int) -> Iterator
         raise MachineError(
             f"there is no coordinator in {state_dir} yet; start it once: coordinator start --state-dir {state_dir}"
         )
-    lock = durable.claim_state_dir(state_dir, kind=kind, version=version)
-    store = SqliteStore(state_dir / "state.db")
-    try:
-        yield StoredDevices(store)
-    finally:
-        store.close()
-        os.close(lock)
+    with durable.as_owner(state_dir):
+        lock = durable.claim_state_dir(state_dir, kind=kind, version=version)
+        store = SqliteStore(state_dir / "state.db")
+        try:
+            yield StoredDevices(store)
+        finally:
+            store.close()
+            os.close(lock)

@@ -42,6 +42,9 @@ class FrozenUpdate:
     slice: str = "full"
 
 
+_Layout = dict[str, list[tuple[Entry, IndexMap | None]]]  # the server's tensor -> the update's, and where they belong
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Where the tensors of one update lie."""
@@ -50,7 +53,7 @@ class _Source:
     path: Path
     is_delta: bool
     data_offset: int
-    entries: dict[str, tuple[Entry, IndexMap | None]]  # the server's tensor -> this update's, and where it belongs
+    entries: _Layout
 
 
 def stored_name(name: str) -> str:
@@ -107,8 +110,9 @@ class FrozenSet:
         self.num_devices = max(num_devices, len(updates))
         self.momentum = momentum
         self._places = places
-        self._names = [entry.name.removeprefix(beginning) for entry in read_header(base).entries]
-        self._layouts: dict[tuple[str, tuple[Entry, ...]], dict[str, tuple[Entry, IndexMap | None]]] = {}
+        names = (entry.name.removeprefix(beginning) for entry in read_header(base).entries)
+        self._names = [name for name in names if name.startswith((MODEL_PREFIX, EXTRA_PREFIX))]
+        self._layouts: dict[tuple[str, tuple[Entry, ...]], _Layout] = {}
         self._sources = [self._open(update) for update in sorted(updates, key=lambda update: update.device)]
         self.headers: Sequence[Header] = tuple(source.header for source in self._sources)
         if len({header.device for header in self.headers}) != len(self.headers):
@@ -117,11 +121,8 @@ class FrozenSet:
     def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
         """Absolute values of the tensor `name` from each update that has it; can be asked for again."""
         base: Tensor | None = None
-        for source in self._sources:
-            found = source.entries.get(stored_name(name))
-            if found is None:
-                continue
-            entry, where = found
+        found = ((source, *own) for source in self._sources for own in source.entries.get(stored_name(name), ()))
+        for source, entry, where in found:
             value = _read(source, entry)
             if source.is_delta:
                 if base is None:
@@ -138,12 +139,7 @@ class FrozenSet:
         report = records.from_map(Report, container.meta, where=f"update from {update.device!r}")
         layout = (update.slice, container.entries)
         if layout not in self._layouts:  # a thousand equal tables are kept once
-            places = self._places(update.slice, self._names)
-            self._layouts[layout] = {
-                place.name: (entry, place.where)
-                for entry in container.entries
-                if (place := places.get(entry.name)) is not None
-            }
+            self._layouts[layout] = _laid_out(container.entries, self._places(update.slice, self._names))
         header = Header(
             device=update.device,
             num_samples=update.num_samples,
@@ -153,6 +149,15 @@ class FrozenSet:
         )
         is_delta = report.payload == "delta"
         return _Source(header, update.path, is_delta, container.data_offset, self._layouts[layout])
+
+
+def _laid_out(entries: Sequence[Entry], places: Mapping[str, Place]) -> _Layout:
+    found: _Layout = {}
+    for entry in entries:
+        if entry.name in places:
+            place = places[entry.name]
+            found.setdefault(place.name, []).append((entry, place.where))
+    return found
 
 
 def _read(source: _Source, entry: Entry) -> Tensor:

@@ -1,7 +1,7 @@
 """The first gate for an update: its table and its report against what the device was asked for, without torch.
 
 Covers: names (those that method and plan send back), order, shapes, codecs, payload kind, counts of samples and steps,
-the evaluation and its matrix.
+knowledge, the evaluation and its matrix.
 Does not cover: the values (`check` in `coordinator/aggregator.py`), who sent it (frames), whether it is late (rounds).
 
 Every refusal is a `PayloadError` with one of the codes names, shape, dtype, plan, sample_count, evaluation, or those of
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edge_client import records
 from edge_client.errors import PayloadError
+from edge_client.knowledge.schema import KNOWLEDGE_PREFIX, Limits, check_entries
 from edge_client.methods import coverage
 from edge_client.methods.base import PlanRules
 from edge_client.methods.slices import architecture
@@ -50,6 +51,7 @@ class Expected:
     num_classes: int
     epochs: int  # of the run
     rules: PlanRules = field(default_factory=PlanRules)  # of the run's method
+    knowledge: Limits | None = None  # what may come beside the model; None: nothing
     slice: str = "full"  # of the model, what the device was sent
 
     @property
@@ -63,9 +65,11 @@ def check_header(path: Path, expected: Expected) -> Report:
     header = read_header(path)
     report = records.from_map(Report, header.meta, where=f"{expected.source}: report")
     trained = [entry for entry in header.entries if entry.name.startswith(_TRAINED)]
-    others = [entry for entry in header.entries if not entry.name.startswith(_TRAINED)]
+    known = [entry for entry in header.entries if entry.name.startswith(KNOWLEDGE_PREFIX)]
+    others = [entry for entry in header.entries if not entry.name.startswith((*_TRAINED, KNOWLEDGE_PREFIX))]
     _check_plan(report, expected)
     _check_tensors(trained, report, expected)
+    _check_knowledge(known, expected)
     _check_payload(report, expected)
     _check_samples(report, expected)
     _check_evaluation(others, report, expected)
@@ -92,6 +96,16 @@ def _check_tensors(trained: Sequence[Entry], report: Report, expected: Expected)
                 f"{expected.source}: {_short(entry)} came as {entry.codec}, "
                 f"a run with codec {expected.codec} sends it as {codec}",
             )
+
+
+def _check_knowledge(known: Sequence[Entry], expected: Expected) -> None:
+    """Only what the method takes, whole; a device may have less to tell, or nothing."""
+    if known and (expected.knowledge is None or not expected.train):
+        why = "nothing was trained" if expected.knowledge is not None else "the run's method takes none"
+        names = _some([_short(entry) for entry in known])
+        raise PayloadError("names", f"{expected.source} brings knowledge ({names}), and {why}")
+    if known and expected.knowledge is not None:
+        check_entries(known, expected.knowledge, codec=expected.codec, source=expected.source)
 
 
 def _name_difference(

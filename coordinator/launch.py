@@ -63,6 +63,7 @@ class StartOptions:
 def start(options: StartOptions, context: logs.Context | None = None) -> None:
     """Run a coordinator in the foreground until it is told to stop; `context` is for its log."""
     supervisor = Supervisor.from_environment()  # before there are children, which must not answer for us
+    durable.check_not_root(options.state_dir, "fedfit-coordinator")
     check(options)  # before anything is made: a start that was mistyped leaves nothing behind
     lock = durable.claim_state_dir(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
     store = SqliteStore(options.state_dir / "state.db")

@@ -454,9 +454,10 @@ class RunMachine:
         self._patient_until = now
         self._resume: list[Instruction] = list(self._restore(snapshot, now))
 
-    def plan_of(self, device: str) -> TrainingPlan | None:
-        """How a device trained last in this run."""
-        return self._plans.get(device)
+    @property
+    def plans(self) -> Mapping[str, TrainingPlan]:
+        """How each device trained last in this run."""
+        return self._plans
 
     def _restore(self, snapshot: Snapshot, now: float) -> Iterator[Instruction]:
         round_ = snapshot.round
@@ -682,6 +683,11 @@ class RunMachine:
                 self._asked_at[lease.id] = now
                 yield SendAssign(lease, max(0.0, self._deadline - now))
 
+    def not_asked_yet(self, lease_id: str) -> None:
+        """What a lease is about has yet to be made: its device's time to answer has not begun."""
+        self._asked_at.pop(lease_id, None)
+        self._first_asked_at.pop(lease_id, None)
+
     def _accepted(self, lease_id: str) -> Iterator[Instruction]:
         lease = self.leases.get(lease_id)
         if lease is not None and lease.state == "offered":
@@ -716,8 +722,7 @@ class RunMachine:
         for lease in self.leases.values():
             if lease.device == event.device and lease.state == "accepted" and event.lease != lease.id:
                 self.leases[lease.id] = replace(lease, state="offered")
-                self._asked_at.pop(lease.id, None)
-                self._first_asked_at.pop(lease.id, None)
+                self.not_asked_yet(lease.id)
 
     def _close(
         self, lease_id: str, state: str, code: str = "", detail: str = "", log: Sequence[str] = ()

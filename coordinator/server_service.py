@@ -67,7 +67,7 @@ def install(wanted: Wanted, *, replace: bool = False) -> None:
 
     def rehearse() -> None:
         checks = ("state", "disk", "memory", "torch", "broker-program")
-        bad = doctor.failed(_examine(wanted, unit, [word for name in checks for word in ("--only", name)]))
+        bad = doctor.failed(_examine(wanted, unit, checks))
         if bad:
             raise MachineError("the service would not work, so it was not installed:\n" + doctor.describe(bad))
 
@@ -84,11 +84,9 @@ def install(wanted: Wanted, *, replace: bool = False) -> None:
         raise
 
 
-def _examine(wanted: Wanted, unit: Unit, words: Sequence[str]) -> list[doctor.Finding]:
-    command = [str(wanted.programs.python), "-m", "coordinator", "doctor", "--format", "json"]
-    return sandbox.examine_as_service(
-        wanted.systemd, unit, [*command, "--state-dir", str(wanted.state_dir), *words]
-    )
+def _examine(wanted: Wanted, unit: Unit, only: Sequence[str]) -> list[doctor.Finding]:
+    words = [str(wanted.programs.python), "-m", "coordinator", "doctor", "--format", "json"]
+    return sandbox.examine_as_service(wanted.systemd, unit, [*words, "--state-dir", str(wanted.state_dir)], only)
 
 
 def uninstall(systemd: Systemd, state_dir: Path, *, purge: bool) -> list[Path]:
@@ -100,6 +98,6 @@ def examine_as_service(wanted: Wanted, only: Sequence[str]) -> list[doctor.Findi
     """All checks under the user and the sandbox of the installed unit, or of the one that would be installed."""
     service_install.require_root(wanted.systemd, "doctor --as-service")
     wanted.systemd.require()
-    path = wanted.systemd.unit_path(NAME)
-    unit = Unit(text=path.read_text(encoding="utf-8")) if path.exists() else make_unit(wanted)
-    return _examine(wanted, unit, [word for name in only for word in ("--only", name)])
+    text = wanted.systemd.unit_text(NAME)
+    unit = Unit(text=text) if text is not None else make_unit(wanted)
+    return _examine(wanted, unit, only)

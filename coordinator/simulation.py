@@ -36,7 +36,7 @@ from coordinator.worker_pool import WorkerPool
 from edge_client import durable
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, NothingFitsError, RunFailedError
-from edge_client.files import DataSection, DeviceFile
+from edge_client.files import DataSection, DeviceFile, ShareSection
 from edge_client.methods import registry as methods
 from edge_client.records import to_map
 from edge_client.run_file import RunFile
@@ -326,6 +326,10 @@ def _new_row(name: str) -> DeviceRow:
     return DeviceRow(name=name, key=secrets.token_hex(32), password="")
 
 
+# nobody owns a virtual device: it shares all that a method asks for, as far as any device may
+_SHARE = ShareSection(min_count=10, features=True, drafts=True)
+
+
 def _device_file(setup: Setup, index: int) -> DeviceFile:
     """The device.toml of a virtual device: its part of what all share."""
     section, task = setup.file.simulate, setup.file.task
@@ -335,10 +339,10 @@ def _device_file(setup: Setup, index: int) -> DeviceFile:
         own = DataSection(
             source=f"npz:{setup.data.path}", partition=f"file:{setup.data.parts}", part=part, seed=setup.file.seed
         )
-        return DeviceFile(data=own)
+        return DeviceFile(data=own, share=_SHARE)
     kind, path = data.split_source(section.data) if section.data else ("", "")
     own = DataSection(source=kind, train=path, partition=section.partition, part=part, seed=setup.file.seed)
-    return DeviceFile(data=own, tasks={task.name: setup.task_path} if task is not None else {})
+    return DeviceFile(data=own, share=_SHARE, tasks={task.name: setup.task_path} if task is not None else {})
 
 
 def _wait(fds: Sequence[int], timeout_s: float) -> list[int]:

@@ -264,6 +264,7 @@ class VirtualDevice:
                 training_budget_bytes=self.training_budget_bytes,
                 ceilings=self._ceilings,
                 method_state=self._folder / "method-state" / assign.run,
+                ledger=self._folder / "privacy-ledger",
             )
         self._around.pool.submit(assign.lease, self._work, self.handle)
 

@@ -37,6 +37,9 @@ from edge_client.device.probe import native_bf16
 from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
 from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent_rows
+from edge_client.knowledge.kinds import Knowledge, named_tensors
+from edge_client.knowledge.kinds import parse as parse_knowledge
+from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART, Limits
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
 from edge_client.methods.coverage import describe, left_out
@@ -46,13 +49,16 @@ from edge_client.models.layout import to_channels_last
 from edge_client.models.slicing import SliceSpec, parse
 from edge_client.planning.cost import evaluation_batch
 from edge_client.planning.rows import ModelRows
+from edge_client.privacy import Gate, Ledger, fresh_noise
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, load_weights, recipe
 from edge_client.task import Device, Source, Task, UserCode, data_table, read_source
 from edge_client.task_files import split_place
+from edge_client.training import optimizers
 from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
+from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
 from edge_client.training.warmup import warm_up
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, payload_kind, read_header
@@ -79,6 +85,7 @@ _KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two 
 _BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
 _AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
+_MOST_TOLD = 10**7  # rows of a table that the coordinator sent
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
 
 
@@ -154,6 +161,7 @@ class _Work:
         path = self._part("run")
         self.run, self.settings = kept.once("run", str(path), lambda: _read_settings(path))
         self.device: DeviceFile = from_map(DeviceFile, order.device_file, where="device file")
+        self.gate = Gate(share=self.device.share, ledger=Ledger(Path(order.ledger)))
         self.recipe: Recipe
         self.cut: SliceSpec  # of the model, what this device trains
         self.rung: str
@@ -175,11 +183,12 @@ class _Work:
         if order.evaluate and not order.train and not self.device.share.metrics:
             raise DeclinedError("not_shared", "this device's owner keeps its test results (share.metrics = false)")
         with _declining("bad_method", "unknown_method"):
-            self.method = methods.get(run.method.name, run.method.parameters)
+            self.method = methods.of_run(run)
+        self._ask_the_gate()
         with _declining("bad_task", "bad_task"):
             self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):
-            self.cut, self.rung = parse(order.slice), architecture(order.slice)
+            self.cut, self.rung = parse(self.method.built(order.slice)), architecture(order.slice)
             sizes = self.kept.once("sizes", self._key(), lambda: self.recipe.parameter_sizes(self.cut))
         room_bytes = _LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES
         self._limit(room_bytes)  # what is compressed is unpacked, what a task returns is in memory: bounded, too
@@ -201,6 +210,13 @@ class _Work:
         with _declining("nothing_fits", "nothing_fits"):
             self.plan = self._plan()
         return self.plan
+
+    def _ask_the_gate(self) -> None:
+        """What this device's owner does not let out is told before anything is trained."""
+        rules = methods.knowledge(self.run.method.name, self.run.method.parameters)
+        refused = self.gate.refusal(rules.kinds) if rules is not None and self.order.train else None
+        if refused is not None:
+            raise DeclinedError(refused.code, refused.detail)
 
     def _key(self) -> list[str]:
         """Of what is the same in all assignments of a run that train as much of the model."""
@@ -457,7 +473,12 @@ class _Work:
                 replan=self._less,
                 in_force=self._go_by,
             )
-        outcome = client.end()
+            outcome = client.end()
+        if outcome.knowledge:
+            known = self.gate.let_out(
+                outcome.knowledge, run=self.order.run, round=self.order.round, noise=fresh_noise()
+            )
+            outcome = replace(outcome, knowledge=known)
         self.allowance.check()
         faults.point("worker.trained")
         return trained, outcome
@@ -555,7 +576,30 @@ class _Work:
             state=read_state(Path(order.method_state), order.slice) if order.method_state else {},
             extra=self.extra,
             build=self._build_another,
+            data=self.train_data,
+            knowledge=self._told(),
+            clip_norm=self.gate.clip_norm,
+            optimizer=self._another_optimizer,
         )
+
+    def _told(self) -> tuple[Knowledge, ...]:
+        """The knowledge that came with the assignment."""
+        parts = self.order.parts.items()
+        paths = [Path(path) for key, path in parts if key == PUBLIC_PART or key.startswith(TOLD_PART)]
+        return tuple(item for path in paths for item in self._knowledge_in(path))
+
+    def _knowledge_in(self, path: Path) -> tuple[Knowledge, ...]:
+        codec, num_classes = self.run.rounds.codec, len(self.run.classes)
+        limits = Limits(num_classes=num_classes, max_rows=_MOST_TOLD, max_bytes=path.stat().st_size)
+        with ContainerReader(path) as reader:
+            entries = reader.header.entries
+            return parse_knowledge(
+                entries, lambda entry: reader.tensor(entry.name), limits, codec=codec, source="the coordinator"
+            )
+
+    def _another_optimizer(self) -> Optimizer:
+        section = self.run.train
+        return optimizers.make(section.optimizer, momentum=section.momentum, weight_decay=section.weight_decay)
 
     def _report(
         self, training_plan: TrainingPlan, result: Result | None, trained: Trained | None, outcome: Outcome
@@ -598,6 +642,7 @@ class _Work:
 
     def _write_update(self, report: Report, result: Result | None, outcome: Outcome) -> tuple[str, int]:
         entries = self._trained_tensors(report, outcome)
+        entries += named_tensors(outcome.knowledge)
         table = [(name, codec_for(t, self.run.rounds.codec), tuple(t.shape)) for name, t in entries]
         if result is not None:
             entries.append(("evaluation/confusion", result.confusion))

@@ -175,10 +175,13 @@ def _join(options: argparse.Namespace) -> None:
     found = found_data.recognise(options.data) if options.data else None
     if not options.no_check:
         connection.check(bundle)
-    identity.join(options.state_dir, bundle)
+    with durable.as_owner(options.state_dir):
+        identity.join(options.state_dir, bundle)
     print(f"joined federation {bundle.federation} as {bundle.device}")
     if found is not None:
-        print(found_data.keep_device_file(options.state_dir / "device.toml", found, asked=options.data))
+        with durable.as_owner(options.state_dir):
+            told = found_data.keep_device_file(options.state_dir / "device.toml", found, asked=options.data)
+        print(told)
     elif not durable.is_there(options.state_dir / "device.toml"):
         print(f"say where its data is, in {options.state_dir / 'device.toml'}, or join again with --data DIR")
     print(f"start it with: edge-client start{_named(options.state_dir)}")
@@ -197,6 +200,7 @@ def _bundle(name: str) -> identity.Bundle:
 def _start(options: argparse.Namespace) -> None:
     context = logs.Context()
     logs.configure(options.log_format, context, level=logging.DEBUG if options.verbose else logging.INFO)
+    durable.check_not_root(options.state_dir, "fedfit-device")
     if options.join:
         identity.join(options.state_dir, _bundle(options.join))
     bundle = identity.load_identity(options.state_dir)
@@ -306,7 +310,8 @@ def _leave(options: argparse.Namespace) -> None:
     bundle = identity.load_identity(options.state_dir)
     if not options.yes:
         confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
-    heard = leaving.leave(options.state_dir, bundle)
+    with durable.as_owner(options.state_dir):
+        heard = leaving.leave(options.state_dir, bundle)
     print(f"{bundle.device} has left federation {bundle.federation}; device.toml stays")
     if not heard:
         print("the coordinator could not be told")

@@ -592,6 +592,7 @@ class Daemon:
                 budget_bytes=self._budget_bytes,
                 ceilings=self._spool.ceilings(self._budget_bytes),
                 method_state=self._state_dir / "method-state" / assign.run,
+                ledger=self._state_dir / "privacy-ledger",
                 command=self._worker_command,
                 root=self._root,
             )

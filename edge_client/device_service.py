@@ -87,7 +87,7 @@ def install(wanted: Wanted, *, replace: bool = False) -> None:
     unit = make_unit(wanted)
 
     def rehearse() -> None:
-        findings = sandbox.examine_as_service(wanted.systemd, unit, [*_doctor(wanted), "--only", "data"])
+        findings = sandbox.examine_as_service(wanted.systemd, unit, _doctor(wanted), ["data"])
         bad = doctor.failed(findings)
         if bad:
             raise MachineError(
@@ -118,7 +118,6 @@ def examine_as_service(wanted: Wanted, only: Sequence[str], model: Sequence[str]
     """All checks under the user and the sandbox of the installed unit, or of the one that would be installed."""
     service_install.require_root(wanted.systemd, "doctor --as-service")
     wanted.systemd.require()
-    path = wanted.systemd.unit_path(NAME)
-    unit = Unit(text=path.read_text(encoding="utf-8")) if path.exists() else make_unit(wanted)
-    words = [word for name in only for word in ("--only", name)]
-    return sandbox.examine_as_service(wanted.systemd, unit, [*_doctor(wanted), *words, *model])
+    text = wanted.systemd.unit_text(NAME)
+    unit = Unit(text=text) if text is not None else make_unit(wanted)
+    return sandbox.examine_as_service(wanted.systemd, unit, [*_doctor(wanted), *model], only)

@@ -18,7 +18,9 @@ from edge_client import faults
 from edge_client.errors import ConflictError, DiskFullError, MachineError
 
 __all__ = [
+    "as_owner",
     "cache_dir",
+    "check_not_root",
     "claim_state_dir",
     "default_state_dir",
     "disk_errors",
@@ -141,6 +143,43 @@ def cache_dir() -> Path:
     if named := os.environ.get("FEDFIT_CACHE_DIR") or os.environ.get("CACHE_DIRECTORY"):
         return Path(named)
     return (Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache") / "fedfit"
+
+
+@contextlib.contextmanager
+def as_owner(path: Path) -> Iterator[None]:
+    """As root, act as whoever owns `path` meanwhile: a service cannot read what root makes in its directory."""
+    try:
+        status = path.stat()
+    except OSError:  # not there yet, or not ours to look at: whoever uses it tells
+        status = None
+    if status is None or os.geteuid() != 0 or status.st_uid == 0:
+        yield
+        return
+    group = os.getegid()
+    os.setegid(status.st_gid)
+    os.seteuid(status.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+
+
+def check_not_root(path: Path, service: str) -> None:
+    """Raise `MachineError` for root in the directory of a service, whose user has the service's name."""
+    if os.geteuid() != 0:
+        return
+    import pwd
+
+    try:
+        owner = pwd.getpwuid(path.stat().st_uid).pw_name
+    except (OSError, KeyError):
+        return
+    if owner == service:
+        raise MachineError(
+            f"{path} belongs to the service {service}, which could not read what root writes there: "
+            f"sudo systemctl start {service}"
+        )
 
 
 def claim_state_dir(

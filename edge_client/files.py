@@ -100,7 +100,6 @@ Options = Annotated[Mapping[str, Any], _Rest()]
 _NOT_YET: Mapping[str, Sequence[str]] = {
     "train": ("augment",),
     "limits": ("accelerator",),
-    "share": ("class_statistics", "min_count", "features"),
 }
 
 
@@ -150,6 +149,19 @@ class LimitsSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSection:
     metrics: bool = described("whether results on this device's test data go to the coordinator", True)
+    class_statistics: bool = described("whether class means of features and logits may leave", True)
+    min_count: Annotated[int, Between(10, 10**9)] = described("samples that a class needs for its mean to leave", 32)
+    clip: Annotated[float, Between(0, 10**6)] = described(
+        "length that one sample's features or logits may have in a class mean; 0: any", 0.0
+    )
+    noise: Annotated[float, Between(0, 10**6)] = described(
+        "Gaussian noise on class means, in units of what one sample can change in them; needs clip; 0: none", 0.0
+    )
+    epsilon: Annotated[float, Between(0, 10**6)] = described(
+        "what all noisy class means together may cost, at a delta of 1e-5; then the device declines; 0: no bound", 0.0
+    )
+    features: bool = described("whether features of single samples of this device's data may leave", False)
+    drafts: bool = described("whether its model's outputs for samples that the coordinator sent may leave", False)
     logs: Annotated[str, Matches(r"none|errors")] = described(
         "whether a failure's last log lines go to the coordinator", "errors"
     )
@@ -177,6 +189,8 @@ def load_device_file(path: Path) -> DeviceFile:
             raise InputError(
                 f'{path}: tasks.{name}: expected NAME = "/path/FILE.py:OBJECT" with an absolute path, got {place!r}'
             )
+    if device.share.noise > 0 and device.share.clip == 0:
+        raise InputError(f"{path}: share.noise needs share.clip: without it one sample can change a mean without bound")
     if len(device.tasks) > _MAX_TASKS:
         raise InputError(f"{path}: tasks: expected at most {_MAX_TASKS}, got {len(device.tasks)}")
     label_bytes = len(json.dumps(dict(device.labels), ensure_ascii=False).encode())

@@ -6,7 +6,7 @@ Covers: building, layout, warm-up, a client half that has begun. Does not cover:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from edge_client.methods import registry
 from edge_client.methods.base import Client, Job, Method
 from edge_client.models.contract import Model
 from edge_client.models.layout import allows_channels_last, to_channels_last
-from edge_client.models.slicing import FULL, parse
+from edge_client.models.slicing import parse
 from edge_client.records import TrainingPlan
 from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, recipe
@@ -57,6 +57,7 @@ class Rehearsal:
     method: Method
     channels_last: bool
     dtype: str = "fp32"
+    slice: str = "full"
 
     @property
     def num_classes(self) -> int:
@@ -77,16 +78,22 @@ class Rehearsal:
             epochs=epochs,
             learning_rate=0.0,
             class_counts=(1,) * self.num_classes,
+            slice=self.slice,
             plan=plan,
             rng=lambda purpose: generator(0, purpose),
-            extra=self.method.extra_tensors(self.model),
+            extra=self._extra(),
             build=self._build_another,
         )
         client.begin(job)
         return client
 
+    def _extra(self) -> Mapping[str, Tensor]:
+        """The method's tensors as they would come with the slice."""
+        of_slice = self.method.extra_of_slice
+        return self.method.extra_tensors(self.model) if of_slice is None else of_slice(self.model, self.slice)
+
     def _build_another(self, purpose: str) -> Model:
-        model = self.recipe.build(self.model.input_shape)
+        model = self.recipe.build(self.model.input_shape, parse(self.method.built(self.slice)))
         if self.channels_last:
             to_channels_last(model)
         model.recompute = self.model.recompute
@@ -118,7 +125,8 @@ def prepare(
     _open_some_data()
     source = read_source(*split_place(task, is_blob=True)) if task is not None else None
     made = recipe(run, source)
-    model = made.build(input_shape, FULL if cut == "full" else parse(cut))
+    method = registry.of_run(run)
+    model = made.build(input_shape, parse(method.built(cut)))
     channels_last = allows_channels_last(model)
     if channels_last:
         to_channels_last(model)
@@ -126,9 +134,10 @@ def prepare(
         run=run,
         recipe=made,
         model=model,
-        method=registry.get(run.method.name, run.method.parameters),
+        method=method,
         channels_last=channels_last,
         dtype=dtype,
+        slice=cut,
     )
     with made.user_code("training it on two samples"):
         warm_up(model, rehearsal.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))

@@ -39,23 +39,40 @@ _LOOSENED: tuple[tuple[str, str | None], ...] = (
     ("PrivateUsers", None),
     ("User", None),
 )
+_AGAIN = "sudo {program} install-service --replace"
+_REVERT = f"systemctl revert takes edits of the unit away; {_AGAIN} writes it as fedfit means it"
+_MEND = {
+    "MemoryMax": f"a smaller model, or limits.memory in device.toml and {_AGAIN}",
+    "ProtectHome": f"{_AGAIN}: it binds the paths of device.toml anew",
+    "PrivateTmp": "data for a service does not lie in a folder for temporary files: move it",
+    "PrivateDevices": f"{_AGAIN} --unit gpu",
+    "DevicePolicy": "a line DeviceAllow=/dev/NAME rw for the device that is missing, with systemctl edit",
+}
+_OF_A_USER = ("CapabilityBoundingSet", "AmbientCapabilities", "PrivateUsers")  # root without them is nobody
 _DIRECTORIES = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache"}
 
 
-def examine_as_service(systemd: Systemd, unit: Unit, command: Sequence[str]) -> list[Finding]:
-    """What the doctor `command` finds under the unit's sandbox; it must print its report as JSON.
+def examine_as_service(
+    systemd: Systemd, unit: Unit, command: Sequence[str], only: Sequence[str] = ()
+) -> list[Finding]:
+    """What the doctor `command` finds under the unit's sandbox, of all checks or `only` some; it must print JSON.
 
-    `--only CHECK` is added to it where a single check is tried again. Raises `MachineError` if the sandbox cannot be
-    set up, with the directive that systemd names.
+    Raises `MachineError` if the sandbox cannot be set up, with the directive that systemd names.
     """
     properties = unit.sandbox()
-    findings = _examine(systemd, properties, command)
-    return [
-        replace(finding, directive=_blocking(systemd, properties, [*command, "--only", finding.check]))
-        if finding in failed(findings)
-        else finding
-        for finding in findings
-    ]
+    findings = _examine(systemd, properties, [*command, *(word for check in only for word in ("--only", check))])
+    bad = failed(findings)
+    return [_explained(systemd, properties, command, found) if found in bad else found for found in findings]
+
+
+def _explained(systemd: Systemd, properties: Properties, command: Sequence[str], finding: Finding) -> Finding:
+    """With the directive that is in the way, and what mends that."""
+    directive = _blocking(systemd, properties, [*command, "--only", finding.check])
+    program = command[2].replace("_", "-")  # python -m PROGRAM
+    key = directive.partition("=")[0]
+    if not directive or key == "User":  # the check's own words are about that user's rights
+        return replace(finding, directive=directive)
+    return replace(finding, directive=directive, mend=_MEND.get(key, _REVERT).format(program=program))
 
 
 def _examine(systemd: Systemd, properties: Properties, command: Sequence[str]) -> list[Finding]:
@@ -87,10 +104,10 @@ def _blocking(systemd: Systemd, properties: Properties, command: Sequence[str]) 
 
 
 def _without(properties: Properties, key: str, value: str | None) -> Properties:
-    """With one directive loosened. As root, directories that systemd would give to root are only made writable."""
+    """With one directive loosened. As root, with a root's rights; what systemd would give to it is made writable."""
     if key == "User":
         folders = [(name, text) for name, text in properties if name in _DIRECTORIES]
-        gone = {key, "Group", *_DIRECTORIES}
+        gone = {key, "Group", *_OF_A_USER, *_DIRECTORIES}
         made = [("ReadWritePaths", f"{_DIRECTORIES[name]}/{text}") for name, text in folders]
         return [*((name, text) for name, text in properties if name not in gone), *made]
     return [*((name, text) for name, text in properties if name != key), *([(key, value)] if value else [])]

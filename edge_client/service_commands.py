@@ -87,7 +87,7 @@ def _doctor(options: argparse.Namespace) -> None:
     else:
         subject = Subject(state_dir=options.state_dir, config=options.config, model=words, root=options.root)
         findings = device_service.examine(subject, options.only)
-    print(doctor.to_json(findings) if options.format == "json" else doctor.describe(findings))
+    print(doctor.to_json(findings) if options.format == "json" else doctor.describe(findings), flush=True)
     problem = doctor.verdict(findings)
     if problem is not None:
         raise problem

@@ -127,7 +127,8 @@ def uninstall(systemd: Systemd, name: str, state_dir: Path, *, purge: bool) -> l
         path.unlink()
     systemd.call("daemon-reload")
     cache = systemd.root / "var/cache" / name.replace("-", "/")
-    folders = [folder for folder in (state_dir, cache) if folder.exists()] if purge else []
+    edits = path.with_name(f"{path.name}.d")  # of `systemctl edit`
+    folders = [folder for folder in (state_dir, cache, edits) if folder.exists()] if purge else []
     for folder in folders:
         with durable.disk_errors(f"cannot remove {folder}"):
             shutil.rmtree(folder)

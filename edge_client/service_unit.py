@@ -26,6 +26,7 @@ _TEMPORARY = ("/tmp", "/var/tmp")
 _CLIENT_BYTES = 96 * 2**20  # the client beside its worker, and what the kernel counts for both
 # what is about starting, watching and ending a service, and no part of what it may do
 _NOT_SANDBOX = ("Type", "NotifyAccess", "ExecStart", "Restart", "RestartSec", "WatchdogSec", "TimeoutStopSec")
+_EMPTY_COUNTS = ("CapabilityBoundingSet", "AmbientCapabilities")  # no capability at all
 _NOT_TRANSIENT = ("KillMode", "Delegate")
 
 
@@ -56,8 +57,19 @@ class Unit:
         return Unit(text="\n".join(lines) + "\n")
 
     def sandbox(self) -> list[tuple[str, str]]:
-        """The directives that bound what a process of this unit may do, as `systemd-run --property` takes them."""
-        return [(key, value) for key, value in self._directives() if key not in (*_NOT_SANDBOX, *_NOT_TRANSIENT)]
+        """The directives that bound what a process of this unit may do, as `systemd-run --property` takes them.
+
+        An empty value takes back what stands before it (`systemctl edit`), which that command does not understand.
+        """
+        kept: list[tuple[str, str]] = []
+        for key, value in self._directives():
+            if key in (*_NOT_SANDBOX, *_NOT_TRANSIENT):
+                continue
+            if not value:
+                kept = [(name, text) for name, text in kept if name != key]
+            if value or key in _EMPTY_COUNTS:
+                kept.append((key, value))
+        return kept
 
     def _directives(self) -> Iterator[tuple[str, str]]:
         inside = False

@@ -39,6 +39,17 @@ class Systemd:
         """Where an administrator's unit is."""
         return self.root / "etc/systemd/system" / f"{name}.service"
 
+    def unit_text(self, name: str) -> str | None:
+        """The unit with what `systemctl edit` added to it; None if there is none."""
+        path = self.unit_path(name)
+        if not path.exists():
+            return None
+        added = sorted((path.parent / f"{path.name}.d").glob("*.conf"))
+        try:
+            return "\n".join(file.read_text(encoding="utf-8") for file in (path, *added))
+        except OSError as error:
+            raise MachineError(f"cannot read {error.filename}: {error.strerror}") from error
+
     def inside(self, path: Path) -> Path:
         """A path as that system knows it."""
         absolute = Path(os.path.abspath(path))

@@ -56,6 +56,7 @@ def start(
     budget_bytes: int,
     ceilings: Mapping[str, int],
     method_state: Path,
+    ledger: Path,
     command: Sequence[str] = COMMAND,
     root: Path = Path("/"),
 ) -> Worker:
@@ -70,6 +71,7 @@ def start(
         budget_bytes=budget_bytes,
         ceilings=ceilings,
         method_state=method_state,
+        ledger=ledger,
     )
     return Worker(wanted.assign.lease, folder, command, root=root)
 
@@ -85,6 +87,7 @@ def write_order(
     training_budget_bytes: int | None = None,
     ceilings: Mapping[str, int],
     method_state: Path,
+    ledger: Path,
 ) -> None:
     """Make the folder of an assignment with all that a worker is told."""
     assign = wanted.assign
@@ -112,6 +115,7 @@ def write_order(
         parts=parts,
         device_file=device_file,
         method_state=str(method_state),
+        ledger=str(ledger),
     )
     (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
 

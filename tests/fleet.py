@@ -146,11 +146,13 @@ class Fleet:
         *,
         memory: str = "2GB",
         data: str | None = None,
+        more: str = "",
         root: Path | None = None,
     ) -> None:
         """Start a client from its bundle; its part of the digits follows from its place among the devices.
 
-        `data` is another data section for its device.toml; `root` holds the /proc that it measures memory by.
+        `data` is another data section for its device.toml, `more` what else stands there; `root` holds the /proc that
+        it measures memory by.
         """
         home = self.folder / name
         if faults is not None:
@@ -160,7 +162,8 @@ class Fleet:
         if not home.exists():
             part = f"[{list(self._bundles).index(name)}, {len(self._bundles)}]"
             own = f'{{ source = "digits", partition = "iid", part = {part} }}' if data is None else data
-            self.write_home(name, f'data = {own}\nlimits = {{ memory = "{memory}" }}\n')
+            text = f'data = {own}\nlimits = {{ memory = "{memory}" }}\n'
+            self.write_home(name, f"{text}{more}\n")
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
         if name in self._roots:
             options += ["--root", str(self._roots[name])]

@@ -2,6 +2,7 @@
 
     device       begin(job) -> phases -> [terms -> adjust -> step -> after_step -> observe]* -> end
     coordinator  fold(state, frozen, round) -> every tensor of the new state, one at a time
+                 learn(memory, received) -> the new memory; tell(memory, slice) -> what devices are told next
 
 Methods are pure: no network, disk or clock, and random generators are passed in. Updates are read tensor by tensor
 (`Frozen.column`), as often as a method likes, so that a fold needs the memory of one tensor whatever the fleet.
@@ -21,9 +22,11 @@ from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Te
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from edge_client.knowledge.kinds import Knowledge
     from edge_client.models.contract import Model
     from edge_client.params import IndexMap
     from edge_client.records import TrainingPlan
+    from edge_client.run_file import RunFile
 
 __all__ = [
     "Batch",
@@ -32,15 +35,19 @@ __all__ = [
     "Frozen",
     "Header",
     "Job",
+    "Lesson",
     "Method",
     "Outcome",
     "Phase",
     "Place",
     "PlainClient",
     "PlanRules",
+    "Received",
     "Server",
     "State",
+    "Teacher",
     "Term",
+    "Traffic",
     "no_extra_tensors",
 ]
 
@@ -89,6 +96,39 @@ class Frozen(Protocol):
         """The absolute values of one tensor, from each update that has it; no index map means: all of it."""
 
 
+# the knowledge of each update that has any, sorted by device; can be asked for again
+Received = Callable[[], Iterator[tuple[Header, "tuple[Knowledge, ...]"]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What a server half knows when it learns or tells."""
+
+    round: int  # that the updates are of; when telling: that is about to begin
+    num_classes: int
+    seed: int  # of this run
+
+
+class Teacher(Protocol):
+    """What the server makes of knowledge: a memory of named tensors, which may be others after each round."""
+
+    def begin(self, run: RunFile) -> Mapping[str, Tensor]:
+        """The memory before the first round; raises `InputError` if something that it needs is not there."""
+
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """The memory after a round; a tensor of the old one is read when it is asked for. `studied`: of that one."""
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """What takes long and needs nothing but the memory after a round, `lesson`'s; made beside the next round."""
+
+    def tell(
+        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
+    ) -> tuple[Knowledge, ...]:
+        """What a device that trains this slice is told; without `KnowledgeRules.per_device` whatever device it is."""
+
+
 class Server(Protocol):
     """A method on the coordinator."""
 
@@ -106,9 +146,28 @@ def keep_nothing(model: Model) -> tuple[str, ...]:
     return ()
 
 
+def same_slice(cut: str) -> str:
+    """Most methods train a slice as one network."""
+    return cut
+
+
 def note_nothing(model: Model) -> Mapping[str, Any]:
     """Most folds need to know nothing of the model but its tensors."""
     return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Knowledge of a usual round, for its size alone: tensors may have no values (`device="meta"`)."""
+
+    up: tuple[Knowledge, ...] = ()
+    down: tuple[Knowledge, ...] = ()
+    once: tuple[Knowledge, ...] = ()  # down, in a device's first round
+
+
+def no_knowledge(model: Model) -> Traffic:
+    """Most methods exchange weights alone."""
+    return Traffic()
 
 
 def fit_every_model(model: Model) -> None:
@@ -141,11 +200,18 @@ class Method:
     # tensors beside the model's that travel with it (auxiliary heads, control variates); made once, by the server, with
     # random values from torch's global generator, which it seeds
     extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
+    # of those, what comes to a device with a slice, made from that: for measurements; none: all, of the slice
+    extra_of_slice: Callable[[Model, str], Mapping[str, Tensor]] | None = None
     inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
+    built: Callable[[str], str] = same_slice  # the slice whose network a device builds for a slice
+    by_client: bool = False  # the server judges as a device does, too: the model by itself is not what the method means
+    first: Callable[[Model], None] = fit_every_model  # changes the first weights of a run in place
     # where the tensors of a slice lie among the server's, by their names in a container; the model is the whole one,
     # for its shapes alone
     places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places
     kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
+    teacher: Teacher | None = None  # where devices exchange knowledge
+    traffic: Callable[[Model], Traffic] = no_knowledge
     notes: Callable[[Model], Mapping[str, Any]] = note_nothing  # for `fold`, which has no model
     check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead
 

@@ -25,7 +25,7 @@ from edge_client.methods.parameters import FedPerParameters
 from edge_client.models.contract import Model
 from edge_client.wire.container import MODEL_PREFIX
 
-__all__ = ["PersonalClient", "method"]
+__all__ = ["PersonalClient", "everything", "method"]
 
 _OPTIMIZER = "optimizer/"
 Personal = Callable[[Model], tuple[str, ...]]  # what the names of a model's personal tensors begin with
@@ -74,6 +74,11 @@ def _copy(tensor: Tensor, value: Tensor, name: str) -> None:
             "shape", f"this device's own {name!r} is {list(value.shape)}, the run's is {list(tensor.shape)}"
         )
     tensor.copy_(value)
+
+
+def everything(model: Model) -> tuple[str, ...]:
+    """The whole model is personal."""
+    return ("",)
 
 
 def _units(model: Model) -> list[str]:

@@ -11,19 +11,16 @@ from functools import partial
 
 from edge_client.methods.base import Exchange, Method
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.fedper import PersonalClient
+from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.parameters import LocalParameters
 from edge_client.models.contract import Model
 from edge_client.wire.container import MODEL_PREFIX
 
-__all__ = ["method"]
+__all__ = ["keep_the_model", "method"]
 
 
-def _everything(model: Model) -> tuple[str, ...]:
-    return ("",)
-
-
-def _kept(model: Model) -> tuple[str, ...]:
+def keep_the_model(model: Model) -> tuple[str, ...]:
+    """No tensor of the model leaves a device."""
     return (MODEL_PREFIX,)
 
 
@@ -33,10 +30,10 @@ def method(parameters: LocalParameters) -> Method:
         name="local",
         paper="no federation",
         parameters=parameters,
-        client=partial(PersonalClient, _everything),
+        client=partial(PersonalClient, everything),
         server=CoverageServer(),
         exchange=Exchange(
             down="nothing (the first model, once)", up="nothing", device="model and the state of its optimizer"
         ),
-        kept=_kept,
+        kept=keep_the_model,
     )

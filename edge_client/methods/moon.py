@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from edge_client.errors import InputError, PayloadError
@@ -31,6 +31,7 @@ from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phas
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import MoonParameters
 from edge_client.models.contract import Model
+from edge_client.models.taps import tapped
 from edge_client.training.objectives import cross_entropy
 
 __all__ = ["MoonClient", "contrast", "method"]
@@ -86,21 +87,8 @@ def contrast(z: Tensor, received: Tensor, previous: Tensor, temperature: float) 
 
 def _represent(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
     """Features [b, F] and logits of one pass."""
-    tap = model.taps[_TAP]
-    if tap in model.order:  # a unit may be made again in backward: only what it returns is in the graph
-        z = model.forward_to(tap, x)
-        return z.flatten(1), model.forward_from(model.order[model.order.index(tap) + 1], z)
-    seen: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
-        seen.append(output)
-
-    handle = model.get_submodule(tap).register_forward_hook(keep)
-    try:
-        logits = model(x)
-    finally:
-        handle.remove()
-    return seen[0].flatten(1), logits
+    seen, logits = tapped(model, [_TAP], x)
+    return seen[_TAP].flatten(1), logits
 
 
 def _frozen_copy(model: Model) -> Model:

@@ -11,17 +11,28 @@ from typing import Annotated
 from edge_client.records import Between, Matches
 
 __all__ = [
+    "DraftFedParameters",
     "FeDepthParameters",
     "FedAvgParameters",
+    "FedGktParameters",
+    "FedHeParameters",
+    "FedInParameters",
+    "FedMdParameters",
     "FedNovaParameters",
     "FedPerParameters",
+    "FedProtoParameters",
     "FedProxParameters",
     "FedRolexParameters",
+    "FeloParameters",
     "HeteroFLParameters",
     "InCoParameters",
+    "InclusiveFLParameters",
     "LocalParameters",
     "MoonParameters",
     "ScaffoldParameters",
+    "ScaleFLParameters",
+    "SplitMixParameters",
+    "VeloParameters",
 ]
 
 
@@ -118,6 +129,56 @@ class FedRolexParameters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InclusiveFLParameters:
+    """InclusiveFL."""
+
+    momentum: Annotated[float, Between(0, 1)] = field(
+        default=0.2,
+        metadata={
+            "symbol": "beta",
+            "help": "share of the larger model's mean update in that of a smaller one's top block; 0: none",
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleFLParameters:
+    """ScaleFL."""
+
+    gamma: Annotated[float, Between(0, 1000)] = field(
+        default=0.0,
+        metadata={
+            "symbol": "gamma",
+            "help": "weight of the distillation from a device's last exit to its earlier ones; 0, as in the authors' "
+            "code by default: none",
+        },
+    )
+    temperature: Annotated[float, Between(0.001, 1000)] = field(
+        default=3.0, metadata={"symbol": "tau", "help": "divides the logits in the distillation"}
+    )
+    warm_up: Annotated[float, Between(0, 1)] = field(
+        default=0.25, metadata={"symbol": "0.25 T", "help": "part of the run's rounds before the distillation begins"}
+    )
+    uniform: bool = field(
+        default=True,
+        metadata={"symbol": "1/m", "help": "all devices count the same; false: by their samples, as in FedAvg"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitMixParameters:
+    """SplitMix."""
+
+    bases: Annotated[int, Between(1, 64)] = field(
+        default=8,
+        metadata={
+            "symbol": "1/r",
+            "help": "base networks that the model is split into, each with that share of the channels; 1 is FedAvg",
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FedPerParameters:
     """FedPer."""
 
@@ -174,6 +235,174 @@ class FeDepthParameters:
             "symbol": "Table 1",
             "help": "what a group takes: measured, or by the authors' own rule, to compare results with theirs",
         },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeloParameters:
+    """Felo."""
+
+    alpha: Annotated[float, Between(0, 1000)] = field(
+        default=0.5,
+        metadata={"symbol": "alpha", "help": "weight of the distance to class means; 0 is same-architecture FedAvg"},
+    )
+    kl_reduction: Annotated[str, Matches("batchmean|mean")] = field(
+        default="batchmean",
+        metadata={"symbol": "KL", "help": "batchmean: sum over classes; mean: their mean, as in the released code"},
+    )
+    weighting: Annotated[str, Matches("uniform|count")] = field(
+        default="uniform",
+        metadata={"symbol": "mean", "help": "each device counts once in a class mean, or as its samples are many"},
+    )
+    max_age: Annotated[int, Between(0, 10**6)] = field(
+        default=0,
+        metadata={"symbol": "-", "help": "rounds for which what a device said of a class stays; 0: for ever"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VeloParameters(FeloParameters):
+    """Velo: Felo, and a conditional VAE on the server."""
+
+    interval: Annotated[int, Between(1, 10**6)] = field(
+        default=1, metadata={"symbol": "-", "help": "rounds from one training of the VAE to the next"}
+    )
+    vae_epochs: Annotated[int, Between(1, 10**4)] = field(
+        default=10, metadata={"symbol": "E_v", "help": "passes over the pool in one training of the VAE"}
+    )
+    vae_lr: Annotated[float, Between(0, 10)] = field(
+        default=1e-3, metadata={"symbol": "-", "help": "learning rate of the VAE (Adam)"}
+    )
+    vae_width: Annotated[int, Between(1, 4096)] = field(
+        default=256, metadata={"symbol": "H, Z", "help": "hidden and latent width at most; features may be narrower"}
+    )
+    beta_kld: Annotated[float, Between(0, 1000)] = field(
+        default=1.0, metadata={"symbol": "KLD", "help": "weight of the divergence of the latent from N(0, I)"}
+    )
+    pool: Annotated[int, Between(1, 10**6)] = field(
+        default=5000, metadata={"symbol": "-", "help": "features that the server keeps of each class"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedHeParameters:
+    """FedHe."""
+
+    alpha: Annotated[float, Between(0, 1000)] = field(
+        default=0.5, metadata={"symbol": "alpha", "help": "weight of the distance to class means of logits; 0: alone"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedProtoParameters:
+    """FedProto."""
+
+    ld: Annotated[float, Between(0, 1000)] = field(
+        default=1.0, metadata={"symbol": "lambda", "help": "weight of the distance to prototypes; 0: alone"}
+    )
+    inference: Annotated[str, Matches("prototype|classifier")] = field(
+        default="prototype",
+        metadata={"symbol": "-", "help": "who answers on a device: the nearest prototype, or the model's classifier"},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedInParameters:
+    """FedIN."""
+
+    mu: Annotated[float, Between(0, 1000)] = field(
+        default=0.1, metadata={"symbol": "mu", "help": "weight of the proximal term (mu/2)||w - w_t||^2; 0: without"}
+    )
+    alleviation: Annotated[str, Matches("weighted|projection|sequential")] = field(
+        default="weighted",
+        metadata={
+            "symbol": "Eq. 13, 14",
+            "help": "how the two gradients meet: their sum (14), a projection (13), or one step after the other",
+        },
+    )
+    rescale_outer: bool = field(
+        default=False,
+        metadata={"symbol": "lambda", "help": "weighted: extractor and classifier get their whole gradient, not half"},
+    )
+    pairs: Annotated[int, Between(0, 4096)] = field(
+        default=16, metadata={"symbol": "S", "help": "feature pairs up and down; 0: without them, which is FedProx"}
+    )
+    pool_batches: Annotated[int, Between(1, 10**4)] = field(
+        default=20, metadata={"symbol": "-", "help": "uploads of pairs of one signature that the server keeps"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedMdParameters:
+    """FedMD."""
+
+    public: Annotated[str, Matches(r"(?s).{0,2000}")] = field(
+        default="", metadata={"symbol": "D_0", "help": "the shared samples, on the server: SOURCE:PATH"}
+    )
+    public_samples: Annotated[int, Between(1, 10**6)] = field(
+        default=1000, metadata={"symbol": "D_0", "help": "how many of them, drawn once; devices keep them"}
+    )
+    samples: Annotated[int, Between(0, 10**6)] = field(
+        default=0, metadata={"symbol": "N_a", "help": "shared samples of one round, in turn; 0: all"}
+    )
+    digest_epochs: Annotated[int, Between(0, 1000)] = field(
+        default=1, metadata={"symbol": "digest", "help": "passes towards the consensus; 0: alone"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFedParameters:
+    """DraftFed."""
+
+    public: Annotated[str, Matches(r"(?s).{0,2000}")] = field(
+        default="", metadata={"symbol": "G", "help": "the shared samples, on the server: SOURCE:PATH"}
+    )
+    public_samples: Annotated[int, Between(1, 10**6)] = field(
+        default=512, metadata={"symbol": "G", "help": "how many of them, drawn once; devices keep them"}
+    )
+    draft_batch: Annotated[int, Between(0, 10**6)] = field(
+        default=128, metadata={"symbol": "-", "help": "shared samples of one round, in turn; 0: all"}
+    )
+    lambda1: Annotated[float, Between(0, 1000)] = field(
+        default=1.0, metadata={"symbol": "lambda_1", "help": "weight of the first convolution's draft"}
+    )
+    lambda2: Annotated[float, Between(0, 1000)] = field(
+        default=1.0, metadata={"symbol": "lambda_2", "help": "weight of the last convolution's draft"}
+    )
+    lambda3: Annotated[float, Between(0, 1000)] = field(
+        default=1.0, metadata={"symbol": "lambda_3", "help": "weight of the logits' draft"}
+    )
+    draft_epochs: Annotated[int, Between(0, 1000)] = field(
+        default=1, metadata={"symbol": "-", "help": "passes towards the targets; 0: alone"}
+    )
+    mask_padding: bool = field(
+        default=False,
+        metadata={"symbol": "Eq. 7", "help": "average each channel over the models that have it, without zeros"},
+    )
+    warmup_rounds: Annotated[int, Between(0, 10**6)] = field(
+        default=1, metadata={"symbol": "-", "help": "first rounds whose drafts nobody learns from"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedGktParameters:
+    """FedGKT."""
+
+    alpha: Annotated[float, Between(0, 1000)] = field(
+        default=0.5, metadata={"symbol": "alpha", "help": "weight of the distillation, on both sides; 0: without"}
+    )
+    temperature: Annotated[float, Between(0.001, 1000)] = field(
+        default=3.0, metadata={"symbol": "T", "help": "divides logits in the distillation"}
+    )
+    server_epochs: Annotated[int, Between(1, 1000)] = field(
+        default=1, metadata={"symbol": "E_s", "help": "passes of the server over all received features"}
+    )
+    server_lr: Annotated[float, Between(0, 10)] = field(
+        default=1e-3, metadata={"symbol": "-", "help": "learning rate of the server's part (Adam)"}
+    )
+    max_bytes: Annotated[int, Between(1, 2**40)] = field(
+        default=16 * 2**20,
+        metadata={"symbol": "-", "help": "features, logits and labels that a device sends in a round, in bytes"},
     )
 
 

@@ -11,33 +11,48 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.files import parse_table
+from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR, KnowledgeRules, Limits
 from edge_client.methods.base import Method, PlanRules
 from edge_client.methods.parameters import (
+    DraftFedParameters,
     FedAvgParameters,
     FeDepthParameters,
+    FedHeParameters,
+    FedInParameters,
+    FedMdParameters,
     FedNovaParameters,
     FedPerParameters,
+    FedProtoParameters,
     FedProxParameters,
     FedRolexParameters,
+    FeloParameters,
     HeteroFLParameters,
+    InclusiveFLParameters,
     InCoParameters,
     LocalParameters,
     MoonParameters,
     ScaffoldParameters,
+    ScaleFLParameters,
+    SplitMixParameters,
+    VeloParameters,
 )
-from edge_client.methods.slices import Slicing, drawn, rolled
+from edge_client.methods.slices import Slicing, drawn, mixed, rolled
 from edge_client.models import registry as models
 from edge_client.run_file import RunFile
 
 __all__ = [
     "get",
     "has_global_model",
+    "knowledge",
+    "knowledge_limits",
     "names",
+    "of_run",
     "parameter_types",
     "plan_rules",
     "rungs",
@@ -50,8 +65,8 @@ __all__ = [
 def _from(module: str, **how: Any) -> Callable[..., Method]:
     """What makes a method: `method` of a module of this package, which is imported when it is called."""
 
-    def load(parameters: Any, *base: Method) -> Method:
-        made: Method = import_module(f"{__package__}.{module}").method(parameters, *base, **how)
+    def load(parameters: Any, *base: Method, **more: Any) -> Method:
+        made: Method = import_module(f"{__package__}.{module}").method(parameters, *base, **how, **more)
         return made
 
     return load
@@ -98,6 +113,22 @@ def _whole_model(parameters: Any) -> Slicing:
     return Slicing(kinds=(), instead="it fits the whole model into the memory by training it in groups")
 
 
+def _fedin_plans(parameters: FedInParameters) -> PlanRules:
+    """FedProx's anchor; where gradients are compared, one more gradient of everything."""
+    apart = parameters.alleviation != "weighted" or parameters.rescale_outer
+    copies = int(parameters.mu > 0) + int(apart and parameters.pairs > 0)
+    return PlanRules(weight_copies=copies, step_copies=1 if parameters.mu > 0 else 0)
+
+
+def _fedin_knowledge(parameters: FedInParameters) -> KnowledgeRules:
+    kinds = ("pairs",) if parameters.pairs else ()
+    return KnowledgeRules(kinds=kinds, per_device=True, max_rows=parameters.pairs)
+
+
+def _felo_knowledge(parameters: FeloParameters) -> KnowledgeRules:
+    return KnowledgeRules(kinds=CLASS_KINDS if parameters.alpha > 0 else ())
+
+
 _WIDTHS = ("full", "width:1/2", "width:1/4", "width:1/8", "width:1/16")
 _ONLY_WIDTHS = "layer-wise sharing of other slices is fedavg's"
 
@@ -110,6 +141,30 @@ def _heterofl_slicing(parameters: HeteroFLParameters) -> Slicing:
 def _fedrolex_slicing(parameters: FedRolexParameters) -> Slicing:
     made = Slicing(ladder=_WIDTHS, kinds=("width",), instead=_ONLY_WIDTHS)
     return dataclasses.replace(made, turn=rolled) if parameters.roll else made
+
+
+def _inclusivefl_slicing(parameters: InclusiveFLParameters) -> Slicing:
+    return Slicing(kinds=("depth", "layers"), instead="widths are heterofl's", apart=False)
+
+
+def _scalefl_slicing(parameters: ScaleFLParameters) -> Slicing:
+    return Slicing(kinds=("exit", "width"), instead="depth and layers are inclusivefl's", apart=False)
+
+
+def _splitmix_slicing(parameters: SplitMixParameters) -> Slicing:
+    ladder = tuple(f"width:1/{n}" if n > 1 else "full" for n in (1, 2, 4, 8, 16, 32, 64) if n <= parameters.bases)
+    return Slicing(
+        ladder=ladder,
+        kinds=("width",),
+        instead="a base network has all blocks",
+        turn=partial(mixed, parameters.bases),
+        apart=False,
+    )
+
+
+def _splitmix_plans(parameters: SplitMixParameters) -> PlanRules:
+    """Weights, gradients and an optimizer's state of the other bases, of a device that has all of them."""
+    return PlanRules(weight_copies=3 * (parameters.bases - 1))
 
 
 def _global_model(parameters: Any) -> bool:
@@ -126,11 +181,15 @@ class _Entry:
     plans: Callable[[Any], PlanRules] = _no_choice
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
+    knowledge: Callable[[Any], KnowledgeRules] | None = None  # what devices send beside weights, or instead
     slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
+    sized: bool = False  # `load` also takes the slices of the run
     shown_with: str = "small-cnn"  # a model that it can train
 
 
+_MAX_DRAFT_BYTES = 2**30
 _GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
+_KNOWING = _GROUPS | {"inco": "its rule is for methods that share weights and nothing else"}
 _METHODS = {
     "fedavg": _Entry(FedAvgParameters, _from("fedavg")),
     "fedprox": _Entry(FedProxParameters, _from("fedprox"), plans=_fedprox_plans),
@@ -142,11 +201,63 @@ _METHODS = {
     ),
     "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
     "fedrolex": _Entry(FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing),
+    "inclusivefl": _Entry(
+        InclusiveFLParameters, _from("inclusivefl"), refuses=_GROUPS, slicing=_inclusivefl_slicing, sized=True
+    ),
+    "scalefl": _Entry(ScaleFLParameters, _from("scalefl"), refuses=_GROUPS, slicing=_scalefl_slicing, sized=True),
+    "splitmix": _Entry(
+        SplitMixParameters,
+        _from("splitmix"),
+        plans=_splitmix_plans,
+        refuses=_GROUPS | {"inco": "its bases have no layers in common"},
+        slicing=_splitmix_slicing,
+        sized=True,
+    ),
     "local": _Entry(
         LocalParameters,
         _from("local"),
         refuses=_GROUPS | {"inco": "it shares nothing that could be changed"},
         has_global_model=lambda own: False,
+    ),
+    "felo": _Entry(FeloParameters, _from("felo"), refuses=_KNOWING, knowledge=_felo_knowledge),
+    "velo": _Entry(
+        VeloParameters,
+        _from("velo"),
+        refuses=_KNOWING,
+        knowledge=lambda own: dataclasses.replace(_felo_knowledge(own), studies=True),
+    ),
+    "fedhe": _Entry(
+        FedHeParameters,
+        _from("fedhe"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("class/logit",)),
+    ),
+    "fedproto": _Entry(
+        FedProtoParameters,
+        _from("fedproto"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("class/feature",)),
+    ),
+    "fedmd": _Entry(
+        FedMdParameters,
+        _from("fedmd"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(kinds=("logits",), public=True, max_rows=own.public_samples),
+    ),
+    "draftfed": _Entry(
+        DraftFedParameters,
+        _from("draftfed"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(
+            kinds=("drafts",), public=True, max_rows=own.public_samples, max_bytes=_MAX_DRAFT_BYTES
+        ),
+    ),
+    "fedin": _Entry(
+        FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_KNOWING, knowledge=_fedin_knowledge
     ),
     "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
     "m-fedepth": _Entry(
@@ -196,10 +307,34 @@ def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
 
 def rungs(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
-    named = run.slices
+    said, named = slicing(run.method.name, run.method.parameters), run.slices
+    if run.sharing == "architecture" and not said.apart:
+        raise InputError(
+            f'sharing: {run.method.name!r} combines the slices of one model, got "architecture"; leave it out, '
+            "or use fedavg, which trains each architecture by itself"
+        )
     if run.model is not None:  # also by the names of smaller models of the family
         named = tuple(str(models.parse_slice(run.model.name, text)) for text in named)
-    return slicing(run.method.name, run.method.parameters).rungs(named, run.method.name)
+    return said.rungs(named, run.method.name)
+
+
+def knowledge(name: str, parameters: Mapping[str, Any]) -> KnowledgeRules | None:
+    """What devices of a run send beside weights; None: nothing. Raises as `validate` does."""
+    said = [(_METHODS[part].knowledge, own) for part, own in _parse(name, parameters)]
+    return next((rules(own) for rules, own in said if rules is not None), None)
+
+
+def knowledge_limits(run: RunFile) -> Limits:
+    """What a device of a run may send beside weights, at most."""
+    rules = knowledge(run.method.name, run.method.parameters) or KnowledgeRules(kinds=(), max_bytes=0)
+    return Limits(
+        num_classes=len(run.classes),
+        max_rows=rules.max_rows,
+        max_bytes=rules.max_bytes,
+        kinds=rules.kinds,
+        min_count=MIN_COUNT_FLOOR,
+        max_count=run.devices.max_samples * max(1, run.train.epochs),
+    )
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
@@ -218,16 +353,27 @@ def parameter_types(name: str) -> list[type]:
     return [_METHODS[part].parameters for part in _parts(name)]
 
 
-def get(name: str, parameters: Mapping[str, Any]) -> Method:
-    """The method with its parameters set; raises as `validate` does."""
+def of_run(run: RunFile) -> Method:
+    """The method of a run; raises as `validate` and `rungs` do."""
+    return get(run.method.name, run.method.parameters, rungs(run))
+
+
+def get(name: str, parameters: Mapping[str, Any], rungs: Sequence[str] = ()) -> Method:
+    """The method with its parameters set, for these slices or its own; raises as `validate` does."""
+    rungs = tuple(rungs) or slicing(name, parameters).ladder
     parts = _parse(name, parameters)
     if _METHODS[parts[-1][0]].over:
         parts = [*parts, (_PLAIN, FedAvgParameters())]
     *over, (under, parsed) = parts
-    method = _METHODS[under].load(parsed)
+    method = _load(under, parsed, rungs)
     for part, parsed in reversed(over):
-        method = _METHODS[part].load(parsed, method)
+        method = _load(part, parsed, rungs, method)
     return dataclasses.replace(method, name=name, plans=plan_rules(name, parameters))
+
+
+def _load(part: str, parsed: Any, rungs: Sequence[str], *base: Method) -> Method:
+    entry = _METHODS[part]
+    return entry.load(parsed, *base, rungs=rungs) if entry.sized else entry.load(parsed, *base)
 
 
 def _parse(name: str, parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -10,6 +10,9 @@ Does not cover: how a slice is cut (`models.slicing`), who gets which (`coordina
 
 from __future__ import annotations
 
+import math
+import random
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,9 +26,21 @@ if TYPE_CHECKING:
     from edge_client.models.contract import Model
     from edge_client.params import IndexMap
 
-__all__ = ["WHOLE_MODEL", "Place", "Slicing", "Turn", "architecture", "drawn", "rolled", "slice_places"]
+__all__ = [
+    "WHOLE_MODEL",
+    "Place",
+    "Slicing",
+    "Turn",
+    "architecture",
+    "chosen",
+    "drawn",
+    "mixed",
+    "rolled",
+    "slice_places",
+]
 
 WHOLE_MODEL = "full"
+_MOST_DRAWS = 10**6
 
 
 class Place(NamedTuple):
@@ -61,6 +76,25 @@ def rolled(rung: str, turn: Turn) -> str:
     return str(replace(spec, offset=turn.round - 1)) if spec.width < 1 else rung
 
 
+def mixed(num_bases: int, rung: str, turn: Turn) -> str:
+    """As many of the model's base networks as the width holds: the first goes round, the others are drawn.
+
+    Which ones stands in the place of the first channel; `chosen` reads it.
+    """
+    spec = slicing.parse(rung)
+    first = (zlib.crc32(turn.device.encode()) + turn.round) % num_bases
+    return str(replace(spec, offset=first + num_bases * (turn.seed % _MOST_DRAWS))) if spec.width < 1 else rung
+
+
+def chosen(num_bases: int, cut: str) -> list[int]:
+    """The numbers of the base networks of a slice."""
+    spec = slicing.parse(cut)
+    first, seed = spec.offset % num_bases, spec.offset // num_bases
+    others = [number for number in range(num_bases) if number != first]
+    random.Random(seed).shuffle(others)
+    return [first, *others[: math.floor(spec.width * num_bases) - 1]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slicing:
     """What a method says about slices."""
@@ -69,6 +103,7 @@ class Slicing:
     kinds: tuple[str, ...] = ("depth", "layers", "width")  # that it can use; none: only the whole model
     instead: str = ""  # what to use for other kinds
     turn: Callable[[str, Turn], str] = _stays  # rung -> the slice of a round
+    apart: bool = True  # each slice may be a model of its own (`sharing = "architecture"`)
 
     def rungs(self, named: Sequence[str], method: str) -> tuple[str, ...]:
         """The slices of a run that names these; raises `InputError`."""
@@ -84,7 +119,12 @@ class Slicing:
 
 
 def _kinds(spec: SliceSpec) -> list[str]:
-    found = {"depth": spec.depths is not None, "layers": spec.layers is not None, "width": spec.narrows}
+    found = {
+        "depth": spec.depths is not None,
+        "layers": spec.layers is not None,
+        "exit": spec.exit is not None,
+        "width": spec.narrows,
+    }
     return [kind for kind, there in found.items() if there]
 
 

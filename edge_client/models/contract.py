@@ -114,6 +114,10 @@ class Model(nn.Module):
             x = run_unit(name, unit, x, overwrites=name in self._overwriting) if again else unit(x)
         return x
 
+    def overwrites(self, unit: str) -> bool:
+        """Whether a unit changes its input in place, as `describe` saw."""
+        return unit in self._overwriting
+
     def _position(self, unit: str) -> int:
         if unit not in self._order:
             raise NoSuchNameError.of("unit", unit, list(self._order))

@@ -12,7 +12,8 @@ that are left of them, padded, a quarter. A head that pools at once could be giv
 block keeps for backward that would not show.
 
 `auxiliary` makes a head for one block (m-FeDepth): BatchNorm, mean over positions, linear; for tokens that the model's
-head could read, a head like that one; for vectors, linear.
+head could read, a head like that one; for vectors, linear. `alike` makes one like the model's own (ScaleFL), as an
+architecture has it where it ends there.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edge_client.errors import InputError
 from edge_client.models.contract import Model, Unit
 
-__all__ = ["auxiliary", "fit"]
+__all__ = ["alike", "auxiliary", "fit"]
 
 _MAX_POSITION_AXES = 3
 _POOLS: dict[int, Callable[..., Tensor]] = {
@@ -82,6 +84,36 @@ def auxiliary(model: Model, unit: Unit) -> nn.Module:
     if math.prod(shape[1:]) > 1:
         return _Pooled(shape, num_classes)
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(math.prod(shape), num_classes)))
+
+
+def alike(model: Model, unit: Unit) -> nn.Module:
+    """A head for the output of `unit` with the layers of the model's own, and random weights; raises `InputError`."""
+    head, channels = model.units[-1], unit.out_shape[0]
+    made = copy.deepcopy(model.get_submodule(head.name))
+    if len(unit.out_shape) == 2:  # tokens: all blocks are equally wide
+        channels = unit.out_shape[1]
+    if len(unit.out_shape) != len(head.in_shape):
+        raise InputError(f"the model's head reads {list(head.in_shape)}, {unit.name!r} puts out {list(unit.out_shape)}")
+    if not any(made.children()):
+        return _resized(made, channels)
+    for name, layer in list(made.named_modules()):
+        if name and not any(layer.children()):
+            parent, _, last = name.rpartition(".")
+            setattr(made.get_submodule(parent), last, _resized(layer, channels))
+    return made
+
+
+def _resized(layer: nn.Module, channels: int) -> nn.Module:
+    """A new layer of this kind for so many channels."""
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(channels, layer.out_features, bias=layer.bias is not None)
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return type(layer)(channels, track_running_stats=layer.track_running_stats)
+    if isinstance(layer, nn.LayerNorm):
+        return nn.LayerNorm(channels, eps=layer.eps)
+    if any(True for _ in layer.parameters()):
+        raise InputError(f"the model's head has a {type(layer).__name__}, which has no like for other channels")
+    return layer
 
 
 class _Pooled(nn.Module):

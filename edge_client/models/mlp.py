@@ -21,7 +21,7 @@ def mlp(
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Flatten())
     width, stages = math.prod(input_shape), [0]
     least = [int(number == 0 or wide != hidden[number - 1]) for number, wide in enumerate(hidden)]
-    for number, kept in enumerate(cut.blocks([1] * len(hidden), least)):
+    for number, kept in enumerate(cut.blocks([1] * len(hidden), least, exits=True)):
         if kept:
             next_width = cut.channels(hidden[number])
             linear = nn.Linear(width, next_width)

@@ -51,7 +51,7 @@ def preresnet(
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(stem))
     taps = {"conv_1": "stem.norm" if stem_norm else "stem.conv"}
     stages = [0]
-    for stage, num_blocks in enumerate(cut.blocks([_BLOCKS] * _STAGES, [0, *[1] * (_STAGES - 1)])):
+    for stage, num_blocks in enumerate(cut.blocks([_BLOCKS] * _STAGES, [0, *[1] * (_STAGES - 1)], exits=True)):
         wide = cut.channels(width * 2**stage)
         for index in range(num_blocks):
             name, norms = f"block{stage * _BLOCKS + index + 1}", (norm(channels), norm(wide))

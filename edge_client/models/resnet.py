@@ -51,7 +51,8 @@ def resnet(
     stages = [0]
     taps = {"conv_1": "stem.norm"}
     num_convs = 3 if bottleneck else 2
-    for stage, num_blocks in enumerate(cut.blocks(blocks, [int(bottleneck), *[1] * (len(blocks) - 1)]), start=1):
+    least = [int(bottleneck), *[1] * (len(blocks) - 1)]
+    for stage, num_blocks in enumerate(cut.blocks(blocks, least, exits=True), start=1):
         width = base_width * 2 ** (stage - 1)
         for number in range(1, num_blocks + 1):
             name, stride = f"stage{stage}_block{number}", 2 if stage > 1 and number == 1 else 1

@@ -3,6 +3,7 @@
     full                        all of it
     depth:1.1.2.2               the first 1, 1, 2 and 2 blocks of its stages, with stem and head
     layers:8                    the first 8 blocks of the whole network (blocks of equal width, such as a transformer's)
+    exit:8                      the first 8 blocks with a head of their own, wherever they end (ScaleFL)
     width:1/4  width:0.25       the first quarter of the channels of every layer, rounded up
     width:1/4:o17               as many, beginning at channel 17 and going on at 0 behind the last one (FedRolex)
     depth:1.1.2.2-width:1/2     both
@@ -43,7 +44,9 @@ __all__ = [
     "SliceSpec",
     "index_map",
     "inner_axes",
+    "kept_units",
     "parse",
+    "place_of",
     "shorten",
     "take",
     "take_tensor",
@@ -65,9 +68,10 @@ Axes = Mapping[str, tuple[Axis | None, ...]]  # tensor -> its axes; those behind
 _PARTS = (
     re.compile(r"depth:(?P<depths>\d{1,4}(?:\.\d{1,4})*)"),
     re.compile(r"layers:(?P<layers>\d{1,4})"),
+    re.compile(r"exit:(?P<exit>\d{1,4})"),
     re.compile(r"width:(?P<width>\d{1,6}/0*[1-9]\d{0,5}|\d(?:\.\d{1,6})?)(?::o(?P<offset>\d{1,9}))?"),
 )
-_FORMS = "full, depth:1.1.2.2, layers:8, width:1/4, width:1/4:o17, or depth:1.1.2.2-width:1/2"
+_FORMS = "full, depth:1.1.2.2, layers:8, exit:8, width:1/4, width:1/4:o17, or depth:1.1.2.2-width:1/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +80,21 @@ class SliceSpec:
 
     depths: tuple[int, ...] | None = None  # blocks per stage
     layers: int | None = None  # blocks in all
+    exit: int | None = None  # blocks in all, and a head for what the last of them puts out
     width: Fraction = Fraction(1)
     offset: int = 0  # the first channel
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 1 or self.offset < 0:
             raise ValueError(f"expected a width above 0 and up to 1 and an offset of 0 or more, got {self!r}")
-        if self.depths is not None and self.layers is not None:
+        if sum(blocks is not None for blocks in (self.depths, self.layers, self.exit)) > 1:
             raise ValueError(f"expected blocks per stage or blocks in all, got both: {self!r}")
 
     def __str__(self) -> str:
         """The short form, which `parse` takes."""
         parts = [] if self.depths is None else [f"depth:{'.'.join(map(str, self.depths))}"]
         parts += [] if self.layers is None else [f"layers:{self.layers}"]
+        parts += [] if self.exit is None else [f"exit:{self.exit}"]
         parts += [f"width:{self.width}" + (f":o{self.offset}" if self.offset else "")] if self.narrows else []
         return "-".join(parts) or "full"
 
@@ -101,8 +107,13 @@ class SliceSpec:
         """How many of so many channels; an exact fraction, as 0.55 of 20 would be 12 in floats."""
         return math.ceil(self.width * count)
 
-    def blocks(self, full: Sequence[int], least: Sequence[int]) -> tuple[int, ...]:
-        """Blocks in each stage of a model that has `full` of them and cannot do without the first `least`."""
+    def blocks(self, full: Sequence[int], least: Sequence[int], *, exits: bool = False) -> tuple[int, ...]:
+        """Blocks in each stage of a model that has `full` of them and cannot do without the first `least`.
+
+        `exits`: it can have a head behind any block.
+        """
+        if self.exit is not None:
+            return self._until_exit(full, exits=exits)
         kept = tuple(full) if self.depths is None else self.depths
         if self.layers is not None:
             kept = tuple(min(max(self.layers - sum(full[:stage]), 0), count) for stage, count in enumerate(full))
@@ -112,6 +123,15 @@ class SliceSpec:
         if not all(a <= count <= b for a, count, b in zip(least, kept, full, strict=True)):
             raise InputError(f"slice {str(self)!r}: expected {wanted} blocks in the stages, got {_joined(kept)}")
         return kept
+
+
+    def _until_exit(self, full: Sequence[int], *, exits: bool) -> tuple[int, ...]:
+        assert self.exit is not None
+        if not exits:
+            raise InputError(f"slice {str(self)!r}: this model has no exits; use another (mlp, a resnet or a vit)")
+        if not 1 <= self.exit <= sum(full):
+            raise InputError(f"slice {str(self)!r}: expected an exit behind one of {sum(full)} blocks")
+        return tuple(min(max(self.exit - sum(full[:stage]), 0), count) for stage, count in enumerate(full))
 
 
 FULL = SliceSpec()
@@ -131,6 +151,7 @@ def parse(text: str) -> SliceSpec:
     return SliceSpec(
         depths=tuple(int(count) for count in fields["depths"].split(".")) if "depths" in fields else None,
         layers=int(fields["layers"]) if "layers" in fields else None,
+        exit=int(fields["exit"]) if "exit" in fields else None,
         width=width,
         offset=int(fields.get("offset", "0")),
     )
@@ -149,12 +170,13 @@ def inner_axes(*, inputs: str, outputs: str) -> dict[str, tuple[Axis | None, ...
     }
 
 
-def index_map(model: Model, spec: SliceSpec) -> dict[str, IndexMap | None]:
+def index_map(model: Model, spec: SliceSpec, *, part: int = 0) -> dict[str, IndexMap | None]:
     """For each parameter and buffer of the slice its indices in the full model, one vector per axis; None: all of it.
 
-    Raises `InputError` if the model has no such slice.
+    `part`: of the slices of this width that lie side by side, another than the first. Raises `InputError` if the model
+    has no such slice.
     """
-    kept = _kept(model, spec)
+    kept = kept_units(model, spec)
     inside = {name for unit in kept for name in (*unit.parameters, *unit.buffers)}
     state: Mapping[str, Tensor] = model.state_dict()
     if not spec.narrows:
@@ -162,7 +184,7 @@ def index_map(model: Model, spec: SliceSpec) -> dict[str, IndexMap | None]:
     axes = _channel_axes(model, spec)
     memory: dict[tuple[Axis, int], list[int]] = {}
     return {
-        name: _place(tensor, axes.get(name, (CHANNELS, CHANNELS)), spec, memory)
+        name: _place(tensor, axes.get(name, (CHANNELS, CHANNELS)), spec, memory, part)
         for name, tensor in state.items()
         if name in inside
     }
@@ -174,7 +196,7 @@ def _channel_axes(model: Model, spec: SliceSpec) -> Axes:
     return model.channel_axes
 
 
-def _kept(model: Model, spec: SliceSpec) -> list[Unit]:
+def kept_units(model: Model, spec: SliceSpec) -> list[Unit]:
     """The units of a slice: a block may only be missing if its output has the shape of its input."""
     stages = sorted({unit.stage for unit in model.units if unit.kind == "block"})
     members = [[unit for unit in model.units if unit.kind == "block" and unit.stage == stage] for stage in stages]
@@ -182,12 +204,21 @@ def _kept(model: Model, spec: SliceSpec) -> list[Unit]:
         max((number for number, unit in enumerate(blocks, start=1) if unit.in_shape != unit.out_shape), default=0)
         for blocks in members
     ]
-    counts = dict(zip(stages, spec.blocks([len(blocks) for blocks in members], least), strict=True))
+    counts = dict(zip(stages, spec.blocks([len(blocks) for blocks in members], least, exits=True), strict=True))
     return [unit for unit in model.units if unit.kind != "block" or unit.index < counts[unit.stage]]
 
 
+def place_of(tensor: Tensor, axes: Sequence[Axis | None], spec: SliceSpec) -> IndexMap | None:
+    """The indices of a slice of one tensor with these axes; None: all of it."""
+    return _place(tensor, axes, spec, {}) if spec.narrows else None
+
+
 def _place(
-    tensor: Tensor, axes: Sequence[Axis | None], spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]]
+    tensor: Tensor,
+    axes: Sequence[Axis | None],
+    spec: SliceSpec,
+    memory: dict[tuple[Axis, int], list[int]],
+    part: int = 0,
 ) -> IndexMap | None:
     import torch
 
@@ -195,12 +226,14 @@ def _place(
     if all(axis is WHOLE for axis in named):
         return None
     return tuple(
-        torch.tensor(range(size) if axis is WHOLE else _indices(axis, size, spec, memory), dtype=torch.int64)
+        torch.tensor(range(size) if axis is WHOLE else _indices(axis, size, spec, memory, part), dtype=torch.int64)
         for axis, size in zip(named, tensor.shape, strict=True)
     )
 
 
-def _indices(axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]]) -> list[int]:
+def _indices(
+    axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]], part: int
+) -> list[int]:
     if (axis, size) in memory:
         return memory[axis, size]
     groups = axis.groups or (size // axis.repeat,)
@@ -209,7 +242,8 @@ def _indices(axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, in
     found: list[int] = []
     start = 0
     for count in groups:
-        chosen = [start + (spec.offset + number) % count for number in range(spec.channels(count))]
+        first = spec.offset + part * spec.channels(count)
+        chosen = [start + (first + number) % count for number in range(spec.channels(count))]
         found += [channel * axis.repeat + part for channel in chosen for part in range(axis.repeat)]
         start += count
     memory[axis, size] = found
@@ -234,7 +268,7 @@ def shorten(model: Model, spec: SliceSpec) -> Model:
 
     if spec.narrows:
         raise InputError(f"slice {str(spec)!r}: only built-in models have slices of their width; use depth or layers")
-    kept = _kept(model, spec)
+    kept = kept_units(model, spec)
     names = [unit.name for unit in kept]
     for unit in model.units:
         if unit.name not in names:

@@ -45,7 +45,7 @@ def vit(
     """`depth` blocks of `heads` x `width // heads` features per token; one token per `patch` (x `patch`) values."""
     features, per_head = cut.channels(width), cut.channels(width // heads)
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=_Stem(input_shape, patch, features))
-    names = [f"block{number}" for number in range(1, cut.blocks([depth], [0])[0] + 1)]
+    names = [f"block{number}" for number in range(1, cut.blocks([depth], [0], exits=True)[0] + 1)]
     for name in names:
         units[name] = _Block(features, heads, per_head, cut.channels(_MLP_RATIO * width))
     units["head"] = nn.Sequential(

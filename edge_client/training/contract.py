@@ -12,10 +12,22 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
+    from edge_client.knowledge.kinds import Knowledge
     from edge_client.models.contract import Model
     from edge_client.records import TrainingPlan
+    from edge_client.training.optimizers import Optimizer
 
-__all__ = ["Batch", "Client", "Job", "Outcome", "Phase", "Term", "named_parameters"]
+__all__ = ["Batch", "Client", "Data", "Job", "Outcome", "Phase", "Term", "named_parameters"]
+
+
+class Data(Protocol):
+    """Samples by position; `data.sources.Samples` is one."""
+
+    labels: Tensor  # [n] int64
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +39,8 @@ class Batch:
     num_whole: int  # samples of the whole batch; means divide by it, so that microbatching changes nothing
     whole_y: Tensor  # [num_whole] int64, for masks: their sum over the whole batch is a term's `denominator`
     first: bool  # the first piece of its batch: the one in which `once` terms count
+    positions: Tensor | None = None  # [b] int64, of the samples in the phase's data; the loop always tells them
+    last_epoch: bool = True  # of the last pass over the samples that the phase makes
     beside: Mapping[str, Tensor] = field(default_factory=dict)  # `x` of each model in `Phase.beside`, if it is another
 
 
@@ -58,6 +72,7 @@ class Phase:
     after: str = ""  # the units up to this one are frozen: they run without gradient, and `Batch.x` is their output
     bypassed: frozenset[str] = frozenset()  # of these units, the ones that are left out
     beside: tuple[str, ...] = ()  # keys of `Client.modules` that are models too: `after` holds for each of them
+    data: Data | None = None  # other samples than the device's own
     restored: frozenset[str] = frozenset()  # buffers that are put back at the end, as `restore` does with all
 
 
@@ -77,6 +92,10 @@ class Job:
     state: Mapping[str, Tensor] = field(default_factory=dict)  # what `end` kept in this device's last counted round
     extra: Mapping[str, Tensor] = field(default_factory=dict)  # the method's tensors that came with the model
     build: Callable[[str], Model] | None = None  # purpose -> another model of this kind with random weights of its own
+    data: Data | None = None  # the device's own samples, for passes that are no training
+    knowledge: tuple[Knowledge, ...] = ()  # what came with the assignment beside weights
+    clip_norm: float | None = None  # of what a sample adds to a class mean, as this device's owner wants it
+    optimizer: Callable[[], Optimizer] | None = None  # a fresh one of the run's kind
     # what a method that is put over another tells that one:
     modules: Mapping[str, nn.Module] = field(default_factory=dict)  # what is trained and sent beside the model, by key
     loss: Callable[[Batch, Phase], Tensor] | None = None  # of each sample; none: cross entropy of the whole model
@@ -89,6 +108,7 @@ class Outcome:
     scalars: Mapping[str, float] = field(default_factory=dict)
     state: Mapping[str, Tensor] = field(default_factory=dict)
     extra: Mapping[str, Tensor] = field(default_factory=dict)  # new values of `Job.extra`; others go back as they came
+    knowledge: tuple[Knowledge, ...] = ()  # as far as the device's owner lets it out
 
 
 class Client(Protocol):

@@ -16,14 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from edge_client.models.contract import Model
 from edge_client.models.layout import arranged, precision
-from edge_client.training.contract import Phase
+from edge_client.training.contract import Data, Phase
 from edge_client.training.row_file import RowFile, layout_of
 
 __all__ = ["Data", "Earlier", "Take", "frozen_units", "in_layout", "inputs", "mixes_samples"]
@@ -32,16 +31,6 @@ _CHUNK = 16  # samples that go through the frozen units at a time
 
 # positions of samples, size of a microbatch -> x of each model (the run's own is ""), y
 Take = Callable[[Tensor, int], tuple[dict[str, Tensor], Tensor]]
-
-
-class Data(Protocol):
-    """Samples by position; `data.sources.Samples` is one."""
-
-    labels: Tensor  # [n] int64
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def in_layout(data: Data, *, channels_last: bool) -> Data:

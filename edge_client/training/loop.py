@@ -28,8 +28,8 @@ from edge_client.models.contract import Model
 from edge_client.models.layout import precision
 from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
-from edge_client.training.contract import Batch, Client, Phase, Term
-from edge_client.training.inputs import Data, Earlier, Take, in_layout, inputs
+from edge_client.training.contract import Batch, Client, Data, Phase, Term
+from edge_client.training.inputs import Earlier, Take, in_layout, inputs
 from edge_client.training.modes import prepared
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
@@ -130,23 +130,30 @@ class _Training:
     def _set_schedule(self) -> None:
         phases = [phase for phase in self.client.phases() if phase.name not in self._done]
         most = self.settings.max_steps
-        num_batches = math.ceil(len(self.data) / self.settings.batch)
+        num_batches = [math.ceil(len(self._data(phase)) / self.settings.batch) for phase in phases]
         steps = _allot(phases, num_batches, None if most is None else most - self.steps)
         self.schedule = list(zip(phases, steps, strict=True))
         self._total = self.steps + sum(steps)
+
+    def _data(self, phase: Phase) -> Data:
+        """The device's own samples, or those that the phase brings."""
+        if phase.data is None:
+            return self.data
+        return in_layout(phase.data, channels_last=self.settings.channels_last)
 
     def run_phase(self) -> None:
         """The first phase of the schedule."""
         phase, num_steps = self.schedule.pop(0)
         modules = self.client.modules()
+        data = self._data(phase)
         optimizer = _optimizer(phase, self.settings, self._shared)
-        with prepared(self.model, modules, phase) as params, self._inputs(modules, phase, num_steps) as take:
-            for batch in _batches(len(self.data), num_steps, phase, self.settings):
+        with prepared(self.model, modules, phase) as params, self._inputs(modules, phase, data, num_steps) as take:
+            for batch, last_epoch in _batches(len(data), num_steps, phase, self.settings):
                 self._ask()
                 chosen = _trainable(batch, self.settings.microbatch, self.model.min_batch)
                 if len(chosen) == 0:
                     continue
-                step = _Step(self.model, self.client, phase, params, take, self.data.labels[chosen])
+                step = _Step(self.model, self.client, phase, params, take, data.labels[chosen], last_epoch)
                 self._note(step.run(chosen, optimizer, self.settings))
         self._done.add(phase.name)
         if self._plan is not None and self.schedule:
@@ -157,13 +164,15 @@ class _Training:
             self._set_schedule()
 
     @contextmanager
-    def _inputs(self, modules: Mapping[str, nn.Module], phase: Phase, num_steps: int) -> Iterator[Take]:
+    def _inputs(
+        self, modules: Mapping[str, nn.Module], phase: Phase, data: Data, num_steps: int
+    ) -> Iterator[Take]:
         settings = self.settings
         models = {"": self.model} | {key: _as_model(key, modules[key], phase) for key in phase.beside}
         with inputs(
             models,
             phase,
-            self.data,
+            data,
             microbatch=settings.microbatch,
             folder=settings.folder if settings.buffered and num_steps else None,
             order=generator(settings.seed, "buffer"),
@@ -193,9 +202,10 @@ class _Training:
             self._progress(self.steps, self._total, loss)
 
 
-def _allot(phases: Sequence[Phase], num_batches: int, most: int | None) -> list[int]:
+def _allot(phases: Sequence[Phase], num_batches: Sequence[int], most: int | None) -> list[int]:
     """Steps of each phase; a bound on all of them is shared in proportion, and no phase is left out for it."""
-    planned = [math.ceil(phase.epochs * num_batches - 1e-9) for phase in phases]  # 7/3 epochs of 3 batches are 7
+    # 7/3 epochs of 3 batches are 7
+    planned = [math.ceil(phase.epochs * count - 1e-9) for phase, count in zip(phases, num_batches, strict=True)]
     if most is None or sum(planned) <= most:
         return planned
     ends = [max(0, most) * end // sum(planned) for end in itertools.accumulate(planned)]
@@ -216,14 +226,14 @@ def _optimizer(phase: Phase, settings: Settings, shared: dict[str, Optimizer]) -
     return made if phase.optimizer == "fresh" else shared.setdefault(phase.optimizer, made)
 
 
-def _batches(num_samples: int, num_steps: int, phase: Phase, settings: Settings) -> Iterator[Tensor]:
-    """Sample positions of each step: a new permutation per epoch."""
+def _batches(num_samples: int, num_steps: int, phase: Phase, settings: Settings) -> Iterator[tuple[Tensor, bool]]:
+    """Sample positions of each step, and whether it is of the last epoch: a new permutation per epoch."""
     epoch = 0
     while num_steps > 0:
         order = torch.randperm(num_samples, generator=generator(settings.seed, "shuffle", phase.name, epoch))
         pieces = pieces_of(order, settings.batch)[:num_steps]
-        yield from pieces
         num_steps -= len(pieces)
+        yield from ((piece, num_steps == 0) for piece in pieces)
         epoch += 1
 
 
@@ -243,6 +253,7 @@ class _Step:
     params: Mapping[str, nn.Parameter]
     take: Take
     labels: Tensor  # of the whole batch
+    last_epoch: bool
 
     def run(self, chosen: Tensor, optimizer: Optimizer, settings: Settings) -> float:
         """Gradients of all pieces, then the step; returns the loss."""
@@ -264,7 +275,16 @@ class _Step:
     def _piece(self, piece: Tensor, settings: Settings, kept: dict[str, dict[str, Tensor]], *, first: bool) -> float:
         beside, y = self.take(piece, settings.microbatch)
         x = beside.pop("")
-        batch = Batch(x=x, y=y, num_whole=len(self.labels), whole_y=self.labels, first=first, beside=beside)
+        batch = Batch(
+            x=x,
+            y=y,
+            num_whole=len(self.labels),
+            whole_y=self.labels,
+            first=first,
+            positions=piece,
+            last_epoch=self.last_epoch,
+            beside=beside,
+        )
         loss = 0.0
         with _tapped(self.model, self.phase) as taps:
             for term in self._terms(batch, settings.dtype):

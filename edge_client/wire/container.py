@@ -46,6 +46,7 @@ __all__ = [
     "EXTRA_PREFIX",
     "FLOAT_CODECS",
     "MAX_HEADER_BYTES",
+    "MEMORY_PREFIX",
     "MODEL_PREFIX",
     "Entry",
     "Header",
@@ -62,6 +63,7 @@ TableRow = tuple[str, str, Sequence[int]]  # name, codec, shape
 
 MODEL_PREFIX = "model/"  # of the tensors of a state dict; others are those of a method, and `evaluation/`
 EXTRA_PREFIX = "extra/"  # of a method's own tensors, which travel with the model and are folded like it
+MEMORY_PREFIX = "memory/"  # of what the server learnt from knowledge; it never travels
 FLOAT_CODECS = ("fp32", "fp16", "bf16", "int8")
 CODECS = (*FLOAT_CODECS, "i64")
 

@@ -19,12 +19,13 @@ SDK = [path for path in FILES if path.is_relative_to(ROOT / "edge_client")]
 # A module may import from its own layer and from those below it (style.md). What is above, it does not know.
 LAYERS = [
     {"errors", "params", "records", "durable", "faults", "logs", "files", "run_file"},
-    {"models", "wire", "data", "task", "task_files"},
+    {"models", "wire", "knowledge", "data", "task", "task_files"},
     {"planning", "training", "run_model", "onnx_file", "onnx_export", "predictions"},
     {"methods"},
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
     | {"allowance", "notes", "apart", "calibration", "rehearsal", "trial", "unit_costs", "fitting"}
-    | {"found_data", "owner_file", "status", "supervisor", "systemd", "service_unit", "doctor", "tryout", "received"},
+    | {"found_data", "owner_file", "status", "supervisor", "systemd", "service_unit", "doctor", "tryout", "privacy"}
+    | {"received"},
     {"daemon", "worker", "leaving", "plan_options", "plan_command", "bench_command", "bench_plot", "infer_command"}
     | {"onnx_infer", "personal", "device_checks", "device_service", "sandbox", "service_commands", "service_install"}
     | {"cli", "client", "__main__"},

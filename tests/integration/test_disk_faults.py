@@ -20,13 +20,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from machine import Machine
 
 from coordinator import cli
 from coordinator.store.base import OPEN_LEASE
-from edge_client import device_service, faults, identity
+from edge_client import device_service, faults, identity, service_install
 from edge_client.assignment import read_state
 from edge_client.errors import MachineError
+from edge_client.files import ShareSection
+from edge_client.knowledge.kinds import ClassTable
+from edge_client.privacy import Gate, Ledger
 from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
 from tests.typed import in_a_process, ok, typed
 
@@ -302,6 +306,29 @@ def test_a_command_that_cannot_write_its_file_leaves_nothing_of_it(
         assert fleet.unexpected == []
 
 
+LEDGER = ("worker.ledger.write", "worker.ledger.sync", "worker.ledger.rename")
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_what_is_not_in_the_ledger_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The privacy ledger cannot be written: no table comes out, and what was spent before stays on record."""
+    ledger = Ledger(tmp_path / "ledger")
+    gate = Gate(share=ShareSection(clip=1.0, noise=1.0), ledger=ledger)
+    table = ClassTable(label="logit", counts=torch.tensor([40]), values=torch.ones(1, 1))
+
+    def release(number: int) -> None:
+        assert len(gate.let_out([table], run="r-1", round=number, noise=torch.Generator())) == 1
+
+    release(1)
+    for point in LEDGER:
+        monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
+        with pytest.raises(OSError, match=REASONS[kind]):
+            release(2)
+        assert [done.round for done in ledger.releases()] == [1]
+    release(2)
+    assert [done.round for done in ledger.releases()] == [1, 2]
+
+
 SIMULATED = (
     *(f"simulate.run.{step}" for step in ("write", "sync", "rename")),
     *(f"simulate.model.{step}" for step in ("sync", "rename")),
@@ -360,12 +387,18 @@ def test_a_service_that_cannot_be_written_is_not_there(
     """No unit, whole or half; the same command works afterwards."""
     machine = Machine(tmp_path, monkeypatch)
     machine.join()
+    unit = device_service.make_unit(machine.wanted())
+    plan = service_install.Plan(name="fedfit-device", unit=unit, state_dir=machine.state_dir, command="edge-client")
+
+    def install() -> None:
+        service_install.install(machine.systemd, plan, replace=False, rehearse=lambda: None)
+
     for point in INSTALLING:
         monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
         with pytest.raises(MachineError, match=REASONS[kind]):
-            device_service.install(machine.wanted())
+            install()
         assert list(machine.unit.parent.iterdir()) == []
-    device_service.install(machine.wanted())
+    install()
     assert machine.unit.exists()
 
 
@@ -414,7 +447,8 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
     files = [path for package in ("edge_client", "coordinator") for path in (ROOT / package).rglob("*.py")]
     written = {point for path in files for point in _points_in(ast.parse(path.read_text(encoding="utf-8")))}
     rounds = (*COORDINATOR.values(), *DAEMON.values(), *WORKER.values())
-    others = (*STARTING.values(), *WRITTEN.values(), TOO_FEW, ADDING, STARTING_A_RUN, SIMULATED, JOINING, INSTALLING)
+    commands = (TOO_FEW, ADDING, STARTING_A_RUN, LEDGER, SIMULATED, JOINING, INSTALLING)
+    others = (*STARTING.values(), *WRITTEN.values(), *commands)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
     elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own
     assert sorted(written - tested) == []

@@ -236,3 +236,31 @@ def test_devices_of_three_sizes_train_one_model(of_three_sizes: Fleet, method: s
     assert devices["a"]["bytes_up"] > devices["b"]["bytes_up"] > devices["c"]["bytes_up"]
     judged = {(e["device"], e["slice"]) for e in shown["device_evaluations"] if e["version"] == 2}
     assert judged == {*SIZES.items()}
+
+
+DEEP = {
+    "inclusivefl": ("full", "depth:1.1.0", "depth:1.0.0"),
+    "scalefl": ("full", "exit:2-width:1/2", "exit:1-width:1/2"),
+    "splitmix": ("full", "width:1/2", "width:1/4"),  # eight bases, four, two
+}
+OWN = {"inclusivefl": {*DEEP["inclusivefl"][1:]}, "scalefl": {"exit/1", "exit/2"}}
+OWN["splitmix"] = {f"base{number}" for number in range(8)}
+
+
+@pytest.mark.parametrize("method", DEEP)
+def test_devices_of_three_sizes_have_something_of_their_own(fleet: Fleet, method: str) -> None:
+    """Two rounds: each trains its own size, and what belongs to one size alone moves, too."""
+    sizes = dict(zip(DEVICES, DEEP[method], strict=True))
+    for name, cut in sizes.items():
+        fleet.ask("device-label", name=name, put={"slice": cut})
+    model = {"hidden": [16, 16, 16]}
+    shown = finished(fleet, method, model=model, slices=list(sizes.values()))
+    for name in sizes:
+        fleet.ask("device-label", name=name, put={}, drop=["slice"])
+    devices = {device["id"]: device for device in shown["devices"]}
+    assert {name: device["plan_details"]["slice"] for name, device in devices.items()} == sizes
+    assert devices["a"]["bytes_up"] > devices["b"]["bytes_up"] > devices["c"]["bytes_up"]
+    first, last = server_tensors(fleet, shown, 0), server_tensors(fleet, shown, 2)
+    assert [name for name, value in first.items() if torch.equal(value, last[name])] == []
+    own = {"/".join(name.split("/")[1:-1]) for name in first if name.startswith("extra/")}
+    assert own == OWN[method]

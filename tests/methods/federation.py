@@ -10,10 +10,12 @@ import torch
 from linear import TensorFrozen, TensorState
 from torch import Tensor
 
+from edge_client.knowledge.kinds import Knowledge
 from edge_client.methods import coverage, registry
-from edge_client.methods.base import Batch, Client, Header, Job, Phase, Place
+from edge_client.methods.base import Batch, Client, Header, Job, Lesson, Phase, Place
 from edge_client.models.contract import Model
 from edge_client.models.slicing import take_tensor
+from edge_client.training import optimizers
 from edge_client.training.loop import Data, Settings, generator, train
 
 Loss = Callable[[Model], Callable[[Batch, Phase], Tensor]]
@@ -30,18 +32,23 @@ class Federation:
     settings: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 1
     loss: Mapping[str, Loss] = field(default_factory=dict)
+    num_classes: int = 3
     slices: Mapping[str, str] = field(default_factory=dict)  # of devices that do not train the whole model
     build_slice: Callable[[str], Model] | None = None
+    rungs: Sequence[str] = ()  # of the run, for methods that ask
 
     def __post_init__(self) -> None:
-        self.made = registry.get(self.method, self.parameters)
+        self.made = registry.get(self.method, self.parameters, self.rungs)
         model = self.build()
+        self.made.first(model)
         self.server = {name: value.clone() for name, value in model.state_dict().items()}
         self.notes = self.made.notes(model)
         self.server |= {f"extra/{name}": value for name, value in self.made.extra_tensors(model).items()}
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.data}
         self.answered: set[str] = set()
         self.updates: list[tuple[Header, dict[str, Tensor]]] = []
+        self.memory: Mapping[str, Tensor] = {}  # the server's, of methods that exchange knowledge
+        self.said: list[tuple[Header, tuple[Knowledge, ...]]] = []  # in the last round
         self.number = 0
 
     def weights(self) -> dict[str, Tensor]:
@@ -63,7 +70,7 @@ class Federation:
     def begun(self, device: str, settings: Settings | None = None) -> Client:
         """A device's client with the server's model and its own state, as for an evaluation."""
         cut = self.slices.get(device, "full")
-        model = self.build() if self.build_slice is None else self.build_slice(cut)
+        model = self._built(cut)
         sent = self.sent(device)
         model.load_state_dict({n.removeprefix("model/"): value for n, value in sent.items() if n.startswith("model/")})
         extra = {name.removeprefix("extra/"): value for name, value in sent.items() if name.startswith("extra/")}
@@ -76,23 +83,43 @@ class Federation:
                 epochs=self.epochs,
                 learning_rate=settings.learning_rate if settings is not None else 0.0,
                 class_counts=self._class_counts(device),
+                knowledge=self._told(device),
+                data=self.data[device],
+                optimizer=lambda: optimizers.make("sgd", momentum=0.0, weight_decay=0.0),
                 slice=cut,
                 rng=lambda purpose: generator(1, purpose),
                 state={name: value.clone() for name, value in self.states[device].items()},
                 extra=extra,
+                build=lambda purpose: self._built(cut),
                 loss=self.loss[device](model) if device in self.loss else None,
             )
         )
         return client
 
+    def _lesson(self, number: int) -> Lesson:
+        return Lesson(round=number, num_classes=self.num_classes, seed=1)
+
+    def _told(self, device: str) -> tuple[Knowledge, ...]:
+        teacher = self.made.teacher
+        number = max(1, self.number)
+        return teacher.tell(self.memory, cut="full", device=device, lesson=self._lesson(number)) if teacher else ()
+
+    def _built(self, cut: str) -> Model:
+        return self.build() if self.build_slice is None else self.build_slice(self.made.built(cut))
+
     def round(self, cohort: Sequence[str] | None = None) -> dict[str, Tensor]:
         """One round; returns the server's new model."""
         self.number += 1
+        self.said = []
         self.updates = [self._train(device) for device in cohort or self.data]
+        if self.made.teacher is not None:
+            teacher, before = self.made.teacher, self._lesson(self.number - 1)
+            studied = teacher.study(self.memory, before) if self.number > 1 else {}
+            self.memory = teacher.learn(self.memory, lambda: iter(self.said), self._lesson(self.number), studied)
         self.answered |= {header.device for header, _ in self.updates}
         momentum = self.settings.get("momentum", 0.0) if self.settings.get("optimizer", "sgd") == "sgd" else 0.0
         placed = [self.places(header.device) for header, _ in self.updates]
-        where = [{place.name.removeprefix("model/"): place.where for place in places.values()} for places in placed]
+        where = [{_keys(places)[name]: place.where for name, place in places.items()} for places in placed]
         frozen = TensorFrozen(self.updates, places=where, num_devices=len(self.answered), momentum=momentum)
         self.server = dict(self.made.server.fold(TensorState(self.server, self.notes), frozen, round=self.number))
         return self.weights()
@@ -112,7 +139,7 @@ class Federation:
         meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.made.kept(model), notes=self.notes)
         lacking = coverage.left_out(sent, None, self.made.plans, meta)
         places = self.places(device)
-        update = {places[n].name.removeprefix("model/"): value for n, value in sent.items() if n not in lacking}
+        update = {_keys(places)[name]: value for name, value in sent.items() if name not in lacking}
         header = Header(
             device=device,
             num_samples=len(self.data[device]),
@@ -120,11 +147,21 @@ class Federation:
             steps=done.steps,
             scalars=outcome.scalars,
         )
+        self.said.append((header, outcome.knowledge))
         return header, update
 
     def _class_counts(self, device: str) -> tuple[int, ...]:
         labels = getattr(self.data[device], "labels", torch.zeros(0, dtype=torch.int64))
-        return tuple(torch.bincount(labels, minlength=3).tolist())
+        return tuple(torch.bincount(labels, minlength=self.num_classes).tolist())
+
+
+def _keys(places: Mapping[str, Place]) -> dict[str, str]:
+    """The server's names of a device's tensors; of several that lie in one, `NAME#OWN NAME` for the later ones."""
+    keys: dict[str, str] = {}
+    for name, place in places.items():
+        own = place.name.removeprefix("model/")
+        keys[name] = f"{own}#{name}" if own in keys.values() else own
+    return keys
 
 
 class Shifted:

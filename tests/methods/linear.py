@@ -48,8 +48,8 @@ class TensorFrozen:
 
     def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
         for (header, tensors), places in zip(self.updates, self.places, strict=True):
-            if name in tensors:
-                yield header, tensors[name], places.get(name)
+            for key in [key for key in tensors if key.partition("#")[0] == name]:
+                yield header, tensors[key], places.get(key)
 
 
 def linear_model(weight: Sequence[float]) -> Model:

@@ -82,7 +82,7 @@ def test_the_plain_client_trains_everything_with_cross_entropy() -> None:
 
 def test_unknown_methods_and_parameters_are_named() -> None:
     """The coordinator says so before a run starts."""
-    with pytest.raises(NoSuchNameError, match=r"unknown method 'fedsgd'; known: fedavg, fedepth, fedepth\+fedprox, "):
+    with pytest.raises(NoSuchNameError, match=r"unknown method 'fedsgd'; known: .*fedavg, fedepth, fedepth\+fedprox, "):
         registry.validate("fedsgd", {})
     with pytest.raises(InputError, match=r"'fedavg' has no parameters of its own, got mu = 0\.1"):
         registry.validate("fedavg", {"mu": 0.1})

@@ -35,6 +35,7 @@ from edge_client.models.adopted import adopt
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.heads import fit
 from edge_client.planning.paper_cost import block_costs, decompose, full_cost
+from edge_client.training.contract import named_parameters
 from edge_client.training.loop import generator
 from edge_client.training.objectives import divergence
 
@@ -534,14 +535,20 @@ def test_over_fedprox_the_second_step_is_pulled_back() -> None:
 
 
 def test_over_fedprox_auxiliary_heads_have_anchors() -> None:
-    """They are weights of the run, too: one proximal term for each of the two layers' and the head's tensors."""
+    """They are weights of the run, too: with each element one away from its anchor, the distance is their number."""
     model = model_of("mlp")
     client = begun(model, plan_of(halves(model)), name="m-fedepth+fedprox", parameters={"mu": 10.0})
     phase = client.phases()[0]
     y = torch.tensor([0])
     batch = Batch(x=torch.ones(1, *SHAPE), y=y, num_whole=1, whole_y=y, first=True)
-    names = [term.name for term in client.terms(batch, phase)]
-    assert names.count("proximal") == len(phase.trainable) == 6
+    params = named_parameters(model, client.modules())
+    moved = [params[name] for name in phase.trainable]
+    with torch.no_grad():
+        for param in moved:
+            param.add_(1.0)
+    near = [term.once for term in client.terms(batch, phase) if term.name == "proximal"]
+    distance = sum(float(term.detach()) for term in near if term is not None)
+    assert distance == pytest.approx(sum(param.numel() for param in moved), rel=1e-4)
     assert sum(name.startswith("extra/") for name in phase.trainable) == 2
 
 

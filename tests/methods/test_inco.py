@@ -18,6 +18,7 @@ from edge_client.errors import InputError
 from edge_client.methods import registry
 from edge_client.methods.base import Header
 from edge_client.models import registry as models
+from edge_client.models import slicing
 from edge_client.models.adopted import adopt, parts
 from edge_client.models.anchors import anchors
 from edge_client.models.contract import Model
@@ -236,6 +237,33 @@ def test_over_any_method_the_targets_change_and_nothing_else(base: str, kind: st
     changed, plain = one_round(f"inco+{base}", kind), one_round(base, kind)
     assert changed.keys() == plain.keys()
     assert {name for name in plain if not torch.equal(changed[name], plain[name])} == {*anchors(model_of(kind))}
+
+
+@pytest.mark.parametrize("base", ["heterofl", "fedrolex", "fedavg"])
+@pytest.mark.parametrize("granularity", ["kernel", "tensor"])
+def test_over_narrow_slices_what_nobody_has_keeps_its_bits(base: str, granularity: str) -> None:
+    """Two devices with the first half of the channels: the targets change there, and nothing does elsewhere."""
+
+    def build(cut: str = "full") -> Model:
+        torch.manual_seed(1)
+        options = {"width": 4}
+        return models.build("preresnet20", input_shape=SHAPE, num_classes=3, options=options, cut=slicing.parse(cut))
+
+    servers = []
+    for name, parameters in ((base, {}), (f"inco+{base}", {"granularity": granularity})):
+        slices = {"a": "width:1/2", "b": "width:1/2"}
+        data = {device: Shifted(10, n) for n, device in enumerate(slices)}
+        made = Federation(
+            method=name, parameters=parameters, build=build, build_slice=build, data=data, slices=slices
+        )
+        made.round()
+        servers.append(made.server)
+    plain, changed = servers
+    assert {name for name in plain if not torch.equal(changed[name], plain[name])} == {*anchors(build())}
+    for name, place in slicing.index_map(build(), slicing.parse("width:1/2")).items():
+        outside = torch.ones_like(plain[name], dtype=torch.bool)
+        outside[torch.meshgrid(*place, indexing="ij") if place is not None else ...] = False
+        assert torch.equal(changed[name][outside], build().state_dict()[name][outside])
 
 
 def test_it_is_the_mean_update_of_the_method_underneath_that_is_changed() -> None:

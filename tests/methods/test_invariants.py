@@ -17,15 +17,34 @@ OFF = [
     ("fednova", {}),  # devices make equally many steps here
     ("moon", {"mu": 0}),
     ("fedper", {"personal": 0}),
+    ("felo", {"alpha": 0}),
+    ("velo", {"alpha": 0}),
+    ("fedin", {"mu": 0, "pairs": 0}),
     ("heterofl", {"uniform": False}),
     ("fedrolex", {"uniform": False}),
+    ("inclusivefl", {}),
+    ("scalefl", {"uniform": False}),
+    ("splitmix", {"bases": 1}),
     ("fedepth", {}),  # no plan: everything at once
     ("fedepth+fedprox", {"mu": 0}),
     ("inco", {"rule": "off"}),
     ("inco+fedprox", {"rule": "off", "mu": 0}),
 ]
 WEIGHTED = ["fedavg", "fedprox", "scaffold", "fednova", "moon", "fedper"]  # share weights; InCo can be put over them
-ON = [("fedprox", {}), ("scaffold", {}), ("moon", {}), ("fedper", {}), ("local", {})]  # FedNova: in its own tests
+WEIGHTED += ["heterofl", "fedrolex", "inclusivefl", "scalefl"]
+ON = [
+    ("fedprox", {}),
+    ("scaffold", {}),
+    ("moon", {}),
+    ("fedper", {}),
+    ("local", {}),
+    ("felo", {}),
+    ("fedin", {"mu": 0}),
+]  # FedNova: in its own tests
+ALONE = [
+    ("fedhe", {"alpha": 0}, {}),
+    ("fedproto", {"ld": 0}, {}),
+]
 
 
 def _three_rounds(name: str, parameters: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -57,6 +76,23 @@ def test_with_its_extras_on_it_is_not(name: str, parameters: dict[str, Any]) -> 
     assert not equal(_three_rounds(name, parameters, "mlp"), _three_rounds("fedavg", {}, "mlp"))
 
 
+@pytest.mark.parametrize(("name", "off", "on"), ALONE, ids=[name for name, _, _ in ALONE])
+def test_devices_that_share_no_weights_train_alone_or_with_what_others_know(
+    name: str, off: dict[str, Any], on: dict[str, Any]
+) -> None:
+    """Switched off, every device has the model of `local`, bit for bit; with knowledge another one after round 2."""
+    models = {}
+    for key, method, parameters in (("alone", "local", {}), ("off", name, off), ("on", name, on)):
+        data = {device: Shifted(n, k) for k, (device, n) in enumerate((("a", 18), ("b", 24)))}
+        made = Federation(method=method, parameters=parameters, build=lambda: model_of("mlp"), data=data)
+        made.round()
+        made.round()
+        models[key] = {n: t for n, t in made.states["a"].items() if n.startswith("model/")}
+        assert all("model/" not in name and not name.startswith("block") for _, sent in made.updates for name in sent)
+    assert equal(models["alone"], models["off"])
+    assert not equal(models["alone"], models["on"])
+
+
 @pytest.mark.parametrize("base", WEIGHTED)
 def test_inco_switched_off_is_its_base_bit_for_bit(base: str) -> None:
     """Three rounds, the base's own part on; the default rule is not."""
@@ -65,7 +101,9 @@ def test_inco_switched_off_is_its_base_bit_for_bit(base: str) -> None:
     assert not equal(_three_rounds(f"inco+{base}", {}, "vit"), plain)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fednova", "moon", "fedper", "local"])
+@pytest.mark.parametrize(
+    "name", ["scaffold", "fednova", "moon", "fedper", "local", "heterofl", "inclusivefl", "scalefl", "splitmix"]
+)
 @pytest.mark.parametrize("above", ["fedepth", "m-fedepth"])
 def test_methods_that_need_the_whole_model_cannot_be_under_fedepth(name: str, above: str) -> None:
     """They are not listed as pairs, and the refusal says why."""
@@ -96,28 +134,17 @@ def test_parameters_out_of_range_name_field_value_range_and_symbol(
 def test_what_methods_keep_counts_in_the_plan() -> None:
     """Copies of all weights add up over the parts of a name; what a step makes is the largest of them."""
     kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
-    assert kept == {
-        "fedavg": 0,
-        "fedepth": 0,
+    assert {name: copies for name, copies in kept.items() if copies} == {
         "fedepth+fedprox": 1,
-        "fednova": 0,
-        "fedper": 0,
+        "fedin": 1,
         "fedprox": 1,
-        "fedrolex": 0,
-        "heterofl": 0,
-        "inco": 0,
-        "inco+fednova": 0,
-        "inco+fedper": 0,
         "inco+fedprox": 1,
-        "inco+fedrolex": 0,
-        "inco+heterofl": 0,
         "inco+moon": 2,
         "inco+scaffold": 2,
-        "local": 0,
-        "m-fedepth": 0,
         "m-fedepth+fedprox": 1,
         "moon": 2,
         "scaffold": 2,
+        "splitmix": 21,  # weights, gradients and momentum of seven bases
     }
     rules = registry.plan_rules("fedepth+fedprox", {})
     assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 1)

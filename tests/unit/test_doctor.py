@@ -15,6 +15,7 @@ from edge_client.device_checks import DeviceChecks, Subject, check_clock, check_
 from edge_client.doctor import Finding, ProblemError, SkippedError
 from edge_client.errors import MachineError, NoSuchNameError
 from edge_client.identity import STATE_KIND, STATE_VERSION
+from edge_client.service_unit import Unit
 from edge_client.status import Status, StatusFile
 
 TREES = Path(__file__).parent / "profile_trees"
@@ -185,6 +186,7 @@ def test_the_command_prints_json_and_ends_with_1(joined: Subject) -> None:
         ("PrivateDevices", "clock", "PrivateDevices=yes"),
         ("ProtectProc", "memory", "ProtectProc=invisible"),
         ("User", "state", "User=fedfit-device"),
+        ("RestrictAddressFamilies", "clock", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX"),
         ("SystemCallFilter", "disk", "SystemCallFilter=@system-service ~@privileged @resources"),
     ],
 )
@@ -197,6 +199,24 @@ def test_the_directive_that_blocks_is_found_by_leaving_it_out(
     machine.deny.write_text(f"{denied} {check}\n")
     (finding,) = device_service.examine_as_service(machine.wanted(kind="cpu"), ["identity"], [])
     assert (finding.check, finding.state, finding.directive) == (check, "failed", directive)
+
+
+def test_what_mends_a_directive_is_told_and_edits_of_the_unit_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`systemctl edit` took PrivateDevices away from the installed unit, which is the one that is tried."""
+    machine = Machine(tmp_path, monkeypatch)
+    machine.join()
+    machine.deny.write_text("PrivateDevices clock\n")
+    machine.unit.write_text("[Service]\nPrivateDevices=yes\n")
+    (finding,) = device_service.examine_as_service(machine.wanted(), ["identity"], [])
+    assert finding.mend == "sudo edge-client install-service --replace --unit gpu"
+    assert machine.systemd.unit_text("fedfit-device") == "[Service]\nPrivateDevices=yes\n"
+    folder = machine.unit.with_name("fedfit-device.service.d")
+    folder.mkdir()
+    (folder / "override.conf").write_text("[Service]\nUMask=0022\n")
+    text = machine.systemd.unit_text("fedfit-device")
+    assert Unit(text=text or "").sandbox() == [("PrivateDevices", "yes"), ("UMask", "0022")]
 
 
 def test_what_fails_without_a_sandbox_too_is_nobodys_directive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

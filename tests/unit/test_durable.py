@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,31 @@ def test_a_simulation_syncs_nothing_and_writes_whole_files(tmp_path: Path, monke
     durable.write_bytes(tmp_path / "c", b"3", point="test")
     assert len(synced) == 4
     assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as somebody else")
+def test_root_acts_as_the_owner_of_a_services_directory(tmp_path: Path) -> None:
+    """What is made there belongs to the service; afterwards root is root again."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    for place in (folder, *folder.parents):
+        if place.is_relative_to(tmp_path.parents[1]):
+            place.chmod(0o755)
+    os.chown(folder, 12_345, 12_346)
+    with durable.as_owner(folder):
+        durable.write_bytes(folder / "file", b"x", point="test")
+    found = (folder / "file").stat()
+    assert (found.st_uid, found.st_gid) == (12_345, 12_346)
+    assert (os.geteuid(), os.getegid()) == (0, 0)
+    with durable.as_owner(tmp_path / "none"):
+        assert os.geteuid() == 0
+
+
+def test_root_does_not_run_in_the_directory_of_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named by its user; anybody else's directory is used as before."""
+    owner = pwd.getpwuid(tmp_path.stat().st_uid).pw_name
+    durable.check_not_root(tmp_path, "fedfit-device")
+    durable.check_not_root(tmp_path / "none", owner)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(MachineError, match=f"sudo systemctl start {owner}"):
+        durable.check_not_root(tmp_path, owner)

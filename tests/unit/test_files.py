@@ -170,9 +170,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 NOT_YET = [
     (RunFile, "train.augment"),
     (DeviceFile, "limits.accelerator"),
-    (DeviceFile, "share.class-statistics"),
-    (DeviceFile, "share.min-count"),
-    (DeviceFile, "share.features"),
 ]
 
 

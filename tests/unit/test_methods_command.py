@@ -76,6 +76,18 @@ def test_inco_is_shown_with_a_model_that_it_can_change(capsys: pytest.CaptureFix
     assert [row["name"] for row in shown["parameters"]][:2] == ["rule", "granularity"]
 
 
+def test_each_slice_has_its_own_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    """An mlp of 784-64-10 in four bases: a quarter of the width is one of them, 784 x 16 + 16 + 16 x 10 + 10."""
+    shown = _json(capsys, "show", "splitmix", "--model", "mlp", "--set", "bases=4", "--slices", "full,width:1/4")
+    base = 4 * (784 * 16 + 16 + 16 * 10 + 10)
+    found = {row["slice"]: row["bytes_down"] for row in shown["slices"]}
+    assert base < found["width:1/4"] < base + 1024
+    assert 4 * base < found["full"] == shown["bytes_down"] < 4 * base + 2048
+    assert cli.main(["methods", "show", "heterofl"]) == 0
+    assert "width:1/16" in capsys.readouterr().out
+    assert _json(capsys, "show", "fedavg")["slices"] == []
+
+
 def test_personal_layers_do_not_travel_up_and_nothing_does_twice_in_local(capsys: pytest.CaptureFixture[str]) -> None:
     """FedPer: without the head, 1024 x 10 + 10 parameters; Local: the model once, then a report of its own."""
     plain, personal = _json(capsys, "show", "fedavg"), _json(capsys, "show", "fedper")
@@ -95,6 +107,38 @@ def test_scaffold_moves_twice_as_much(capsys: pytest.CaptureFixture[str]) -> Non
         assert parameters < scaffold[way] - plain[way] < parameters + 512
 
 
+KNOWN = [  # method, numbers both ways on top of FedAvg's, or instead; once
+    ("felo", 10 * (1024 + 10), 0, True),
+    ("fedin", 16 * (32 * 14 * 14 + 1024), 0, True),
+    ("fedhe", 10 * 10, 0, False),
+    ("fedproto", 10 * 1024, 0, False),
+    ("fedmd", 1000 * 10, 1000 * 28 * 28, False),
+    ("draftfed", 128 * (32 * 28 * 28 + 64 * 14 * 14 + 10), 512 * 28 * 28, False),
+]
+
+
+@pytest.mark.parametrize(("name", "numbers", "once", "weights"), KNOWN, ids=[name for name, *_ in KNOWN])
+def test_knowledge_has_the_bytes_of_the_papers_formulas(
+    name: str, numbers: int, once: int, weights: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """small-cnn on 1x28x28: 32x14x14 behind the stem, 1024 features, 10 classes; 1 % and 512 bytes of framing."""
+    plain, shown = _json(capsys, "show", "fedavg"), _json(capsys, "show", name)
+    report = 700 if not weights else 0
+    for way in ("bytes_up", "bytes_down"):
+        beside = shown[way] - (plain[way] if weights else 0)
+        assert 4 * numbers <= beside <= 1.01 * 4 * numbers + 512 + report
+    first = shown["bytes_once"] - (0 if weights else plain["bytes_down"])
+    assert 4 * once - 64 <= first <= 1.01 * 4 * once + 512
+
+
+def test_felo_costs_nearly_nothing_beside_a_resnet18(capsys: pytest.CaptureFixture[str]) -> None:
+    """20,880 bytes of knowledge beside 44.8 MB of weights: less than .05 %."""
+    how = ("--model", "resnet18", "--input", "3x32x32")
+    plain, felo = _json(capsys, "show", "fedavg", *how), _json(capsys, "show", "felo", *how)
+    for way in ("bytes_up", "bytes_down"):
+        assert 1 < felo[way] / plain[way] <= 1.0005
+
+
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     """Symbols, defaults, the model, and its bytes: 2 x 29,066 and a header of 256."""
     assert cli.main(["methods", "show", "fedepth+fedprox", "--codec", "fp16"]) == 0
@@ -107,7 +151,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["fedsgd"], 7, "unknown method 'fedsgd'; known: fedavg"),
+        (["fedsgd"], 7, "unknown method 'fedsgd'; known: draftfed, fedavg"),
         (["moon", "--set", "mu=-1"], 3, "mu: expected 0 to 1000, got -1.0; mu in the paper"),
         (["fedper", "--set", "personal=3"], 3, "personal = 3 shares nothing, the model has 3 units"),
         (["fedavg", "--classes", "1"], 3, "--classes: expected 2 or more, got 1"),

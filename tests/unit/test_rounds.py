@@ -624,3 +624,15 @@ def test_a_device_on_which_its_slice_does_not_fit_is_asked_for_a_smaller_one() -
     assert (smaller.device, smaller.slice, smaller.train) == ("a", "width:1/2", True)
     machine.handle(rounds.Declined(lease=smaller.id, code="nothing_fits"), 3.0)
     assert machine.excluded == {"a": "nothing_fits"}
+
+
+def test_the_time_to_answer_begins_when_the_device_was_asked() -> None:
+    """Its part of the model takes 40 s to be made: it is offered again and again, and never counted out."""
+    machine = _machine()
+    _tick(machine, "a", 1.0)
+    (lease,) = machine.leases.values()
+    for now in range(2, 42):
+        machine.not_asked_yet(lease.id)
+        assert "CloseLease" not in _kinds(_tick(machine, "a", float(now)))
+    _tick(machine, "a", 45.0)
+    assert "CloseLease" in _kinds(_tick(machine, "a", 62.0))

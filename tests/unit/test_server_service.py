@@ -59,7 +59,7 @@ def test_a_fresh_server_gets_a_service_with_what_was_typed(machine: Machine) -> 
 
 def test_a_service_that_would_not_work_leaves_no_empty_folder(machine: Machine) -> None:
     """systemd refuses the sandbox."""
-    machine.deny.write_text("SystemCallFilter torch\n")
+    machine.deny.write_text("SystemCallFilter memory\n")
     given = wanted(machine)
     with pytest.raises(MachineError, match=r"(?s)not installed.*blocked by: SystemCallFilter"):
         server_service.install(given)

@@ -93,6 +93,14 @@ def test_the_sandbox_of_a_unit_is_what_bounds_it_and_not_how_it_is_watched() -> 
     assert not {"Type", "ExecStart", "WatchdogSec", "Restart", "Description", "WantedBy"} & set(keys)
 
 
+def test_an_empty_value_takes_back_what_stands_before_it() -> None:
+    """As `systemctl edit` uses it; no capability at all is said with an empty one, too."""
+    text = "[Service]\nCapabilityBoundingSet=\nBindReadOnlyPaths=/a\n\n[Service]\nBindReadOnlyPaths=\n"
+    assert Unit(text=text).sandbox() == [("CapabilityBoundingSet", "")]
+    again = f"{text}BindReadOnlyPaths=/b\n"
+    assert Unit(text=again).sandbox()[1:] == [("BindReadOnlyPaths", "/b")]
+
+
 def test_memory_max_leaves_the_reserve_to_the_system_or_is_what_the_owner_allows() -> None:
     """4 GB less 10 %; 1 GB for the worker and 96 MiB beside it; unknown memory: systemd's own share."""
     memory = Memory(total_bytes=4 * 10**9, available_bytes=10**9)

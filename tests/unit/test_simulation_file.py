@@ -134,7 +134,7 @@ def test_set_takes_values_as_the_file_does(typed: str, key: tuple[str, str], val
         ({"set": ["mu=1"]}, "method 'fedavg' has no parameters of its own, got mu = 1; remove it"),
         ({"set": ["nu=1"], "method": "fedavg,fedprox"}, "--set nu: none of the methods takes it"),
         ({"set": ["name.x=1"], "name": "n"}, "name.x: expected a table 'name', got 'n'"),
-        ({"method": "fedavgg"}, "unknown method 'fedavgg'; known: fed"),
+        ({"method": "fedavgg"}, "unknown method 'fedavgg'; known: draftfed, fedavg"),
         ({"method": "fedavg,"}, "--method: expected different values with commas between them, got 'fedavg,'"),
         ({"model": "cnn"}, "unknown model 'cnn'; known: "),
         ({"seed": "1,x"}, "--seed: expected whole numbers such as 1,2,3, got 'x'"),

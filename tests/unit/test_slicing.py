@@ -47,6 +47,8 @@ def _build(name: str, shape: tuple[int, ...], cut: str = "full", **options: Any)
         ("full", FULL),
         ("depth:1.1.2.2", SliceSpec(depths=(1, 1, 2, 2))),
         ("layers:8", SliceSpec(layers=8)),
+        ("exit:3", SliceSpec(exit=3)),
+        ("exit:3-width:1/2", SliceSpec(exit=3, width=Fraction(1, 2))),
         ("width:1/4", SliceSpec(width=Fraction(1, 4))),
         ("width:1/4:o17", SliceSpec(width=Fraction(1, 4), offset=17)),
         ("depth:2.0-width:1/2", SliceSpec(depths=(2, 0), width=Fraction(1, 2))),
@@ -157,6 +159,9 @@ def test_a_foreign_model_is_no_slice() -> None:
         ("densenet121", "depth:6.13.24.17", "expected 6, 13, 25, 17 blocks in the stages, got 6, 13, 24, 17"),
         ("small-cnn", "depth:0", "expected 1 blocks"),
         ("vit-s-8", "layers:9", "expected blocks for 1 stages, 0 to 8"),
+        ("resnet26", "exit:13", "expected an exit behind one of 12 blocks"),
+        ("resnet26", "exit:0", "expected an exit behind one of 12 blocks"),
+        ("densenet121", "exit:1", "this model has no exits; use another"),
     ],
 )
 def test_slices_that_a_model_does_not_have(name: str, cut: str, message: str) -> None:

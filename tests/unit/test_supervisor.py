@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import test_service
 from test_daemon import World
 
 from edge_client import workers
@@ -88,6 +89,32 @@ def test_every_turn_of_the_daemon_feeds_the_watchdog(tmp_path: Path, systemd: so
     daemon._turn()
     assert heard(systemd).count("WATCHDOG=1") == 2
     daemon._shut_down()
+
+
+class _Nobody:
+    """Nobody asks the coordinator for anything."""
+
+    def fds(self) -> list[int]:
+        return []
+
+    def serve(self, ready: list[int]) -> None:
+        assert ready == []
+
+
+def test_every_turn_of_the_coordinator_feeds_the_watchdog_and_tells_what_it_does(
+    tmp_path: Path, systemd: socket.socket
+) -> None:
+    """Two devices are enrolled, none is there."""
+    site = test_service.Site(tmp_path)
+    with site.serving() as service:
+        service._supervisor = Supervisor(systemd.getsockname(), watchdog_s=1e-9)
+        service._broker = None  # a tick would start it
+        service._turn(_Nobody())  # type: ignore[arg-type]
+        service._turn(_Nobody())  # type: ignore[arg-type]
+    said = heard(systemd)
+    assert said.count("WATCHDOG=1") == 2
+    assert said.count("STATUS=0 of 2 devices online") == 1
+    site.store.close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,286 @@
+"""DraftFed. Liao et al., "DraftFed: a Draft-based Personalized Federated Learning Approach for Heterogeneous
+Convolutional Neural Networks".
+
+Devices with CNNs of their own exchange drafts: what their first and their last convolution and their classifier put out
+for shared samples without labels; where others have fewer convolutions, also what the convolution of that number puts
+out. The server fits the shapes of all to those of each architecture and takes means; each device learns towards them,
+then from its own data. Down: targets (the shared samples, once). Up: drafts. On the device: the model and the states of
+its optimizers.
+
+    l = lambda_1 MSE(D1, T1) + lambda_2 MSE(D2, T2) + lambda_3 CE(D3, softmax(T3))     over shared samples
+    T1 = mean of all D1, fitted;  T3 = mean of all logits
+    T2 = mean of D2 of all models with as many convolutions, and of the same convolution of the deeper ones, fitted
+
+Fitting: positions by area (fewer) or bilinear (more), an axis at a time; the first channels, or zeros for those that
+lack. With `mask_padding` a channel's mean is over the models that have it.
+
+Deviations: Eq. 6 of the paper averages drafts of one model at several depths, for which neither the shapes nor the text
+fit; here, as its Eq. 5 and Fig. 5 say, models of at least that depth. One exchange per round: drafts are those of the
+model that a device ends a round with, in evaluation mode, and targets come with its next assignment. Nobody learns from
+the drafts of the first `warmup_rounds`. Learning is in training mode, and running statistics are put back. Positions
+are convolutions, or for models that name none their blocks. Channels of different models mean different things, and
+nothing here matches them.
+
+Legend: D1, D2, D3 = drafts of the first and the last convolution and of the classifier, T = their targets.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_client.errors import InputError
+from edge_client.knowledge.kinds import DraftSet, PublicSamples, one
+from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Received, Term, Traffic
+from edge_client.methods.fedavg import CoverageServer
+from edge_client.methods.local import keep_the_model
+from edge_client.methods.parameters import DraftFedParameters
+from edge_client.methods.shared_samples import SharedSamplesClient, load_public, outputs, window
+from edge_client.models.contract import Model
+from edge_client.models.taps import tapped
+from edge_client.run_file import RunFile
+
+__all__ = ["DraftFedClient", "DraftTeacher", "align", "draft_taps", "method", "targets"]
+
+_log = logging.getLogger(__name__)
+
+_INTERPOLATED = {1: "linear", 2: "bilinear", 3: "trilinear"}
+_TARGETS = "targets/"
+
+
+def draft_taps(model: Model) -> dict[int, str]:
+    """Number of a convolution -> its tap; of a model without such taps, its blocks."""
+    for pattern in (r"conv_(\d+)", r"block_(\d+)_out"):
+        found = {int(m[1]): tap for tap in model.taps if (m := re.fullmatch(pattern, tap)) is not None}
+        if found:
+            return dict(sorted(found.items()))
+    return {}
+
+
+class DraftFedClient(SharedSamplesClient):
+    """Draft learning, local learning, drafts."""
+
+    def __init__(self, parameters: DraftFedParameters) -> None:
+        super().__init__()
+        self._how = parameters
+        self._targets: DraftSet | None = None
+
+    def begin(self, job: Job) -> None:
+        """Keep the targets, if there are any."""
+        super().begin(job)
+        check(job.model)
+        self._targets = one(job.knowledge, DraftSet)
+
+    def lesson(self) -> tuple[Tensor, int]:
+        """The samples of the targets; none in the first rounds, whose drafts are those of untrained models."""
+        if self._targets is None or self.job.round <= self._how.warmup_rounds + 1:
+            return torch.empty(0, dtype=torch.int64), 0
+        return self._targets.ids, self._how.draft_epochs
+
+    def learning_terms(self, batch: Batch) -> Iterator[Term]:
+        """One term: all drafts come from one pass."""
+        assert self._targets is not None
+        taps, how = draft_taps(self.job.model), self._how
+        ends = {number: taps[number] for number in (1, max(taps))}
+        kind, self.job.model.recompute = self.job.model.recompute, None  # what is inside of units needs its gradient
+        seen, logits = tapped(self.job.model, sorted(set(ends.values())), batch.x)
+        each = how.lambda3 * soft_cross_entropy(logits, self._targets.logits[batch.y])
+        for (number, tap), weight in zip(ends.items(), (how.lambda1, how.lambda2), strict=False):
+            wanted = self._targets.convs[number][batch.y]
+            each = each + weight * (seen[tap] - wanted).square().flatten(1).mean(dim=1)
+        del seen, logits
+        yield Term(name="drafts", each=each)
+        self.job.model.recompute = kind
+
+    def end(self) -> Outcome:
+        """Drafts of the trained model, in evaluation mode, with what shallower models need."""
+        outcome = super().end()
+        if self.public is None:
+            return outcome
+        ids = window(self.job.round, len(self.public), self._how.draft_batch)
+        taps = draft_taps(self.job.model)
+        depth = max(taps)
+        others = self._targets.depths.tolist() if self._targets is not None else []
+        wanted = sorted({1, depth, *(number for number in others if number < depth and number in taps)})
+        seen, logits = outputs(self.job.model, self.public[ids], [taps[number] for number in wanted], self.chunk)
+        drafts = DraftSet(
+            ids=ids,
+            depths=torch.tensor([depth]),
+            convs={number: seen[taps[number]].contiguous() for number in wanted},
+            logits=logits,
+        )
+        return replace(outcome, knowledge=(drafts,))
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """CE with softmax(target) in place of a label: [b, K], [b, K] -> [b]."""
+    return functional.cross_entropy(logits, target.softmax(dim=1), reduction="none")
+
+
+def check(model: Model) -> None:
+    """There must be something to draft; without shapes, taps are unknown."""
+    if hasattr(model, "taps") and not draft_taps(model):
+        raise InputError(
+            "method 'draftfed' exchanges what a model's convolutions or blocks put out, and this model has none; "
+            "make it three units or more"
+        )
+
+
+def align(draft: Tensor, shape: Sequence[int]) -> Tensor:
+    """[n, c, *positions] as [n, *shape]: Eq. 7, with zeros for channels that lack."""
+    sized = _positions(draft, tuple(shape[1:]))
+    lacking = shape[0] - sized.shape[1]
+    if lacking <= 0:
+        return sized[:, : shape[0]]
+    return functional.pad(sized, (0, 0) * (sized.ndim - 2) + (0, lacking))
+
+
+def _positions(draft: Tensor, wanted: tuple[int, ...]) -> Tensor:
+    have = tuple(draft.shape[2:])
+    if len(have) != len(wanted):  # a vector beside maps: their mean; maps beside a vector: the same everywhere
+        flat = draft.flatten(2).mean(dim=2) if have else draft
+        return flat.reshape(*flat.shape, *[1] * len(wanted)).expand(*flat.shape, *wanted)
+    if not wanted or have == wanted:
+        return draft
+    shrunk = tuple(min(pair) for pair in zip(have, wanted, strict=True))
+    sized = functional.interpolate(draft, size=shrunk, mode="area") if shrunk != have else draft
+    if shrunk == wanted:
+        return sized
+    return functional.interpolate(sized, size=wanted, mode=_INTERPOLATED[len(wanted)], align_corners=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Mean:
+    """The mean of fitted drafts; with `masked`, each channel's over the models that have it."""
+
+    shape: tuple[int, ...]  # of one sample
+    masked: bool = False
+    total: Tensor | None = None
+    counts: Tensor | None = None  # per channel
+
+    def add(self, draft: Tensor) -> None:
+        fitted = align(draft, self.shape).double()
+        there = torch.ones(self.shape[0], dtype=torch.float64)
+        if self.masked:
+            there[draft.shape[1] :] = 0
+        self.total = fitted if self.total is None else self.total + fitted
+        self.counts = there if self.counts is None else self.counts + there
+
+    def value(self) -> Tensor:
+        assert self.total is not None
+        assert self.counts is not None
+        counts = self.counts.clamp(min=1).view(-1, *[1] * (self.total.ndim - 2))
+        return (self.total / counts).float()
+
+
+def targets(like: DraftSet, drafts: Iterable[DraftSet], *, mask_padding: bool = False) -> DraftSet:
+    """T1, T2 and T3 for models with the depth and the shapes of `like`, which is one of `drafts`."""
+    depth = like.depth
+    first = _Mean(shape=tuple(like.convs[1].shape[1:]), masked=mask_padding)
+    last = _Mean(shape=tuple(like.convs[depth].shape[1:]), masked=mask_padding)
+    logits: list[Tensor] = []
+    depths = set()
+    for draft in drafts:
+        depths.add(draft.depth)
+        first.add(draft.convs[1])
+        if depth in draft.convs and draft.depth >= depth:
+            last.add(draft.convs[depth])
+        if draft.logits.shape == like.logits.shape:
+            logits.append(draft.logits.double())
+    return DraftSet(
+        ids=like.ids,
+        depths=torch.tensor(sorted(depths)),
+        convs={1: first.value(), depth: last.value()},
+        logits=(torch.stack(logits).sum(dim=0) / len(logits)).float(),
+    )
+
+
+class DraftTeacher:
+    """The server's side. Memory: `public`, and `targets/SLICE/...` of the last round."""
+
+    def __init__(self, parameters: DraftFedParameters) -> None:
+        self._how = parameters
+
+    def begin(self, run: RunFile) -> Mapping[str, Tensor]:
+        """The shared samples; raises `InputError` without."""
+        return {"public": load_public(self._how.public, run, self._how.public_samples)}
+
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Targets for every architecture that took part in this round."""
+        public = memory["public"]
+        ids = window(lesson.round, len(public), self._how.draft_batch)
+
+        def drafts() -> Iterator[tuple[str, DraftSet]]:
+            for header, items in received():
+                found = one(items, DraftSet)
+                if found is not None and found.ids.equal(ids):
+                    yield header.slice, found
+                elif found is not None:
+                    _log.warning("%s: its drafts are for other samples than round %d's", header.device, lesson.round)
+
+        known = {"public": public}
+        for cut in sorted({cut for cut, _ in drafts()}):
+            like = next(found for other, found in drafts() if other == cut)
+            made = targets(like, (found for _, found in drafts()), mask_padding=self._how.mask_padding)
+            stored = {"ids": made.ids, **made.tensors()}
+            known |= {f"{_TARGETS}{cut}/{name}": tensor for name, tensor in stored.items() if name != "ranges"}
+        return known
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """Nothing takes long."""
+        return {}
+
+    def tell(
+        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
+    ) -> tuple[DraftSet, ...]:
+        """The targets of this architecture, once there are any."""
+        own = f"{_TARGETS}{cut}/"
+        found = {name.removeprefix(own): memory[name] for name in memory if name.startswith(own)}
+        if not found:
+            return ()
+        convs = {int(name[5:]): tensor for name, tensor in found.items() if name.startswith("conv_")}
+        return (DraftSet(ids=found["ids"], depths=found["depths"], convs=convs, logits=found["logits"]),)
+
+
+def _traffic(parameters: DraftFedParameters, model: Model) -> Traffic:
+    """Without supplements, whose number depends on the other models of a run."""
+    total, taps = parameters.public_samples, draft_taps(model)
+    seen, logits = outputs(model, torch.zeros(1, *model.input_shape), [taps[1], taps[max(taps)]], 1)
+    ids = window(1, total, parameters.draft_batch)
+
+    def many(one_sample: Tensor) -> Tensor:
+        return torch.empty(len(ids), *one_sample.shape[1:], device="meta")
+
+    convs = {number: many(seen[taps[number]]) for number in (1, max(taps))}
+    drafts = DraftSet(ids=ids, depths=torch.tensor([max(taps)]), convs=convs, logits=many(logits))
+    once = PublicSamples(values=torch.empty(total, *model.input_shape, device="meta"))
+    return Traffic(up=(drafts,), down=(drafts,), once=(once,))
+
+
+def method(parameters: DraftFedParameters) -> Method:
+    """DraftFed, for the registry."""
+    return Method(
+        name="draftfed",
+        paper="Liao et al., DraftFed",
+        parameters=parameters,
+        client=partial(DraftFedClient, parameters),
+        server=CoverageServer(),
+        exchange=Exchange(
+            down="targets of drafts (shared samples and the first model, once)",
+            up="drafts for shared samples",
+            device="model and the states of its optimizers",
+        ),
+        kept=keep_the_model,
+        teacher=DraftTeacher(parameters),
+        traffic=partial(_traffic, parameters),
+        check=check,
+    )

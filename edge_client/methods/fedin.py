@@ -1,0 +1,380 @@
+"""FedIN. Chan et al., "FedIN: Federated Intermediate Layers Learning for Model Heterogeneity", arXiv:2304.00759.
+
+A model is extractor w_e, middle w_in and classifier w_c. Devices with middles of different depths also send what one
+batch of their samples looks like before and after the middle, and learn to map what others sent, with their own middle,
+together with their own task. Down: weights, one batch of foreign feature pairs. Up: weights, one batch of own pairs.
+
+    l_local = CE(f(x; w), y) + (mu/2) ||w - w_t||^2
+    l_IN    = MSE(f_in(s_in; w_in), s_out)              in every step, with the pairs S of the round
+
+Their gradients meet (`alleviation`) as
+    weighted    Z = G_IN + G_local / 2                                   Eq. 14 with lambda = 1, what the paper runs
+    projection  Z = G_IN, or G_IN - (b/a) G_local where b < 0            Eq. 13 per tensor: a = <G_local, G_local>,
+                                                                         b = <G_local, G_IN>
+    sequential  a step of G_local, then one of G_IN on the middle alone  the paper's ablation "w/o Opt"
+On extractor and classifier Z is G_local, halved by "weighted" (which Adam does not notice) unless `rescale_outer`.
+Without pairs, as in the first round, a device minimises l_local alone.
+
+Deviations: the paper calls Eq. 14 the optimum; it is a weighted sum, and <Z, G_local> may be negative. The extractor is
+the units up to the first with parameters (for a ResNet the stem): nothing that leaves a device is a raw sample. Running
+statistics of BatchNorms are put back after each pass over foreign features. The pairs sent are the last `pairs` samples
+of the last epoch, as the forward pass of that training step saw them. The pool keeps the newest uploads of each
+signature, and a device gets pairs of others while there are any.
+
+Legend: s_in, s_out = outputs of extractor and middle for one sample, S = received pairs, w_t = received weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Generator, Tensor
+
+from edge_client.errors import InputError
+from edge_client.knowledge.kinds import FeaturePairs, one
+from edge_client.methods.base import (
+    Batch,
+    Exchange,
+    Header,
+    Job,
+    Lesson,
+    Method,
+    Outcome,
+    Phase,
+    Received,
+    Term,
+    Traffic,
+)
+from edge_client.methods.class_means import device_number
+from edge_client.methods.fedavg import CoverageServer
+from edge_client.methods.fedprox import FedProxClient
+from edge_client.methods.parameters import FedInParameters, FedProxParameters
+from edge_client.models.contract import Model
+from edge_client.models.taps import flat_width, tapped
+from edge_client.run_file import RunFile
+from edge_client.training.optimizers import Optimizer
+from edge_client.training.seeds import derive
+
+__all__ = ["FedInClient", "PairPool", "PairTeacher", "check", "extractor", "fold_pairs", "method", "project"]
+
+_log = logging.getLogger(__name__)
+
+_MAPPING = "mapping"
+_OUT = "features"
+
+
+class FedInClient(FedProxClient):
+    """FedProx, and the mapping of foreign features through this device's middle."""
+
+    def __init__(self, parameters: FedInParameters) -> None:
+        super().__init__(FedProxParameters(mu=parameters.mu))
+        self._how = parameters
+        self._pairs: FeaturePairs | None = None
+        self._seen: list[tuple[Tensor, Tensor]] = []  # the newest rows, in and out
+        self._optimizer: Optimizer | None = None  # of steps on the middle alone
+
+    def begin(self, job: Job) -> None:
+        """Keep the foreign pairs, if any came."""
+        super().begin(job)
+        check(job.model)
+        self._pairs = one(job.knowledge, FeaturePairs) if self._how.pairs else None
+        shape = next(unit.out_shape for unit in job.model.units if unit.name == extractor(job.model))
+        own = (*shape, flat_width(job.model, _OUT)) if self._pairs is not None else ()
+        if self._pairs is not None and (*self._pairs.inputs.shape[1:], self._pairs.outputs.shape[1]) != own:
+            sign = _signature(torch.tensor(own))
+            _log.warning("pairs %s are not of this model, which has %s; left out", self._pairs.signature, sign)
+            self._pairs = None
+        if self._how.alleviation == "sequential" and job.optimizer is not None:
+            self._optimizer = job.optimizer()
+
+    def phases(self) -> Sequence[Phase]:
+        """One phase; the gradient of the mapping is kept apart where the two must be compared."""
+        apart = self._pairs is not None and (self._how.alleviation == "projection" or self._rescales)
+        taps = frozenset({_tap(self.job.model), _OUT}) if self._how.pairs else frozenset[str]()
+        keep = frozenset({_MAPPING}) if apart else frozenset[str]()
+        return [replace(phase, taps=taps, keep=keep) for phase in super().phases()]
+
+    @property
+    def _rescales(self) -> bool:
+        return self._how.alleviation == "weighted" and self._how.rescale_outer
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        """The local loss, then the mapping, once per step and a microbatch at a time."""
+        halved = self._pairs is not None and self._how.alleviation == "weighted"
+        for term in super().terms(batch, phase):
+            yield replace(term, weight=term.weight / 2) if halved else term
+        if self._pairs is not None and batch.first and self._how.alleviation != "sequential":
+            for share in self._mapping(len(batch.y)):
+                yield Term(name=_MAPPING, once=share)
+
+    def _mapping(self, size: int) -> Iterator[Tensor]:
+        """l_IN in pieces of `size` pairs: their shares add up to the mean over all elements."""
+        assert self._pairs is not None
+        model, pairs = self.job.model, self._pairs
+        start = model.order[model.order.index(extractor(model)) + 1]
+        size = max(size, model.min_batch)
+        count = len(pairs.inputs) - (len(pairs.inputs) % size if len(pairs.inputs) % size < model.min_batch else 0)
+        for first in range(0, count, size):
+            rows = slice(first, min(first + size, count))
+            with _buffers_kept(model):  # until its gradient has been taken
+                seen, _ = tapped(model, [_OUT], pairs.inputs[rows], start=start)
+                wanted = pairs.outputs[rows]
+                yield (seen[_OUT].flatten(1) - wanted).square().sum() / (count * wanted.shape[1])
+
+    def adjust(self, name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Eq. 13; or Eq. 14 with the whole gradient outside of the middle."""
+        mapping = kept.get(_MAPPING)
+        if self._how.alleviation == "projection" and mapping is not None:
+            grad.copy_(project(grad, mapping))
+        elif self._rescales and self._pairs is not None:
+            grad.mul_(2) if mapping is None else grad.add_(mapping)
+
+    def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Sequential: a step of the mapping alone."""
+        super().after_step(params, learning_rate)
+        if self._pairs is None or self._optimizer is None:
+            return
+        grads: dict[str, Tensor] = {}
+        with torch.enable_grad():
+            for share in self._mapping(len(self._pairs.inputs)):
+                found = torch.autograd.grad(share, list(params.values()), allow_unused=True)
+                for name, grad in zip(params, found, strict=True):
+                    if grad is not None:
+                        grads[name] = grads[name] + grad if name in grads else grad
+        for name, grad in grads.items():
+            self._optimizer.step(name, params[name], grad, learning_rate)
+
+    def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
+        """Keep the newest rows of the last epoch."""
+        if not batch.last_epoch or not self._how.pairs:
+            return
+        most = self._how.pairs
+        self._seen.append((taps[_tap(self.job.model)][-most:].clone(), taps[_OUT][-most:].flatten(1).clone()))
+        while sum(len(rows) for rows, _ in self._seen[1:]) >= most:
+            self._seen.pop(0)
+
+    def end(self) -> Outcome:
+        """This device's pairs."""
+        if not self._seen:
+            return Outcome()
+        inputs, outputs = (torch.cat(rows)[-self._how.pairs :] for rows in zip(*self._seen, strict=True))
+        return Outcome(knowledge=(FeaturePairs(inputs=inputs.contiguous(), outputs=outputs.contiguous()),))
+
+
+def project(local: Tensor, mapping: Tensor) -> Tensor:
+    """Eq. 13 for one tensor: G_IN without its part against G_local."""
+    b = torch.sum(local * mapping)
+    if b >= 0:
+        return mapping.clone()
+    return mapping - b / torch.sum(local * local) * local
+
+
+@contextmanager
+def _buffers_kept(model: Model) -> Iterator[None]:
+    """Running statistics are those of this device's samples."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def extractor(model: Model) -> str:
+    """The unit that ends the extractor: the first one with parameters."""
+    return next(name for name in model.order if any(True for _ in model.get_submodule(name).parameters()))
+
+
+def _tap(model: Model) -> str:
+    place = extractor(model)
+    return next(tap for tap, module in model.taps.items() if module == place)
+
+
+def check(model: Model) -> None:
+    """There must be something between the extractor and the classifier; without shapes, units are unknown."""
+    if not hasattr(model, "taps"):
+        return
+    with_parameters = [name for name in model.order if any(True for _ in model.get_submodule(name).parameters())]
+    if len(with_parameters) < 3 or _OUT not in model.taps:
+        raise InputError(
+            f"method 'fedin' trains what is between a model's first and last unit with parameters, and this model has "
+            f"{len(with_parameters)} of them; take one with three or more, or use fedprox"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PairPool:
+    """The server's pairs of one signature, upload by upload, the oldest first."""
+
+    devices: Tensor  # [n] int64, as `device_number` makes them
+    uploads: Tensor  # [n] int64: equal for the pairs of one upload, ascending
+    inputs: Tensor  # [n, *shape]
+    outputs: Tensor  # [n, width]
+
+    @classmethod
+    def of(cls, received: Sequence[tuple[str, FeaturePairs]], *, first: int = 0) -> PairPool:
+        """Uploads of one signature, by device; they are numbered from `first` on."""
+        sizes = [len(pairs.inputs) for _, pairs in received]
+        numbers = [device_number(device) for device, _ in received]
+        return cls(
+            devices=torch.repeat_interleave(torch.tensor(numbers), torch.tensor(sizes)),
+            uploads=torch.repeat_interleave(torch.arange(first, first + len(sizes)), torch.tensor(sizes)),
+            inputs=torch.cat([pairs.inputs for _, pairs in received]),
+            outputs=torch.cat([pairs.outputs for _, pairs in received]),
+        )
+
+    def newest(self, most: int) -> PairPool:
+        """The last `most` uploads."""
+        left = self.uploads > int(self.uploads[-1]) - most
+        return PairPool(
+            devices=self.devices[left],
+            uploads=self.uploads[left],
+            inputs=self.inputs[left],
+            outputs=self.outputs[left],
+        )
+
+    def followed_by(self, other: PairPool) -> PairPool:
+        """Both, the other's behind."""
+        return PairPool(
+            devices=torch.cat([self.devices, other.devices]),
+            uploads=torch.cat([self.uploads, other.uploads]),
+            inputs=torch.cat([self.inputs, other.inputs]),
+            outputs=torch.cat([self.outputs, other.outputs]),
+        )
+
+    def drawn(self, device: str, size: int, rng: Generator) -> FeaturePairs | None:
+        """`size` random pairs of others; a device's own only while there are no others."""
+        foreign = (self.devices != device_number(device)).nonzero()[:, 0]
+        usable = foreign if len(foreign) else torch.arange(len(self.devices))
+        if len(usable) == 0:
+            return None
+        chosen = usable[torch.randperm(len(usable), generator=rng)[:size]]
+        return FeaturePairs(inputs=self.inputs[chosen], outputs=self.outputs[chosen])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For the server's state."""
+        return {"devices": self.devices, "uploads": self.uploads, "in": self.inputs, "out": self.outputs}
+
+
+def fold_pairs(
+    pools: Mapping[str, PairPool], received: Iterable[tuple[str, FeaturePairs]], *, most: int
+) -> dict[str, PairPool]:
+    """The pools by signature after a round, each with its newest `most` uploads."""
+    groups: dict[str, list[tuple[str, FeaturePairs]]] = {}
+    for device, pairs in received:
+        groups.setdefault(pairs.signature, []).append((device, pairs))
+    folded = dict(pools)
+    for signature, uploads in groups.items():
+        old = folded.get(signature)
+        new = PairPool.of(uploads, first=int(old.uploads[-1]) + 1 if old is not None else 0)
+        folded[signature] = (new if old is None else old.followed_by(new)).newest(most)
+    return folded
+
+
+class PairTeacher:
+    """The server's side: a pool of pairs for each signature. Each device draws from the one of its architecture.
+
+    Memory: `pairs/SIGNATURE/...`, a `PairPool` each, and `shape/SLICE`: the shapes of an architecture's pairs.
+    """
+
+    def __init__(self, parameters: FedInParameters) -> None:
+        self._most = parameters.pool_batches
+        self._size = parameters.pairs
+
+    def begin(self, run: RunFile) -> Mapping[str, Tensor]:
+        """Nobody sent anything yet."""
+        return {}
+
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Put what came into the pools."""
+        said = [(header, item) for header, items in received() for item in items if isinstance(item, FeaturePairs)]
+        shapes = {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(said)
+        fitting = [
+            (header.device, pairs)
+            for header, pairs in said
+            if pairs.signature == _signature(shapes[_SHAPE + header.slice])
+        ]
+        for header, pairs in said:
+            if (header.device, pairs) not in fitting:
+                _log.warning("%s: pairs %s, others of its slice differ; left out", header.device, pairs.signature)
+        pools = fold_pairs(_pools(memory), fitting, most=self._most)
+        tensors = {f"{_POOL}{sign}/{name}": t for sign, pool in pools.items() for name, t in pool.tensors().items()}
+        return {**tensors, **shapes}
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """Nothing takes long."""
+        return {}
+
+    def tell(
+        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
+    ) -> tuple[FeaturePairs, ...]:
+        """Random pairs of other devices, once there are any of this architecture's signature."""
+        shape = memory.get(_SHAPE + cut)
+        pool = _pools(memory, only=_signature(shape)) if shape is not None and self._size else {}
+        rng = torch.Generator().manual_seed(derive(lesson.seed, "pairs", lesson.round, device))
+        drawn = (found.drawn(device, self._size, rng) for found in pool.values())
+        return tuple(pairs for pairs in drawn if pairs is not None)
+
+
+_POOL = "pairs/"
+_SHAPE = "shape/"
+
+
+def _signature(shape: Tensor) -> str:
+    *inputs, width = (str(dim) for dim in shape.tolist())
+    return f"{'x'.join(inputs)}>{width}"
+
+
+def _usual_shapes(said: Sequence[tuple[Header, FeaturePairs]]) -> dict[str, Tensor]:
+    """By slice, the shapes of most of its devices: one that says something else speaks for itself alone."""
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for header, pairs in said:
+        shapes.setdefault(header.slice, []).append((*pairs.inputs.shape[1:], pairs.outputs.shape[1]))
+    return {_SHAPE + cut: torch.tensor(max(sorted(found), key=found.count)) for cut, found in shapes.items()}
+
+
+def _pools(memory: Mapping[str, Tensor], only: str = "") -> dict[str, PairPool]:
+    names = [name.removeprefix(_POOL) for name in memory if name.startswith(_POOL)]
+    found = sorted({name.rpartition("/")[0] for name in names})
+    return {
+        sign: PairPool(
+            devices=memory[f"{_POOL}{sign}/devices"],
+            uploads=memory[f"{_POOL}{sign}/uploads"],
+            inputs=memory[f"{_POOL}{sign}/in"],
+            outputs=memory[f"{_POOL}{sign}/out"],
+        )
+        for sign in found
+        if only in ("", sign)
+    }
+
+
+def _traffic(parameters: FedInParameters, model: Model) -> Traffic:
+    shape = next(unit.out_shape for unit in model.units if unit.name == extractor(model))
+    pairs = FeaturePairs(
+        inputs=torch.empty(parameters.pairs, *shape, device="meta"),
+        outputs=torch.empty(parameters.pairs, flat_width(model, _OUT), device="meta"),
+    )
+    return Traffic(up=(pairs,), down=(pairs,)) if parameters.pairs else Traffic()
+
+
+def method(parameters: FedInParameters) -> Method:
+    """FedIN, for the registry."""
+    return Method(
+        name="fedin",
+        paper="Chan et al., arXiv:2304.00759",
+        parameters=parameters,
+        client=partial(FedInClient, parameters),
+        server=CoverageServer(),
+        exchange=Exchange(down="model, feature pairs of others", up="model, its own feature pairs"),
+        teacher=PairTeacher(parameters),
+        traffic=partial(_traffic, parameters),
+        check=check,
+    )

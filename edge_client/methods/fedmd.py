@@ -1,0 +1,140 @@
+"""FedMD. Li and Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", arXiv:1910.03581.
+
+Devices with models of their own, of any architecture, tell their logits for shared samples; each learns towards the
+mean over devices, the consensus, and then from its own data. Down: the consensus (the shared samples, once). Up:
+logits. On the device: the model and the states of its optimizers.
+
+    digest    mean absolute error between logits and consensus, over shared samples
+    revisit   CE on the device's own data
+
+Deviations: one exchange per round: logits are those of the model that a device ends a round with, in evaluation mode,
+and the consensus comes with its next assignment. There is no training on the shared samples before the first round:
+they need no labels. The mean is over the devices of the last round. BatchNorm's running statistics stay those of the
+device's own data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from edge_client.knowledge.kinds import PublicSamples, SampleLogits, one
+from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Received, Term, Traffic
+from edge_client.methods.fedavg import CoverageServer
+from edge_client.methods.local import keep_the_model
+from edge_client.methods.parameters import FedMdParameters
+from edge_client.methods.shared_samples import SharedSamplesClient, load_public, outputs, window
+from edge_client.models.contract import Model
+from edge_client.run_file import RunFile
+
+__all__ = ["ConsensusTeacher", "FedMdClient", "consensus", "method"]
+
+
+class FedMdClient(SharedSamplesClient):
+    """Digest the consensus, revisit the own data."""
+
+    def __init__(self, parameters: FedMdParameters) -> None:
+        super().__init__()
+        self._how = parameters
+        self._consensus: SampleLogits | None = None
+
+    def begin(self, job: Job) -> None:
+        """Keep the consensus, if there is one."""
+        super().begin(job)
+        self._consensus = one(job.knowledge, SampleLogits)
+
+    def lesson(self) -> tuple[Tensor, int]:
+        """The samples of the consensus."""
+        if self._consensus is None:
+            return torch.empty(0, dtype=torch.int64), 0
+        return self._consensus.ids, self._how.digest_epochs
+
+    def learning_terms(self, batch: Batch) -> Iterator[Term]:
+        """The mean absolute error."""
+        assert self._consensus is not None
+        logits = self.job.model(batch.x)
+        yield Term(name="consensus", each=(logits - self._consensus.values[batch.y]).abs().mean(dim=1))
+
+    def end(self) -> Outcome:
+        """Logits of the trained model, in evaluation mode."""
+        outcome = super().end()
+        if self.public is None:
+            return outcome
+        ids = window(self.job.round, len(self.public), self._how.samples)
+        _, logits = outputs(self.job.model, self.public[ids], (), self.chunk)
+        return replace(outcome, knowledge=(SampleLogits(ids=ids, values=logits),))
+
+
+def consensus(answers: Iterator[SampleLogits], ids: Tensor) -> SampleLogits | None:
+    """The mean over devices; answers for other samples do not count."""
+    total: Tensor | None = None
+    count = 0
+    for answer in answers:
+        if answer.ids.equal(ids) and (total is None or answer.values.shape == total.shape):
+            total = answer.values.double() if total is None else total + answer.values.double()
+            count += 1
+    return None if total is None else SampleLogits(ids=ids, values=(total / count).float())
+
+
+class ConsensusTeacher:
+    """The server's side. Memory: `public`, and of the last round `ids` and `values`."""
+
+    def __init__(self, parameters: FedMdParameters) -> None:
+        self._how = parameters
+
+    def begin(self, run: RunFile) -> Mapping[str, Tensor]:
+        """The shared samples; raises `InputError` without."""
+        return {"public": load_public(self._how.public, run, self._how.public_samples)}
+
+    def learn(
+        self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """The consensus of the devices of this round."""
+        public = memory["public"]
+        ids = window(lesson.round, len(public), self._how.samples)
+        said = (item for _, items in received() for item in items if isinstance(item, SampleLogits))
+        fitting = (item for item in said if item.values.shape[1] == lesson.num_classes)
+        agreed = consensus(fitting, ids)
+        return {"public": public} if agreed is None else {"public": public, "ids": agreed.ids, "values": agreed.values}
+
+    def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
+        """Nothing takes long."""
+        return {}
+
+    def tell(
+        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
+    ) -> tuple[SampleLogits, ...]:
+        """The consensus, once there is one."""
+        return (SampleLogits(ids=memory["ids"], values=memory["values"]),) if "ids" in memory else ()
+
+
+def _traffic(parameters: FedMdParameters, model: Model) -> Traffic:
+    total = parameters.public_samples
+    ids, num_classes = window(1, total, parameters.samples), math.prod(model.units[-1].out_shape)
+    logits = SampleLogits(ids=ids, values=torch.empty(len(ids), num_classes, device="meta"))
+    once = PublicSamples(values=torch.empty(total, *model.input_shape, device="meta"))
+    return Traffic(up=(logits,), down=(logits,), once=(once,))
+
+
+def method(parameters: FedMdParameters) -> Method:
+    """FedMD, for the registry."""
+    return Method(
+        name="fedmd",
+        paper="Li and Wang, arXiv:1910.03581",
+        parameters=parameters,
+        client=partial(FedMdClient, parameters),
+        server=CoverageServer(),
+        exchange=Exchange(
+            down="mean logits for shared samples (those and the first model, once)",
+            up="logits for shared samples",
+            device="model and the states of its optimizers",
+        ),
+        kept=keep_the_model,
+        teacher=ConsensusTeacher(parameters),
+        traffic=partial(_traffic, parameters),
+    )

@@ -1,0 +1,163 @@
+"""Samples that all devices have, without labels: what FedMD and DraftFed learn from. Both halves share this.
+
+The server reads them once, when the run begins, and keeps them in its memory (`public`); devices fetch them once. In
+each round a window of them counts: the next `size`, in turn. A device answers for the window of the round with its new
+model; the targets made of all answers reach it with its next assignment, and it learns from them before its own data.
+With all devices in every round that is the papers' order exactly; otherwise targets are those of the last cohort.
+Does not cover: what is answered and what is learnt (the method's file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edge_client.data.named import input_shape, open_both
+from edge_client.errors import InputError
+from edge_client.knowledge.kinds import PublicSamples, one
+from edge_client.methods.base import Batch, Job, Outcome, Phase, Term
+from edge_client.methods.fedper import PersonalClient, everything
+from edge_client.models.contract import Model
+from edge_client.models.taps import tapped
+from edge_client.run_file import RunFile
+from edge_client.training.seeds import derive
+
+__all__ = ["SharedSamples", "SharedSamplesClient", "load_public", "outputs", "window"]
+
+_LEARN = "learn"
+_STATE = "learning/"
+_CHUNK = 32
+
+
+class SharedSamples:
+    """As data of a phase: a sample's label is its position here, by which its targets are found."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values
+        self.labels = torch.arange(len(values))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """x and positions."""
+        return self._values[indices], self.labels[indices]
+
+
+def window(round: int, total: int, size: int) -> Tensor:
+    """The ids of a round's samples, ascending: the next `size` of `total`, in turn; 0: all."""
+    if size == 0 or size >= total:
+        return torch.arange(total)
+    start = (round - 1) * size % total
+    return torch.sort((start + torch.arange(size)) % total).values
+
+
+@torch.no_grad()
+def outputs(model: Model, x: Tensor, taps: Collection[str], size: int) -> tuple[dict[str, Tensor], Tensor]:
+    """What a model in evaluation mode puts out at `taps`, and its logits, `size` samples at a time."""
+    was_training = model.training
+    model.eval()
+    pieces = [tapped(model, taps, x[start : start + size]) for start in range(0, len(x), size)]
+    model.train(was_training)
+    seen = {tap: torch.cat([piece[tap] for piece, _ in pieces]).float() for tap in taps}
+    return seen, torch.cat([logits for _, logits in pieces]).float()
+
+
+class SharedSamplesClient(PersonalClient):
+    """A model of the device's own that learns from targets for shared samples first, then from its own data."""
+
+    def __init__(self) -> None:
+        super().__init__(everything)
+        self.public: Tensor | None = None
+        self._learning: dict[str, dict[str, Tensor]] = {}  # state of the optimizer of that phase, kept as the model is
+
+    def begin(self, job: Job) -> None:
+        """The device's own model, and the shared samples."""
+        super().begin(job)
+        found = one(job.knowledge, PublicSamples)
+        self.public = found.values if found is not None else None
+        if self.public is not None and tuple(self.public.shape[1:]) != tuple(job.model.input_shape):
+            raise InputError(
+                f"shared samples are {list(self.public.shape[1:])}, this device's are {list(job.model.input_shape)}; "
+                "name a public set of that shape"
+            )
+        for key in job.state:
+            if key.startswith(_STATE):
+                name, _, what = key.removeprefix(_STATE).rpartition("/")
+                self._learning.setdefault(name, {})[what] = job.state[key]
+
+    def lesson(self) -> tuple[Tensor, int]:
+        """Ids of the samples that there are targets for, and how many passes over them; none: nothing to learn."""
+        raise NotImplementedError
+
+    def phases(self) -> Sequence[Phase]:
+        """Learning from targets leaves no trace in running statistics: shared samples are not the device's."""
+        local = super().phases()
+        ids, epochs = self.lesson()
+        if self.public is None or epochs == 0 or len(ids) == 0:
+            return local
+        learning = replace(
+            local[0],
+            name=_LEARN,
+            epochs=epochs,
+            data=SharedSamples(self.public[ids]),
+            batchnorm="restore",
+            optimizer_state=self._learning,
+        )
+        return [learning, *local]
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        """Towards the targets, or cross entropy on its own data."""
+        yield from self.learning_terms(batch) if phase.name == _LEARN else super().terms(batch, phase)
+
+    def learning_terms(self, batch: Batch) -> Iterator[Term]:
+        """The loss of shared samples; `batch.y` are positions in the targets."""
+        raise NotImplementedError
+
+    @property
+    def chunk(self) -> int:
+        """Samples that fit into memory at a time."""
+        return self.job.plan.microbatch if self.job.plan is not None else _CHUNK
+
+    def end(self) -> Outcome:
+        """The model and both optimizers stay here."""
+        outcome = super().end()
+        own = {f"{_STATE}{name}/{what}": t for name, kept in self._learning.items() for what, t in kept.items()}
+        return replace(outcome, state={**outcome.state, **own})
+
+
+def load_public(text: str, run: RunFile, most: int) -> Tensor:
+    """Shared samples of a data source on the server, as the run's model takes them; `most` of them, drawn once.
+
+    Grey images get as many channels as the model wants, and images another size by interpolation. Labels are not read.
+    """
+    if not text:
+        raise InputError(
+            f'method {run.method.name!r} needs shared samples: name them, such as public = "npz:/srv/public.npz" '
+            f"in [method] (on the server)"
+        )
+    shape = tuple(run.model.input) if run.model is not None else None
+    found, _ = open_both(text, "", shape)
+    own = input_shape(found.shape) or shape
+    if own is None:
+        raise InputError(f"{found.where}: how large is a sample? name a source whose files tell it")
+    rng = np.random.Generator(np.random.PCG64(derive(run.seed, "public")))
+    total = len(found.labels.values)
+    chosen = np.sort(rng.permutation(total)[:most])
+    rows, convert = found.rows(chosen, own)
+    values = torch.from_numpy(np.ascontiguousarray(convert(rows.take(np.arange(len(chosen)))))).reshape(-1, *own)
+    return _as_input(values, shape, found.where)
+
+
+def _as_input(values: Tensor, shape: tuple[int, ...] | None, where: str) -> Tensor:
+    if shape is None or tuple(values.shape[1:]) == shape:
+        return values
+    if values.ndim != 4 or len(shape) != 3 or values.shape[1] not in (1, shape[0]):
+        raise InputError(f"{where}: samples are {list(values.shape[1:])}, the run's model takes {list(shape)}")
+    values = values.expand(-1, shape[0], -1, -1)
+    return functional.interpolate(values, size=shape[1:], mode="bilinear", align_corners=False)

@@ -1,0 +1,246 @@
+"""SplitMix. Hong et al., "Efficient Split-Mix Federated Learning for On-Demand and In-Situ Customization", ICLR 2022.
+
+The model is split into B base networks of 1/B of its channels, which have nothing in common. A device trains as many of
+them as its memory holds, each on every batch with a loss of its own; the server takes the mean of each base over the
+devices that trained it. To answer, the bases that a device has are mixed: the mean of their logits. Down and up: some
+bases.
+
+    bases of a device of width r:   floor(r B), another choice in every round
+    base k of a layer:              channels k c/B ... (k + 1) c/B - 1 of c, inputs likewise
+
+On the server the bases lie side by side in the model's own tensors, the rest of which is zero, and the classifier's
+bias is the sum of theirs: as one network the model gives the sum of their logits, so its answers are those of all
+bases together.
+
+Deviations: the first base of a device goes round by device and round, where the authors draw it from one shuffled list
+for all devices; the others are drawn, as there. Bases begin as parts of the wide model's random weights. A BatchNorm
+keeps running statistics, each base its own. Devices judge with the bases that they have in the round, the server with
+the same ones of each width always.
+
+Legend: B = parameters.bases, r = share of the channels, c = channels of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edge_client.errors import InputError, PayloadError
+from edge_client.methods.base import (
+    Batch,
+    Exchange,
+    Frozen,
+    Job,
+    Method,
+    Outcome,
+    Phase,
+    Place,
+    PlainClient,
+    State,
+    Term,
+)
+from edge_client.methods.fedavg import CoverageServer
+from edge_client.methods.parameters import SplitMixParameters
+from edge_client.methods.slices import chosen
+from edge_client.models.contract import Model
+from edge_client.models.slicing import FULL, SliceSpec, index_map, parse
+from edge_client.params import IndexMap
+from edge_client.training.objectives import cross_entropy
+from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
+
+__all__ = ["SplitMixClient", "SplitMixServer", "method"]
+
+_OWN = "own"  # note: tensors that have no channels; those of each base lie beside the model
+_ACROSS = (nn.LayerNorm, nn.GroupNorm)  # what mixes the channels of bases
+
+
+class SplitMixClient(PlainClient):
+    """Each base by itself; the first is the job's model."""
+
+    def __init__(self, num_bases: int) -> None:
+        self._num_bases = num_bases
+        self._others: dict[str, Model] = {}
+
+    def begin(self, job: Job) -> None:
+        """Make the other bases, as they were received."""
+        super().begin(job)
+        for number in range(1, len(chosen(self._num_bases, job.slice))):
+            if job.build is None:
+                raise ValueError("a device with several bases needs a job that can build them")
+            key = f"base/{number}"
+            self._others[key] = job.build(key)
+            for name, tensor in self._others[key].state_dict().items():
+                value = job.extra.get(f"{key}/{name}")
+                if value is None or value.shape != tensor.shape:
+                    came = "none" if value is None else str(list(value.shape))
+                    raise PayloadError("names", f"expected {name!r} {list(tensor.shape)} of {key}, got {came}")
+                tensor.copy_(value)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The other bases."""
+        return self._others
+
+    def phases(self) -> Sequence[Phase]:
+        """One, over all of them."""
+        own = [name for key, base in self._others.items() for name, _ in base.named_parameters(prefix=key)]
+        return [replace(phase, trainable=phase.trainable | {*own}) for phase in super().phases()]
+
+    def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
+        """Of one base after the other: each is freed before the next runs."""
+        yield from super().terms(batch, phase)
+        for key, base in self._others.items():
+            yield Term(name=key, each=cross_entropy(base(batch.x), batch.y), told=False)
+
+    def end(self) -> Outcome:
+        """All bases travel."""
+        tensors = {
+            f"{key}/{name}": tensor for key, base in self._others.items() for name, tensor in base.state_dict().items()
+        }
+        return Outcome(extra=tensors)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The mean of the bases' logits."""
+        logits = [super().predict(x)]
+        for base in self._others.values():
+            base.eval()
+            logits.append(base(x))
+        return torch.stack(logits).mean(dim=0) if self._others else logits[0]
+
+
+class SplitMixServer(CoverageServer):
+    """The mean of each base; what has no channels is the sum over the bases in the model itself."""
+
+    def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the new state."""
+        own = frozenset(state.notes.get(_OWN, ()))
+        names = state.names()
+        for name in names:
+            old = state.tensor(name)
+            if name not in own:
+                yield name, self.fold_tensor(name, old, frozen)
+                continue
+            bases = [other for other in names if other.startswith(EXTRA_PREFIX) and other.endswith(f"/{name}")]
+            folded = (self.fold_tensor(base, state.tensor(base), frozen) for base in bases)
+            yield name, sum((value.double() for value in folded), torch.zeros_like(old).double()).to(old.dtype)
+
+
+class _Bases:
+    """Where the tensors of each base lie in the whole model."""
+
+    def __init__(self, model: Model, num_bases: int) -> None:
+        spec = SliceSpec(width=Fraction(1, num_bases)) if num_bases > 1 else FULL
+        self.state: Mapping[str, Tensor] = model.state_dict()
+        self.parts: list[dict[str, IndexMap | None]] = [index_map(model, spec, part=k) for k in range(num_bases)]
+        # tensors without channels that are trained; counters are the largest of all bases
+        whole = [name for name, place in self.parts[0].items() if place is None and num_bases > 1]
+        self.own = [name for name in whole if self.state[name].is_floating_point()]
+
+    def place(self, number: int, name: str) -> Place:
+        """A tensor of a base on the server."""
+        if name in self.own:
+            return Place(f"{EXTRA_PREFIX}base{number}/{name}")
+        return Place(MODEL_PREFIX + name, self.parts[number][name])
+
+
+def _places(num_bases: int, model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+    """The first base of a slice as the model, the others behind it."""
+    bases = _Bases(model, num_bases)
+    found: dict[str, Place] = {}
+    for position, number in enumerate(chosen(num_bases, cut)):
+        beginning = f"{EXTRA_PREFIX}base/{position}/" if position else MODEL_PREFIX
+        found |= {beginning + name: bases.place(number, name) for name in bases.state}
+    return found
+
+
+def _own_tensors(num_bases: int, model: Model) -> Mapping[str, Tensor]:
+    """Of each base what has no channels; in the model is their sum."""
+    own, state = _Bases(model, num_bases).own, model.state_dict()
+    return {f"base{number}/{name}": state[name] / num_bases for number in range(num_bases) for name in own}
+
+
+def _other_bases(num_bases: int, model: Model, cut: str) -> Mapping[str, Tensor]:
+    """For a device, from its first base."""
+    return {
+        f"base/{position}/{name}": tensor.clone()
+        for position in range(1, len(chosen(num_bases, cut)))
+        for name, tensor in model.state_dict().items()
+    }
+
+
+def _split(num_bases: int, model: Model) -> None:
+    """Nothing leads from one base to another; what has no channels becomes the sum of equal ones."""
+    bases = _Bases(model, num_bases)
+    for name, place in bases.parts[0].items() if num_bases > 1 else ():
+        tensor = bases.state[name]
+        if name in bases.own:
+            tensor.mul_(num_bases)
+        elif place is not None:
+            mask = torch.zeros(tensor.shape, dtype=torch.bool)
+            for part in bases.parts:
+                mask[torch.meshgrid(*(part[name] or ()), indexing="ij")] = True
+            tensor.masked_fill_(~mask, 0)
+
+
+def _notes(num_bases: int, model: Model) -> Mapping[str, Any]:
+    own = _Bases(model, num_bases).own
+    return {_OWN: own} if own else {}
+
+
+def _check(num_bases: int, rungs: Sequence[str], model: Model) -> None:
+    """Bases lie side by side, and every device has one at least."""
+    if num_bases == 1 and tuple(rungs) == ("full",):
+        return
+    narrow = [rung for rung in rungs if parse(rung).width * num_bases < 1]
+    if narrow:
+        raise InputError(
+            f"slices: 'splitmix' has {num_bases} bases of 1/{num_bases} of the channels, and {narrow[0]!r} is less; "
+            f"leave it out, or set bases to {int(1 / parse(narrow[0]).width)}"
+        )
+    if any(isinstance(part, _ACROSS) for part in model.modules()):
+        raise InputError(
+            "method 'splitmix' needs bases that have nothing in common, and this model normalises over all channels; "
+            "use one with BatchNorm or without a norm, or heterofl"
+        )
+    _check_division(num_bases, model)
+
+
+def _check_division(num_bases: int, model: Model) -> None:
+    state = model.state_dict()
+    for name, place in index_map(model, SliceSpec(width=Fraction(1, num_bases))).items():
+        for size, indices in zip(state[name].shape, place or (), strict=False):
+            if len(indices) not in (size, size // num_bases) or (len(indices) < size and size % num_bases):
+                raise InputError(
+                    f"method 'splitmix': {name!r} has {size} channels, which {num_bases} bases cannot share; "
+                    "set bases to a divisor of the channels of all layers, or the model's width to a multiple of them"
+                )
+
+
+def _built(num_bases: int, cut: str) -> str:
+    return f"width:1/{num_bases}" if num_bases > 1 else "full"
+
+
+def method(parameters: SplitMixParameters, *, rungs: Sequence[str]) -> Method:
+    """SplitMix for these slices, for the registry."""
+    count = parameters.bases
+    return Method(
+        name="splitmix",
+        paper="Hong et al., ICLR 2022, arXiv:2203.09747",
+        parameters=parameters,
+        client=partial(SplitMixClient, count),
+        server=SplitMixServer(),
+        exchange=Exchange(down="some bases of model", up="the same bases"),
+        extra_tensors=partial(_own_tensors, count),
+        extra_of_slice=partial(_other_bases, count),
+        built=partial(_built, count),
+        by_client=count > 1,
+        first=partial(_split, count),
+        places=partial(_places, count),
+        notes=partial(_notes, count),
+        check=partial(_check, count, rungs),
+    )

@@ -1,0 +1,255 @@
+"""FedIN: both rules by hand, what is sent, whose pairs come back, and that foreign features leave no trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from depth import NUM_CLASSES, Memory, equal, model_of
+from knowing import batch_of, begun, identity_model, job_for, run, weights
+from torch import Tensor, nn
+
+from edge_client.errors import InputError
+from edge_client.knowledge.kinds import FeaturePairs
+from edge_client.methods.fedin import FedInClient, PairPool, check, extractor, fold_pairs, project
+from edge_client.methods.fedprox import FedProxClient
+from edge_client.methods.parameters import FedInParameters, FedProxParameters
+from edge_client.models.contract import Model, from_sequential
+from edge_client.models.taps import tapped
+from edge_client.training.loop import Settings, train
+
+WAYS = ["weighted", "projection", "sequential"]
+
+
+def client(**parameters: Any) -> FedInClient:
+    """FedIN with these parameters."""
+    return FedInClient(FedInParameters(**parameters))
+
+
+@pytest.mark.parametrize(
+    ("local", "mapping", "expected"),
+    [
+        ((1.0, 0.0), (-1.0, 1.0), (0.0, 1.0)),
+        ((2.0, 0.0), (-0.5, 1.0), (0.0, 1.0)),
+        ((1.0, 1.0), (2.0, 0.0), (2.0, 0.0)),
+        ((0.0, 1.0, 1.0), (1.0, -2.0, 0.0), (1.0, -1.0, 1.0)),
+        ((0.0, 0.0), (3.0, 4.0), (3.0, 4.0)),
+    ],
+)
+def test_the_projection_by_hand(local: Any, mapping: Any, expected: Any) -> None:
+    """Eq. 13: b = -1, -1, 2, -2, 0; a = 1, 4, 2, 2, 0; afterwards <Z, G_local> >= 0."""
+    z = project(torch.tensor(local), torch.tensor(mapping))
+    assert z.tolist() == list(expected)
+    assert float(torch.dot(z, torch.tensor(local))) >= 0
+
+
+def _scalar() -> Model:
+    """w_e = 2, w_in = 3, a head of 1 that is left alone."""
+    layers = [nn.Linear(1, 1, bias=False) for _ in range(3)]
+    for layer, weight in zip(layers, (2.0, 3.0, 1.0), strict=True):
+        layer.weight.data = torch.tensor([[weight]])
+    return from_sequential(nn.Sequential(*layers), input_shape=(1,))
+
+
+PAIRS = FeaturePairs(inputs=torch.tensor([[1.5]]), outputs=torch.tensor([[4.0]]))
+
+
+def _after_one_step(lr: float = 0.001, **parameters: Any) -> dict[str, float]:
+    """How far each weight moved, over the learning rate: the gradient that was used."""
+    model = _scalar()
+    fedin = client(mu=0.0, **parameters)
+    squares = {"loss": lambda batch, phase: (model(batch.x)[:, 0] - 1).square()}
+    fedin.begin(job_for(model, knowledge=(PAIRS,), **squares))
+    data = Memory(1)
+    data.x, data.labels = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    before = weights(model)
+    train(model, fedin, data, Settings(batch=1, microbatch=1, learning_rate=lr, seed=1))
+    return {name: float((before[name] - value) / lr) for name, value in weights(model).items()}
+
+
+def test_the_weighted_gradient_of_a_scalar_net() -> None:
+    """(w_e w_in - 1)^2 and (1.5 w_in - 4)^2 at w_e = 2, w_in = 3: w_e 30/2 = 15, w_in 1.5 + 20/2 = 11.5, head 60/2."""
+    moved = _after_one_step()
+    assert [moved[f"{k}.weight"] for k in range(3)] == pytest.approx([15, 11.5, 30], rel=1e-3)
+
+
+def test_the_weighted_gradient_with_the_outer_parts_whole() -> None:
+    """The same with 30 for w_e and 60 for the head."""
+    moved = _after_one_step(rescale_outer=True)
+    assert [moved[f"{k}.weight"] for k in range(3)] == pytest.approx([30, 11.5, 60], rel=1e-3)
+
+
+def test_the_projected_gradient_of_a_scalar_net() -> None:
+    """b = 20 x 1.5 >= 0: G_IN = 1.5 alone on the middle; G_local elsewhere."""
+    moved = _after_one_step(alleviation="projection")
+    assert [moved[f"{k}.weight"] for k in range(3)] == pytest.approx([30, 1.5, 60], rel=1e-3)
+
+
+def test_one_step_after_the_other() -> None:
+    """lr .001: w_in = 3 - .02 = 2.98 first, then the mapping's gradient there: 2 (1.5 x 2.98 - 4) 1.5 = 1.41."""
+    moved = _after_one_step(alleviation="sequential")
+    assert [moved[f"{k}.weight"] for k in range(3)] == pytest.approx([30, 21.41, 60], rel=1e-3)
+
+
+def test_the_proximal_term_is_fedproxs() -> None:
+    """w = (1, 2), anchor 0, mu/2 = .05: .25; halved with pairs."""
+    model = from_sequential(nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(3)]), input_shape=(1,))
+    for name, parameter in model.named_parameters():
+        parameter.data = torch.zeros(1, 1)
+        assert name
+    for knowledge, expected in (((), 0.25), ((PAIRS,), 0.125)):
+        for parameter in model.parameters():
+            parameter.data = torch.zeros(1, 1)
+        fedin = begun(client(mu=0.1), model, knowledge=knowledge)
+        model.get_parameter("0.weight").data = torch.ones(1, 1)
+        model.get_parameter("1.weight").data = torch.full((1, 1), 2.0)
+        terms = list(fedin.terms(batch_of([[1.0]], [0]), fedin.phases()[0]))
+        proximal = sum(t.weight * t.once.item() for t in terms if t.name == "proximal" and t.once is not None)
+        assert proximal == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet10"])
+@pytest.mark.parametrize("microbatch", [8, 4])
+def test_the_pairs_sent_are_those_of_the_last_batch_as_it_was_trained(kind: str, microbatch: int) -> None:
+    """24 samples, batches of 8, 2 epochs: what the sixth step's forward pass put out, before that step."""
+    data = Memory(24)
+    snapshots: list[tuple[Tensor, Tensor]] = []
+
+    class Watching(FedInClient):
+        def terms(self, batch, phase):  # type: ignore[no-untyped-def]
+            state = {name: value.clone() for name, value in self.job.model.state_dict().items()}
+            seen, _ = tapped(self.job.model, [first, "features"], batch.x)
+            self.job.model.load_state_dict(state)  # this pass moved running statistics
+            snapshots.append((seen[first].detach(), seen["features"].detach().flatten(1)))
+            yield from super().terms(batch, phase)
+
+    model = model_of(kind)
+    first = "stem_out" if kind == "resnet10" else "block_1_out"
+    watching = Watching(FedInParameters(pairs=8))
+    outcome = run(watching, model, data, classes=NUM_CLASSES, epochs=2, microbatch=microbatch)
+    (pairs,) = outcome.knowledge
+    assert isinstance(pairs, FeaturePairs)
+    last = snapshots[-8 // microbatch :]
+    torch.testing.assert_close(pairs.inputs, torch.cat([rows for rows, _ in last]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(pairs.outputs, torch.cat([rows for _, rows in last]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_last_batch_that_is_small_is_filled_up_with_the_one_before() -> None:
+    """20 samples in batches of 8: the last has 4; 8 pairs are asked for, 20 at most are there."""
+    for asked, expected in ((8, 8), (30, 20)):
+        (pairs,) = run(client(pairs=asked), model_of("mlp"), Memory(20), classes=NUM_CLASSES).knowledge
+        assert isinstance(pairs, FeaturePairs)
+        assert len(pairs.inputs) == expected
+
+
+def _foreign(kind: str, rows: int = 6) -> FeaturePairs:
+    torch.manual_seed(11)
+    model = model_of(kind)
+    shape = next(unit.out_shape for unit in model.units if unit.name == extractor(model))
+    seen, _ = tapped(model, ["features"], torch.randn(2, *model.input_shape))
+    return FeaturePairs(inputs=torch.randn(rows, *shape), outputs=torch.randn(rows, seen["features"][0].numel()))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["mlp", "resnet10"])
+def test_foreign_pairs_are_used(way: str, kind: str) -> None:
+    """With pairs the middle becomes another; without, or with `pairs` = 0, it is FedProx's, bit for bit."""
+    data, pairs = Memory(16), _foreign(kind)
+    results = {}
+    for key, used, knowledge in (
+        ("prox", FedProxClient(FedProxParameters(mu=0.1)), (pairs,)),
+        ("first", client(alleviation=way), ()),
+        ("off", client(alleviation=way, pairs=0), (pairs,)),
+        ("on", client(alleviation=way), (pairs,)),
+    ):
+        model = model_of(kind)
+        run(used, model, data, classes=NUM_CLASSES, knowledge=knowledge)
+        results[key] = weights(model)
+    assert equal(results["prox"], results["first"])
+    assert equal(results["prox"], results["off"])
+    middle = model_of(kind).order[2]
+    changed = [name for name in results["on"] if name.startswith(middle) and name.endswith("weight")]
+    assert changed
+    assert not torch.equal(results["prox"][changed[0]], results["on"][changed[0]])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_foreign_features_do_not_move_running_statistics(way: str) -> None:
+    """Learning rate 0: the buffers are those of a round without pairs, counters too."""
+    data = Memory(16)
+    results = []
+    for knowledge in ((), (_foreign("resnet10"),)):
+        model = model_of("resnet10")
+        run(client(alleviation=way), model, data, classes=NUM_CLASSES, knowledge=knowledge, learning_rate=0.0)
+        results.append({name: value.clone() for name, value in model.named_buffers()})
+    assert equal(*results)
+
+
+def test_the_mapping_comes_in_pieces_of_a_microbatch() -> None:
+    """An mlp: 6 pairs at once or 2 at a time give the same weights but for rounding."""
+    results = []
+    for microbatch in (8, 2):
+        model = model_of("mlp")
+        run(
+            client(mu=0.0), model, Memory(8), classes=NUM_CLASSES, knowledge=(_foreign("mlp"),), microbatch=microbatch
+        )
+        results.append(weights(model))
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name], rtol=1e-4, atol=1e-6)
+
+
+def _uploads(*names: str, width: int = 2, rows: int = 3) -> list[tuple[str, FeaturePairs]]:
+    return [
+        (name, FeaturePairs(inputs=torch.full((rows, width), float(ord(name))), outputs=torch.ones(rows, 1)))
+        for name in names
+    ]
+
+
+def test_a_device_gets_the_pairs_of_others() -> None:
+    """a, b and c sent 3 each: b draws from the 6 of a and c; alone in the pool it draws its own."""
+    pools = fold_pairs({}, _uploads("a", "b", "c"), most=20)
+    (pool,) = pools.values()
+    rng = torch.Generator().manual_seed(1)
+    drawn = pool.drawn("b", 100, rng)
+    assert drawn is not None
+    assert sorted(drawn.inputs[:, 0].tolist()) == [97.0] * 3 + [99.0] * 3
+    some = pool.drawn("b", 4, rng)
+    assert some is not None
+    assert len(some.inputs) == 4
+    alone = fold_pairs({}, _uploads("b"), most=20)["2>1"].drawn("b", 2, rng)
+    assert alone is not None
+    assert alone.inputs[:, 0].tolist() == [98.0, 98.0]
+
+
+def test_the_pool_keeps_the_newest_uploads_of_each_signature() -> None:
+    """Three rounds of two uploads, at most 3 stay: d of round 2, and e, f of round 3; another width is another pool."""
+    pools: dict[str, PairPool] = {}
+    for names in ("ab", "cd", "ef"):
+        pools = fold_pairs(pools, [*_uploads(*names), *_uploads(names[0], width=5)], most=3)
+    assert sorted(pools) == ["2>1", "5>1"]
+    assert sorted(set(pools["2>1"].inputs[:, 0].tolist())) == [100.0, 101.0, 102.0]
+    assert sorted(set(pools["5>1"].inputs[:, 0].tolist())) == [97.0, 99.0, 101.0]
+
+
+def test_the_extractor_ends_with_the_first_unit_that_has_parameters() -> None:
+    """An mlp's stem only flattens: its output would be the sample itself."""
+    assert extractor(model_of("mlp")) == "block1"
+    assert extractor(model_of("resnet10")) == "stem"
+
+
+def test_a_model_without_a_middle_is_refused() -> None:
+    """Two units with parameters: nothing is between extractor and classifier."""
+    with pytest.raises(InputError, match="this model has 2 of them; take one with three or more"):
+        check(identity_model())
+
+
+def test_pairs_of_another_signature_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """They belong to another architecture: FedProx alone, and a line in the log."""
+    results = []
+    for used, knowledge in ((client(), (PAIRS,)), (FedProxClient(FedProxParameters(mu=0.1)), ())):
+        model = model_of("mlp")
+        run(used, model, Memory(8), classes=NUM_CLASSES, knowledge=knowledge)
+        results.append(weights(model))
+    assert equal(*results)
+    assert "pairs 1>1 are not of this model, which has 12>9; left out" in caplog.text

@@ -1,0 +1,361 @@
+"""FedMD and DraftFed: targets by hand, alignment, what is answered and when, that it is learnt."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from depth import NUM_CLASSES, SHAPE, Memory, equal, model_of
+from knowing import begun, identity_model, run, weights
+from linear import linear_model
+from torch import Tensor, nn
+
+from edge_client.errors import InputError
+from edge_client.files import parse_table
+from edge_client.knowledge.kinds import DraftSet, PublicSamples, SampleLogits, one
+from edge_client.methods.base import Batch, Header, Lesson
+from edge_client.methods.draftfed import DraftFedClient, DraftTeacher, align, draft_taps, soft_cross_entropy, targets
+from edge_client.methods.fedmd import ConsensusTeacher, FedMdClient, consensus
+from edge_client.methods.parameters import DraftFedParameters, FedMdParameters
+from edge_client.methods.shared_samples import load_public, outputs, window
+from edge_client.models import registry as models
+from edge_client.models.contract import from_sequential
+from edge_client.models.taps import tapped
+from edge_client.run_file import RunFile
+
+PUBLIC = PublicSamples(values=torch.randn(12, *SHAPE, generator=torch.Generator().manual_seed(4)))
+LESSON = Lesson(round=1, num_classes=2, seed=1)
+
+
+def drafts(convs: dict[int, Any], logits: Any = ((0.0, 0.0),)) -> DraftSet:
+    """Of one sample."""
+    tensors = {number: torch.tensor(value) for number, value in convs.items()}
+    return DraftSet(
+        ids=torch.tensor([0]), depths=torch.tensor([max(convs)]), convs=tensors, logits=torch.tensor(logits)
+    )
+
+
+def test_channels_are_cropped_or_padded() -> None:
+    """(1,2,3) to 2 channels: (1,2); to 5: (1,2,3,0,0)."""
+    draft = torch.tensor([[1.0, 2.0, 3.0]])
+    assert align(draft, (2,)).tolist() == [[1.0, 2.0]]
+    assert align(draft, (5,)).tolist() == [[1.0, 2.0, 3.0, 0.0, 0.0]]
+
+
+def test_positions_shrink_by_area_and_grow_bilinearly() -> None:
+    """[[1,2],[3,4]] to 1x1: 2.5; rows (0,0,0,8) of 4x4: 2, where bilinear would say 0; one value grows to itself."""
+    square = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    assert align(square, (1, 1, 1)).item() == 2.5
+    rows = torch.tensor([[[[0.0, 0.0, 0.0, 8.0]] * 4]])
+    assert align(rows, (1, 1, 1)).item() == 2.0
+    assert align(torch.full((1, 1, 1, 1), 3.0), (1, 2, 2)).tolist() == [[[[3.0, 3.0], [3.0, 3.0]]]]
+    grown = torch.nn.functional.interpolate(square, size=(4, 4), mode="bilinear", align_corners=False)
+    assert torch.equal(align(square, (1, 4, 4)), grown)
+
+
+def test_one_axis_grows_while_the_other_shrinks() -> None:
+    """2x4 to 4x2: columns become means of two (1.5, 3.5), then rows are interpolated between."""
+    draft = torch.tensor([[[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]]])
+    fitted = align(draft, (1, 4, 2))
+    assert fitted[0, 0, :, 0].tolist() == [1.5, 2.5, 4.5, 5.5]
+    assert fitted[0, 0, 0].tolist() == [1.5, 3.5]
+
+
+def test_area_at_a_factor_that_is_no_integer() -> None:
+    """3 to 2, as torch's area: means of the first and the last two."""
+    assert align(torch.tensor([[[1.0, 2.0, 6.0]]]), (1, 2)).tolist() == [[[1.5, 4.0]]]
+
+
+def test_maps_beside_vectors() -> None:
+    """A vector is the same at every position; a map becomes its mean."""
+    assert align(torch.tensor([[1.0, 2.0]]), (2, 1, 2)).tolist() == [[[[1.0, 1.0]], [[2.0, 2.0]]]]
+    assert align(torch.tensor([[[[1.0, 3.0]], [[5.0, 5.0]]]]), (2,)).tolist() == [[2.0, 5.0]]
+
+
+def test_first_targets_by_hand() -> None:
+    """D1 = (5,6) and (1,2,3): (3,4), loss 4; (3,4,1.5), loss 3.416667; with mask_padding (3,4,3), loss 2.666667."""
+    i, j = drafts({1: [[5.0, 6.0]]}), drafts({1: [[1.0, 2.0, 3.0]]})
+    for like, masked, expected, loss in (
+        (i, False, [3.0, 4.0], 4.0),
+        (j, False, [3.0, 4.0, 1.5], 3.416667),
+        (j, True, [3.0, 4.0, 3.0], 2.666667),
+    ):
+        made = targets(like, [i, j], mask_padding=masked)
+        assert made.convs[1][0].tolist() == expected
+        assert (like.convs[1] - made.convs[1]).square().mean().item() == pytest.approx(loss, abs=1e-6)
+
+
+def test_last_targets_by_hand() -> None:
+    """Depths 2, 3, 4: T2 = mean(1, 3, 5) = 3; mean(2, 6) = 4; 7 alone."""
+    one_ = drafts({1: [[0.0]], 2: [[1.0]]})
+    two = drafts({1: [[0.0]], 2: [[3.0]], 3: [[2.0]]})
+    three = drafts({1: [[0.0]], 2: [[5.0]], 3: [[6.0]], 4: [[7.0]]})
+    every = [one_, two, three]
+    made = [targets(like, every) for like in every]
+    assert [float(t.convs[depth]) for t, depth in zip(made, (2, 3, 4), strict=True)] == [3.0, 4.0, 7.0]
+    assert made[0].depths.tolist() == [2, 3, 4]
+
+
+def test_a_shallower_model_says_nothing_about_deeper_convolutions() -> None:
+    """A model of depth 2 has no third convolution; one that claims to is not deeper, and still has one: it counts."""
+    shallow, deep = drafts({1: [[0.0]], 2: [[9.0]]}), drafts({1: [[0.0]], 3: [[2.0]]})
+    assert float(targets(deep, [shallow, deep]).convs[3]) == 2.0
+
+
+def test_logit_targets_by_hand() -> None:
+    """(1,3), (3,1): (2,2), CE of the first 1.126928; softmax of the mean of (4,0), (0,1) is (.8176, .1824)."""
+    a, b = drafts({1: [[0.0]]}, [[1.0, 3.0]]), drafts({1: [[0.0]]}, [[3.0, 1.0]])
+    made = targets(a, [a, b])
+    assert made.logits.tolist() == [[2.0, 2.0]]
+    assert soft_cross_entropy(a.logits, made.logits).item() == pytest.approx(1.126928, abs=1e-6)
+    c, d = drafts({1: [[0.0]]}, [[4.0, 0.0]]), drafts({1: [[0.0]]}, [[0.0, 1.0]])
+    assert targets(c, [c, d]).logits.softmax(1)[0].tolist() == pytest.approx([0.8176, 0.1824], abs=1e-4)
+
+
+def test_other_class_counts_keep_their_logits_to_themselves() -> None:
+    """K = 2 and K = 3."""
+    a, b = drafts({1: [[0.0]]}, [[1.0, 3.0]]), drafts({1: [[0.0]]}, [[3.0, 1.0, 0.0]])
+    assert targets(a, [a, b]).logits.tolist() == [[1.0, 3.0]]
+
+
+SIZES = {
+    "resnet50": (18_442, (49,)),
+    "resnet101": (22_538, (49, 100)),
+    "resnet152": (26_634, (49, 100, 151)),
+    "densenet121": (17_418, (120,)),
+    "densenet161": (28_042, (120, 160)),
+    "densenet169": (20_490, (120, 160, 168)),
+    "densenet201": (21_514, (120, 160, 168, 200)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_sizes_of_the_paper(name: str) -> None:
+    """Numbers per sample of 32x32 up, with supplements for shallower ones; bytes 4 times as many."""
+    expected, positions = SIZES[name]
+    with torch.device("meta"):
+        model = models.build(name, input_shape=(3, 32, 32), num_classes=10, options={})
+        taps = draft_taps(model)
+        assert max(taps) == positions[-1]
+        seen, logits = tapped(model.eval(), [taps[k] for k in (1, *positions)], torch.zeros(2, 3, 32, 32))
+    assert sum(t[0].numel() for t in seen.values()) + logits[0].numel() == expected
+    convs = {k: torch.zeros(128, *seen[taps[k]].shape[1:]) for k in (1, *positions)}
+    sent = DraftSet(ids=torch.arange(128), depths=torch.tensor([1]), convs=convs, logits=torch.zeros(128, 10))
+    floats = sum(4 * t.numel() for t in sent.tensors().values() if t.is_floating_point())
+    assert floats == 4 * 128 * expected
+    assert sent.nbytes() - floats <= 0.01 * floats + 512
+
+
+def test_windows_go_round() -> None:
+    """5 samples, 2 a round: 0 1, 2 3, 4 0, 1 2; 0 or too many: all."""
+    assert [window(number, 5, 2).tolist() for number in (1, 2, 3, 4)] == [[0, 1], [2, 3], [0, 4], [1, 2]]
+    assert window(3, 5, 0).tolist() == window(3, 5, 9).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_model_without_blocks_has_no_drafts() -> None:
+    """Refused at once; blocks stand in for convolutions where there are no such taps."""
+    with pytest.raises(InputError, match="this model has none; make it three units or more"):
+        begun(DraftFedClient(DraftFedParameters()), linear_model([0.0, 0.0]))
+    own = from_sequential(nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)]), input_shape=(2,))
+    assert draft_taps(own) == {1: "block_1_out", 2: "block_2_out"}
+
+
+def test_the_consensus_by_hand() -> None:
+    """Logits (2,4), (0,2): (1,3), an absolute error of 1; answers for other samples do not count."""
+    ids = torch.tensor([0])
+    a, b = (SampleLogits(ids=ids, values=torch.tensor([v])) for v in ([2.0, 4.0], [0.0, 2.0]))
+    other = SampleLogits(ids=torch.tensor([1]), values=torch.tensor([[9.0, 9.0]]))
+    agreed = consensus(iter([a, b, other]), ids)
+    assert agreed is not None
+    assert agreed.values.tolist() == [[1.0, 3.0]]
+    client = FedMdClient(FedMdParameters())
+    model = identity_model()
+    model.get_parameter("1.weight").data = torch.eye(2)
+    public = PublicSamples(values=torch.tensor([[2.0, 4.0]]))
+    begun(client, model, knowledge=(agreed, public))
+    learn = client.phases()[0]
+    assert learn.data is not None
+    x, y = learn.data.batch(torch.tensor([0]))
+    (term,) = client.terms(Batch(x=x, y=y, num_whole=1, whole_y=y, first=True), learn)
+    assert term.each is not None
+    assert term.each.tolist() == [1.0]
+
+
+CLIENTS: dict[str, Any] = {
+    "fedmd": lambda **p: FedMdClient(FedMdParameters(**({"samples": 6} | p))),
+    "draftfed": lambda **p: DraftFedClient(DraftFedParameters(**({"draft_batch": 6, "warmup_rounds": 0} | p))),
+}
+
+
+def _answer(name: str, kind: str = "resnet10", seed: int = 1, **more: Any) -> tuple[Any, dict[str, Tensor]]:
+    model = model_of(kind, seed=seed)
+    outcome = run(CLIENTS[name](), model, Memory(16), classes=NUM_CLASSES, knowledge=[PUBLIC], **more)
+    (answer,) = outcome.knowledge
+    return answer, weights(model)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_answers_are_those_of_the_trained_model_in_evaluation_mode(name: str) -> None:
+    """Round 2, windows of 6 of 12: samples 6 to 11; the model as it is afterwards, without batch statistics."""
+    answer, trained = _answer(name)
+    model = model_of("resnet10")
+    model.load_state_dict(trained)
+    assert answer.ids.tolist() == [6, 7, 8, 9, 10, 11]
+    seen, logits = outputs(model, PUBLIC.values[6:], ["conv_1", "conv_9"], 4)
+    torch.testing.assert_close(answer.values if name == "fedmd" else answer.logits, logits)
+    model.train()
+    with torch.no_grad():
+        wrong = model(PUBLIC.values[6:])
+    assert not torch.allclose(wrong, logits, atol=1e-3)
+    if name == "draftfed":
+        assert sorted(answer.convs) == [1, 9]
+        torch.testing.assert_close(answer.convs[1], seen["conv_1"])
+        torch.testing.assert_close(answer.convs[9], seen["conv_9"])
+
+
+def test_supplements_are_what_shallower_models_need() -> None:
+    """Depths 4, 9 and 12 in the fleet: a model of 9 also tells its fourth convolution, and nothing of 12."""
+    answer, _ = _answer("draftfed")
+    told = DraftSet(ids=answer.ids, depths=torch.tensor([4, 9, 12]), convs=answer.convs, logits=answer.logits)
+    outcome = run(CLIENTS["draftfed"](), model_of("resnet10"), Memory(16), classes=3, knowledge=[PUBLIC, told])
+    found = one(outcome.knowledge, DraftSet)
+    assert found is not None
+    assert sorted(found.convs) == [1, 4, 9]
+    assert found.depths.tolist() == [9]
+
+
+@pytest.mark.parametrize("recompute", [None, "units"])
+@pytest.mark.parametrize("name", CLIENTS)
+def test_targets_are_learnt_and_can_be_switched_off(name: str, recompute: str | None) -> None:
+    """Without targets, or with 0 passes over them: alone; with them another model, down to the stem."""
+    told, _ = _answer(name, seed=2)
+    off = {"fedmd": {"digest_epochs": 0}, "draftfed": {"draft_epochs": 0}}[name]
+    results = {}
+    for key, parameters, knowledge in (("alone", {}, []), ("off", off, [told]), ("on", {}, [told])):
+        model = model_of("resnet10")
+        model.recompute = recompute
+        run(CLIENTS[name](**parameters), model, Memory(16), classes=3, knowledge=[PUBLIC, *knowledge], round=3)
+        results[key] = weights(model)
+    assert equal(results["alone"], results["off"])
+    first = next(iter(results["on"]))
+    assert not torch.equal(results["alone"][first], results["on"][first])
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_shared_samples_do_not_move_running_statistics(name: str) -> None:
+    """Learning rate 0: the same buffers with targets as without."""
+    told, _ = _answer(name, seed=2)
+    results = []
+    for knowledge in ([PUBLIC], [PUBLIC, told]):
+        model = model_of("resnet10")
+        run(CLIENTS[name](), model, Memory(16), classes=3, knowledge=knowledge, round=3, learning_rate=0.0)
+        results.append(weights(model))
+    assert equal(*results)
+
+
+def test_nobody_learns_from_drafts_of_untrained_models() -> None:
+    """warmup_rounds = 1: targets of round 1 come with round 2 and are not learnt; those of round 2 are."""
+    told, _ = _answer("draftfed", seed=2)
+    for number, phases in ((2, ["train"]), (3, ["learn", "train"])):
+        client = begun(
+            CLIENTS["draftfed"](warmup_rounds=1), model_of("resnet10"), knowledge=(PUBLIC, told), round=number
+        )
+        assert [phase.name for phase in client.phases()] == phases
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_both_optimizers_go_on_from_round_to_round(name: str) -> None:
+    """Their states are kept apart, with the model; momentum makes them visible."""
+    told, _ = _answer(name, kind="mlp", seed=2)
+    more = {"classes": 3, "knowledge": (PUBLIC, told)}
+    outcome = run(CLIENTS[name](), model_of("mlp"), Memory(16), optimizer="adam", round=3, **more)
+    prefixes = {key.partition("/")[0] for key in outcome.state}
+    assert prefixes == {"model", "optimizer", "learning"}
+    again = begun(CLIENTS[name](), model_of("mlp"), state=outcome.state, round=4, **more)
+    learn, local = again.phases()
+    assert learn.optimizer_state is not None
+    assert local.optimizer_state is not None
+    assert set(learn.optimizer_state) == set(local.optimizer_state)
+    key = next(iter(learn.optimizer_state))
+    assert not torch.equal(learn.optimizer_state[key]["m"], local.optimizer_state[key]["m"])
+
+
+def _learn(teacher: Any, memory: Any, *said: tuple[str, str, Any]) -> Any:
+    def received() -> Any:
+        for device, cut, item in said:
+            yield Header(device=device, num_samples=1, slice=cut), (item,)
+
+    return teacher.learn(memory, received, LESSON, {})
+
+
+def test_the_draft_teacher_tells_every_architecture_its_own_targets(caplog: pytest.LogCaptureFixture) -> None:
+    """Two slices of depths 1 and 2; a device with drafts of other samples is left out and named."""
+    teacher = DraftTeacher(DraftFedParameters(draft_batch=1))
+    shallow, deep = drafts({1: [[1.0, 3.0]]}), drafts({1: [[3.0]], 2: [[5.0]]})
+    late = DraftSet(ids=torch.tensor([4]), depths=torch.tensor([1]), convs=shallow.convs, logits=shallow.logits)
+    memory = _learn(
+        teacher, {"public": torch.zeros(5, 2)}, ("a", "full", deep), ("b", "depth:1", shallow), ("c", "full", late)
+    )
+    (full,) = teacher.tell(memory, cut="full", device="", lesson=LESSON)
+    (half,) = teacher.tell(memory, cut="depth:1", device="", lesson=LESSON)
+    assert full.convs[1].tolist() == [[2.0]]
+    assert half.convs[1].tolist() == [[2.0, 1.5]]
+    assert full.depths.tolist() == half.depths.tolist() == [1, 2]
+    assert teacher.tell(memory, cut="width:1/2", device="", lesson=LESSON) == ()
+    assert "c: its drafts are for other samples than round 1's" in caplog.text
+
+
+def test_the_consensus_teacher_has_the_last_rounds_mean() -> None:
+    """Before the first round nothing; then the mean of the cohort."""
+    teacher = ConsensusTeacher(FedMdParameters(samples=1))
+    memory = {"public": torch.zeros(5, 2)}
+    assert teacher.tell(memory, cut="full", device="", lesson=LESSON) == ()
+    said = [SampleLogits(ids=torch.tensor([0]), values=torch.tensor([[v, 0.0]])) for v in (2.0, 4.0)]
+    memory = _learn(teacher, memory, ("a", "full", said[0]), ("b", "depth:1", said[1]))
+    (told,) = teacher.tell(memory, cut="full", device="", lesson=LESSON)
+    assert told.values.tolist() == [[3.0, 0.0]]
+
+
+def _run_of(shape: list[int], **method: Any) -> RunFile:
+    table = {
+        "name": "t",
+        "model": {"name": "mlp", "input": shape},
+        "classes": ["a", "b"],
+        "method": {"name": "draftfed", **method},
+    }
+    return parse_table(RunFile, table, source="t")
+
+
+def test_shared_samples_are_read_once_as_the_model_takes_them(tmp_path: Path) -> None:
+    """Grey 4x4 images for a model of 3x8x8: repeated and enlarged; labels of other classes do not matter."""
+    np.savez(tmp_path / "p.npz", x=np.full((9, 4, 4), 51, dtype=np.uint8), y=np.arange(9))
+    values = load_public(f"npz:{tmp_path / 'p.npz'}", _run_of([3, 8, 8]), 5)
+    assert values.shape == (5, 3, 8, 8)
+    torch.testing.assert_close(values, torch.full((5, 3, 8, 8), 0.2))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "needs shared samples: name them"), ("npz:/nowhere.npz", "does not exist"), ("npz:EMPTY", "got none")],
+)
+def test_a_run_without_shared_samples_is_refused(text: str, told: str, tmp_path: Path) -> None:
+    """None named, not there, empty: before any device is asked."""
+    np.savez(tmp_path / "e.npz", x=np.zeros((0, 4, 4), dtype=np.uint8), y=np.zeros(0, dtype=np.int64))
+    with pytest.raises(InputError, match=told):
+        load_public(text.replace("EMPTY", str(tmp_path / "e.npz")), _run_of([1, 4, 4]), 5)
+
+
+def test_shared_samples_of_another_shape_are_refused_on_a_device() -> None:
+    """A task's model may take something else than what the server could know."""
+    wrong = PublicSamples(values=torch.zeros(2, 5))
+    with pytest.raises(InputError, match=r"shared samples are \[5\], this device's are \[1, 8, 8\]"):
+        begun(CLIENTS["fedmd"](), model_of("mlp"), knowledge=(wrong,))
+
+
+def test_cross_entropy_with_a_soft_target() -> None:
+    """Logits (0,0): log 2 whatever the target."""
+    assert soft_cross_entropy(torch.zeros(1, 2), torch.tensor([[3.0, 0.0]])).item() == pytest.approx(math.log(2))

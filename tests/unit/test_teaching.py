@@ -1,0 +1,189 @@
+"""Knowledge in the aggregator and at the intake: what is kept, what travels, what a hostile device cannot do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rows import run_file
+from torch import Tensor
+
+from coordinator import aggregator
+from coordinator.intake import Expected, check_header
+from edge_client.errors import PayloadError
+from edge_client.knowledge.kinds import ClassTable, Knowledge, named_tensors
+from edge_client.methods import registry
+from edge_client.records import from_map, to_map
+from edge_client.run_file import RunFile
+from edge_client.wire.container import read_header
+from edge_client.wire.tensors import ContainerReader, codec_for, write_container
+
+
+def _run(method: str, **more: Any) -> dict[str, Any]:
+    """An mlp of 4 inputs, 3 hidden and 2 classes."""
+    model = {"name": "mlp", "input": [1, 2, 2], "hidden": [3]}
+    return to_map(run_file(**{"model": model, "method": {"name": method, **more.pop("parameters", {})}, **more}))
+
+
+def _answer(job: str, out: Path, **fields: Any) -> dict[str, Any]:
+    return aggregator.answer({"id": 1, "job": job, "out": str(out), **fields})
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    with ContainerReader(path) as reader:
+        return {name: reader.tensor(name) for name in reader.names()}
+
+
+def _table(label: str, value: float, count: int = 40) -> ClassTable:
+    return ClassTable(
+        label=label, counts=torch.tensor([count, 0]), values=torch.full((1, 2 if label == "logit" else 3), value)
+    )
+
+
+def _update(path: Path, model: Path, *items: Knowledge, weights: bool = True) -> Path:
+    """As a device sends it."""
+    sent = {name: t for name, t in _tensors(model).items() if name.startswith("model/")} if weights else {}
+    named = [*sent.items(), *named_tensors(items)]
+    table = [(name, codec_for(value, "fp32"), value.shape) for name, value in named]
+    meta = {"num_samples": 10, "payload": "params", "steps": 1}
+    write_container(path, meta, table, (value for _, value in named))
+    return path
+
+
+def _fold(tmp_path: Path, run: dict[str, Any], round_: int, model: Path, **updates: Path) -> Path:
+    out = tmp_path / f"v{round_}"
+    listed = [{"device": name, "path": str(path), "num_samples": 10} for name, path in updates.items()]
+    fields = {"run": run, "round": round_, "model": str(model), "base": str(model), "updates": listed}
+    reply = _answer("fold", out, **fields)
+    assert reply["ok"], reply
+    return out
+
+
+def test_what_devices_said_is_kept_beside_the_model_and_told_as_means(tmp_path: Path) -> None:
+    """Devices say 1 and 3 for class 0: 2; then one says 5: 4. The model part has no memory, what is told no model."""
+    run = _run("felo")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    a, b = (_update(tmp_path / n, tmp_path / "m", _table("logit", v)) for n, v in (("a", 1.0), ("b", 3.0)))
+    first = _fold(tmp_path, run, 1, tmp_path / "m", a=a, b=b)
+    second = _fold(tmp_path, run, 2, first, a=_update(tmp_path / "a2", first, _table("logit", 5.0)))
+    for version, expected in ((first, 2.0), (second, 4.0)):
+        reply = _answer("tell", tmp_path / "told", run=run, model=str(version), round=2)
+        assert reply["ok"], reply
+        told = _tensors(tmp_path / "told")
+        assert sorted(told) == ["knowledge/class/logit/counts", "knowledge/class/logit/values"]
+        assert told["knowledge/class/logit/values"].tolist() == [[expected, expected]]
+    assert any(name.startswith("memory/") for name in _tensors(second))
+    assert _answer("encode", tmp_path / "sent", run=run, model=str(second))["ok"]
+    assert {name.partition("/")[0] for name in _tensors(tmp_path / "sent")} == {"model"}
+
+
+def test_before_anybody_said_something_nothing_is_told(tmp_path: Path) -> None:
+    """A container without tensors."""
+    run = _run("felo")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    assert _answer("tell", tmp_path / "told", run=run, model=str(tmp_path / "m"), round=1)["ok"]
+    assert _tensors(tmp_path / "told") == {}
+
+
+def test_shared_samples_are_part_of_the_first_version(tmp_path: Path) -> None:
+    """Read once, told as a part of their own; without a source the run does not begin."""
+    np.savez(tmp_path / "p.npz", x=np.zeros((5, 2, 2), dtype=np.float32), y=np.zeros(5, dtype=np.int64))
+    reply = _answer("init", tmp_path / "m", run=_run("fedmd"))
+    assert not reply["ok"]
+    assert "needs shared samples: name them" in reply["detail"]
+    run = _run("fedmd", parameters={"public": f"npz:{tmp_path / 'p.npz'}"})
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    assert _answer("tell", tmp_path / "p", run=run, model=str(tmp_path / "m"), round=1, public=True)["ok"]
+    assert _tensors(tmp_path / "p")["knowledge/public/values"].shape == (5, 1, 2, 2)
+
+
+def test_a_study_is_the_same_whether_it_was_begun_before_or_not(tmp_path: Path) -> None:
+    """After a restart nobody began it: the fold makes it itself, bit for bit."""
+    run = _run("velo", parameters={"vae-epochs": 2})
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    names = ("a", "b")
+    said = {n: _update(tmp_path / n, tmp_path / "m", _table("feature", float(k))) for k, n in enumerate(names)}
+    first = _fold(tmp_path, run, 1, tmp_path / "m", **said)
+    results = []
+    for begun in (True, False):
+        if begun:
+            assert aggregator.answer({"id": 1, "job": "study", "run": run, "model": str(first), "version": 1})["ok"]
+        results.append(_tensors(_fold(tmp_path, run, 2, first, **said)))
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
+    assert results[0]["memory/made/3/values"].shape == (1, 3)
+
+
+HOSTILE = [
+    (_table("logit", float("nan")), "not_finite"),
+    (_table("logit", 1e7), "range"),
+    (_table("logit", 1.0, count=9), "range"),
+    (_table("logit", 1.0, count=-1), "range"),
+]
+
+
+@pytest.mark.parametrize(("item", "code"), HOSTILE, ids=["nan", "huge", "too few", "negative"])
+def test_values_that_would_spoil_a_mean_are_refused(item: ClassTable, code: str, tmp_path: Path) -> None:
+    """The check job names the reason; a mean of fewer than ten samples is no mean that may leave a device."""
+    run = _run("felo")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    limits = registry.knowledge_limits(from_map(RunFile, run))
+    update = _update(tmp_path / "u", tmp_path / "m", item)
+    base = {"base": str(tmp_path / "m"), "update": str(update), "knowledge": to_map(limits)}
+    reply = aggregator.answer({"id": 1, "job": "check", **base})
+    assert (reply["ok"], reply["code"]) == (False, code)
+
+
+def _expected(run: dict[str, Any], model: Path, **changes: Any) -> Expected:
+    file = from_map(RunFile, run)
+    fields: dict[str, Any] = {
+        "device": "a",
+        "round": 1,
+        "base": read_header(model),
+        "codec": "fp32",
+        "train": True,
+        "evaluate": False,
+        "num_samples": 10,
+        "max_samples": 100,
+        "num_classes": 2,
+        "epochs": 1,
+        "rules": registry.plan_rules(file.method.name, file.method.parameters),
+        "knowledge": registry.knowledge_limits(file),
+    }
+    return Expected(**(fields | changes))
+
+
+def test_the_intake_takes_knowledge_whole_or_none_of_it(tmp_path: Path) -> None:
+    """A device with too few samples of everything sends none, and its weights count."""
+    run = _run("felo")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    for items in ((), (_table("logit", 1.0),), (_table("feature", 1.0), _table("logit", 1.0))):
+        check_header(_update(tmp_path / "u", tmp_path / "m", *items), _expected(run, tmp_path / "m"))
+
+
+def test_methods_without_weights_refuse_weights(tmp_path: Path) -> None:
+    """FedHe takes class means alone: a model in an update is refused by name."""
+    run = _run("fedhe")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    assert _answer("encode", tmp_path / "sent", run=run, model=str(tmp_path / "m"))["ok"]
+    expected = _expected(run, tmp_path / "sent")
+    check_header(_update(tmp_path / "u", tmp_path / "sent", _table("logit", 1.0), weights=False), expected)
+    with pytest.raises(PayloadError, match="names: update from 'a' for round 1 has 4 tensors, assignment listed 0"):
+        check_header(_update(tmp_path / "u", tmp_path / "sent", _table("logit", 1.0)), expected)
+
+
+def test_knowledge_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
+    """Of a kind that the method does not take, in a run without, and after an evaluation alone."""
+    run = _run("fedhe")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    feature = _update(tmp_path / "f", tmp_path / "m", _table("feature", 1.0), weights=False)
+    with pytest.raises(PayloadError, match="brings 'class/feature'; the run's method takes class/logit"):
+        check_header(feature, _expected(run, tmp_path / "m"))
+    logit = _update(tmp_path / "l", tmp_path / "m", _table("logit", 1.0), weights=False)
+    with pytest.raises(PayloadError, match="and the run's method takes none"):
+        check_header(logit, _expected(run, tmp_path / "m", knowledge=None))
+    with pytest.raises(PayloadError, match="and nothing was trained"):
+        check_header(logit, _expected(run, tmp_path / "m", train=False, evaluate=True))
