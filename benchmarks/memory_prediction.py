@@ -56,7 +56,7 @@ _GROUPS = [
     Case(model="preresnet20", batch=64, optimizer="adam", method="fedepth", groups=(3,)),
     Case(model="preresnet20", batch=128, optimizer="sgd", method="fedepth", groups=(1,), recompute="fused"),
     Case(model="preresnet20", batch=128, optimizer="sgd", method="fedepth", groups=(1,), microbatch=16),
-    Case(model="preresnet20", batch=50, optimizer="momentum", method="fedepth", groups=(1,), microbatch=12),
+    Case(model="preresnet20", batch=100, optimizer="momentum", method="fedepth", groups=(1,), microbatch=12),
     Case(model="preresnet20", batch=64, optimizer="sgd", method="fedepth", groups=(1,), recompute="units"),
     Case(model="preresnet20-rs", batch=64, optimizer="sgd", method="fedepth", groups=(1, 2), skipped=3),
     Case(model="preresnet20-rs", batch=64, optimizer="sgd", method="fedepth", groups=(2,), buffered=True),

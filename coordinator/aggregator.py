@@ -205,6 +205,7 @@ def answer(request: Mapping[str, Any]) -> Reply:
 def _init(job: InitJob) -> Reply:
     from coordinator.teaching import first_memory
     from edge_client.methods import coverage, registry
+    from edge_client.models.slicing import parse
     from edge_client.training import seeds
     from edge_client.wire import tensors
     from edge_client.wire.tensors import ContainerReader
@@ -214,7 +215,7 @@ def _init(job: InitJob) -> Reply:
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)
-    method.first(model)
+    method.first(model, lambda cut: recipe.build(model.input_shape, parse(cut)))
     state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed(seeds.derive(job.run.seed, "extra"))
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}

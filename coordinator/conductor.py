@@ -92,6 +92,7 @@ class Conductor:
         self._stop_asked: bool | None = None  # True: at once
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
         self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
+        self._rules: KnowledgeRules | None = None  # of the active run, if its devices exchange knowledge
         self._is_cut = False  # whether devices may get different parts of the model
         self._parts: dict[str, PartRow] = {}  # of what is sent: slice or key of knowledge -> how it travels
         self._cutting: dict[str, dict[str, rounds.SendAssign]] = {}  # what is being made of these -> leases that wait
@@ -298,6 +299,7 @@ class Conductor:
         )
         self.run, self.model = run, model
         self._is_cut = _is_cut(snapshot.file)
+        self._rules = methods.knowledge(snapshot.file.method.name, snapshot.file.method.parameters)
         self._parts = {part.slice: part for part in self._store.parts(run.id) if part.version == model.version}
         self.machine = RunMachine(
             snapshot,
@@ -396,8 +398,9 @@ class Conductor:
         if self.machine is None or self.run is None or self.model is None:
             return None
         for lease in self.machine.leases.values():
-            made = all(name in self._parts for name in self._made_for(lease)) or self.run.dry
-            if made and lease.device == device and lease.state in ("offered", "accepted"):
+            if lease.device != device or lease.state not in ("offered", "accepted"):
+                continue
+            if self.run.dry or all(name in self._parts for name in self._made_for(lease)):
                 known = {part.sha256: part.length for part in self._parts_of(lease)}
                 if sha256 in known:
                     return known[sha256]
@@ -502,12 +505,9 @@ class Conductor:
             num_classes=len(self.machine.file.classes),
             epochs=self.machine.file.train.epochs,
             rules=methods.plan_rules(self.machine.file.method.name, self.machine.file.method.parameters),
-            knowledge=methods.knowledge_limits(self.machine.file) if self._knowledge() is not None else None,
+            knowledge=methods.knowledge_limits(self.machine.file) if self._rules is not None else None,
             slice=lease.slice,
         )
-
-    def _knowledge(self) -> KnowledgeRules | None:
-        return methods.knowledge(self._file().method.name, self._file().method.parameters)
 
     def _file(self) -> RunFile:
         assert self.machine is not None
@@ -725,14 +725,14 @@ class Conductor:
 
     def _study(self, model: ModelRow) -> None:
         """Let the aggregator make what takes long while devices train."""
-        rules = self._knowledge()
+        rules = self._rules
         if rules is not None and rules.studies and self.run is not None:
             job = {"job": "study", "run": self.run.file, "version": model.version}
             self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, lambda answer: None)
 
     def _made_for(self, lease: LeaseRow) -> list[str]:
         """What is made of the newest version for a lease: a slice of its model, what its device is told."""
-        rules = self._knowledge()
+        rules = self._rules
         if rules is None:
             return [lease.slice] if self._is_cut else []
         told = _knowledge_key(lease) if rules.per_device else f"{TOLD_PART}{lease.slice}"

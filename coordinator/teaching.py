@@ -111,7 +111,7 @@ def _stored(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _lesson(run: RunFile, round_: int) -> Lesson:
-    return Lesson(round=round_, num_classes=len(run.classes), seed=run.seed)
+    return Lesson(round=round_, num_classes=len(run.classes), seed=run.seed, run=run)
 
 
 def _knowledge_of(update: FrozenUpdate, limits: Limits, codec: str) -> tuple[Knowledge, ...]:

@@ -61,7 +61,13 @@ from edge_client.training.loop import Settings, Trained, generator, train
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
 from edge_client.training.warmup import warm_up
-from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, payload_kind, read_header
+from edge_client.wire.container import (
+    EXTRA_PREFIX,
+    MODEL_PREFIX,
+    Entry,
+    payload_kind,
+    read_header,
+)
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry, write_container
 
 __all__ = [
@@ -85,6 +91,7 @@ _KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two 
 _BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
 _AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
+_NOTEWORTHY_BYTES = 2**20  # of knowledge: less hides in what processes differ by
 _MOST_TOLD = 10**7  # rows of a table that the coordinator sent
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
 
@@ -271,7 +278,13 @@ class _Work:
         known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
         known += self.train_data.held_bytes + self.test_data.held_bytes
         above = max(0, self.warm_bytes - known)
-        return known + -(-above // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
+        return known + _in_steps(above) + _in_steps(self._told_bytes())
+
+    def _told_bytes(self) -> int:
+        """What knowledge that came takes in memory as float32; next to nothing for class means."""
+        wider = {"fp32": 1, "int8": 4}.get(self.run.rounds.codec, 2)
+        num_bytes = wider * sum(path.stat().st_size for path in self._told_paths())
+        return num_bytes if num_bytes >= _NOTEWORTHY_BYTES else 0
 
     def _begin_allowance(self) -> None:
         """The process is warm: what it uses from now on is training."""
@@ -584,9 +597,11 @@ class _Work:
 
     def _told(self) -> tuple[Knowledge, ...]:
         """The knowledge that came with the assignment."""
+        return tuple(item for path in self._told_paths() for item in self._knowledge_in(path))
+
+    def _told_paths(self) -> list[Path]:
         parts = self.order.parts.items()
-        paths = [Path(path) for key, path in parts if key == PUBLIC_PART or key.startswith(TOLD_PART)]
-        return tuple(item for path in paths for item in self._knowledge_in(path))
+        return [Path(path) for key, path in parts if key == PUBLIC_PART or key.startswith(TOLD_PART)]
 
     def _knowledge_in(self, path: Path) -> tuple[Knowledge, ...]:
         codec, num_classes = self.run.rounds.codec, len(self.run.classes)
@@ -658,6 +673,10 @@ class _Work:
             written = write_container(temporary, to_map(report), table, (t for _, t in entries))
         durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
         return written
+
+
+def _in_steps(num_bytes: int) -> int:
+    return -(-num_bytes // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
 
 
 def memory_key(run: RunFile, rung: str) -> str:

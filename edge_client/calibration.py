@@ -21,6 +21,7 @@ from edge_client import apart, durable
 from edge_client.device import guard
 from edge_client.device.probe import find_torch
 from edge_client.errors import FedfitError, MachineError
+from edge_client.methods import registry
 from edge_client.planning.rows import FORMAT, ModelRows, load_rows, save_rows
 from edge_client.records import Count, Hash, PlanRules, from_map, to_map
 from edge_client.run_file import RunFile, TrainSection
@@ -62,7 +63,7 @@ def job_for(
         "input": list(input_shape),
         "slice": cut,
         "classes": len(run.classes),
-        "method": run.method.name,
+        "method": registry.trains_as(run.method.name),
         "rules": [rules.groups, rules.auxiliary, rules.weight_copies, rules.step_copies],  # what parameters change
         "dtype": dtype,
         "threads": run.train.threads,

@@ -144,7 +144,7 @@ class Ceiling:
 class PartRef:
     """A blob that belongs to an assignment; equal keys in a round are one blob, fetched once and kept by its hash."""
 
-    key: Annotated[str, Matches(r"[A-Za-z0-9_.:@/-]{1,128}")]
+    key: Annotated[str, Matches(r"[A-Za-z0-9_.:@/-]{1,160}")]
     sha256: Hash
     length: Positive
 

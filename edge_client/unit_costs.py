@@ -69,15 +69,15 @@ def measure(made: Rehearsal, *, key: str, limit_bytes: int = 0) -> ModelRows:
         batches=bench.batches,
         base_bytes=base_bytes + _WORKER_BYTES,
         model_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
-        hidden_bytes=hidden.kept_bytes,
-        hidden_size_bytes=hidden.size_bytes,
+        hidden_bytes=hidden.kept.whole,
+        hidden_size_bytes=hidden.size.whole,
         has_batchnorm=any(True for _ in _norms(model)),
         has_batch_statistics=any(not norm.track_running_stats for norm in _norms(model)),
         min_batch=model.min_batch,
         modes=modes,
     )
-    beside_torch = hidden.peak_bytes - measured_bytes(rows, None, hidden.batch)
-    return replace(rows, hidden_bytes=max(hidden.kept_bytes, beside_torch))
+    beside_torch = hidden.peak_bytes - measured_bytes(rows, None, hidden.batch) + hidden.rest_bytes
+    return replace(rows, hidden_bytes=max(hidden.kept.whole, beside_torch))
 
 
 def _batches(model: Model) -> tuple[int, int]:
@@ -93,15 +93,38 @@ def _norms(model: Model) -> Iterator[nn.modules.batchnorm._BatchNorm]:
     return (part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
 
 
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    """What the process has grown by: until each block was trained, where each is trained by itself; and in all."""
+
+    until: tuple[int, ...]
+    whole: int
+
+    def __add__(self, other: _Grown) -> _Grown:
+        return self._with(other, lambda one, two: one + two)
+
+    def beyond(self, other: _Grown) -> _Grown:
+        """What is more here than there."""
+        return self._with(other, lambda one, two: max(0, one - two))
+
+    def or_more(self, other: _Grown) -> _Grown:
+        """The larger one."""
+        return self._with(other, max)
+
+    def _with(self, other: _Grown, both: Callable[[int, int], int]) -> _Grown:
+        until = tuple(both(one, two) for one, two in zip(self.until, other.until, strict=True))
+        return _Grown(until, both(self.whole, other.whole))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hidden:
     """What the kernel counts, on top of the warm process."""
 
     batch: int  # of the largest step
     peak_bytes: int  # of a step of the whole model
-    kept_bytes: int  # that stayed after training with two batches, of which one is the last of an epoch
-    size_bytes: int  # that one number of samples more takes
-    until: dict[str, int]  # the same until a block has been trained, where each is trained by itself
+    kept: _Grown  # after training with two numbers of samples, of which one is the last of an epoch
+    rest_bytes: int  # of `kept`, in all: what a single sample at the end of an epoch takes more than a few
+    size: _Grown  # that one number of samples more takes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,29 +160,40 @@ class _Bench:
         evaluated = _Pair(self.batches, *(self._forward(batch) for batch in self.batches))
         self.model.recompute = None
         meters = (_UnitMeter(self, name, whole, alone.get(name), evaluated) for name in self.model.order)
-        return tuple(replace(unit.row(), hidden_bytes=hidden.until.get(unit.name, 0)) for unit in meters)
+        kept, size = (dict(zip(alone, grown.until, strict=True)) for grown in (hidden.kept, hidden.size))
+        return tuple(
+            replace(unit.row(), hidden_bytes=kept.get(unit.name, 0), hidden_size_bytes=size.get(unit.name, 0))
+            for unit in meters
+        )
 
     def hidden(self) -> _Hidden:
-        """As a worker does: evaluate, then train; first with a few samples, as at the end of an epoch."""
+        """As a worker does: evaluate, then train, with all numbers of samples that a batch may end with."""
         small, large = self.batches[0], self._large()
         base = meter.rss_bytes()
         self._evaluate(large, small)
-        groups = self.singles()
-        first, second = self._train(small, groups), self._train(large, groups)
-        grown = [max(0, one - base + other - first[-1]) for one, other in zip(first, second, strict=True)]
-        if groups:
-            self._train(small, ())
+        evaluated = meter.rss_bytes() - base
+        few, many = self._grown(small), self._grown(large)
         meter.reset_peak()
         self._train(large, ())
-        peak_bytes, kept_bytes = meter.peak_rss_bytes() - base, meter.rss_bytes() - base
-        third = self._train(small // 2 + 1, groups)  # an odd number: the last piece of a batch has any
+        peak_bytes = meter.peak_rss_bytes() - base
+        odd, lone = self._grown(small // 2 + 1), self._grown(self.model.min_batch)
+        rest = lone.beyond(few)
+        kept = few + many + rest
         return _Hidden(
             batch=large,
             peak_bytes=peak_bytes - self.own_bytes,
-            kept_bytes=max(0, kept_bytes),
-            size_bytes=max(0, second[-1] - first[-1], third[-1] - base - kept_bytes),
-            until={name: num_bytes for (name,), num_bytes in zip(groups, grown, strict=False)},
+            kept=_Grown(tuple(evaluated + until for until in kept.until), evaluated + kept.whole),
+            rest_bytes=rest.whole,
+            size=odd.or_more(lone),
         )
+
+    def _grown(self, batch: int) -> _Grown:
+        """By training with so many samples at a time, for the first time."""
+        before = meter.rss_bytes()
+        groups = self.singles()
+        until = self._train(batch, groups) if groups else []
+        self._train(batch, ())
+        return _Grown(tuple(max(0, after - before) for after in until), max(0, meter.rss_bytes() - before))
 
     def _large(self) -> int:
         fitting = (batch for batch in _LARGE_BATCHES if batch * _per_sample(self.model) <= _LARGE_BYTES)

@@ -9,8 +9,8 @@
 
 Per sample, and what does not depend on samples; `held` from the first unit on. As the first of a group block2 holds 30,
 needs 50 forward and 60 + 200 backward; behind a block the head needs 5 forward and 7 + 40 backward. Whatever a library
-hides is 11 in all, and 1, 2, 3 until a block has been trained alone; a third number of samples takes 4 more. Everything
-times `scale`.
+hides is 11 in all, and 1, 2, 3 until a block has been trained alone; a third number of samples takes 4 more in all, and
+as much again until a block has been trained alone. Everything times `scale`.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ def _unit(
         head_backward=lines((7, 40)) if is_block else (),
         head_adding=lines((7, 40)) if is_block else (),
         hidden_bytes=scale * hidden,
+        hidden_size_bytes=scale * hidden,
     )
 
 

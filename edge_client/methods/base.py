@@ -107,6 +107,7 @@ class Lesson:
     round: int  # that the updates are of; when telling: that is about to begin
     num_classes: int
     seed: int  # of this run
+    run: RunFile | None = None  # for teachers that have a model of their own
 
 
 class Teacher(Protocol):
@@ -149,6 +150,10 @@ def keep_nothing(model: Model) -> tuple[str, ...]:
 def same_slice(cut: str) -> str:
     """Most methods train a slice as one network."""
     return cut
+
+
+def begin_at_random(model: Model, build: Callable[[str], Model]) -> None:
+    """Most methods begin with the weights that the model was made with."""
 
 
 def note_nothing(model: Model) -> Mapping[str, Any]:
@@ -205,7 +210,8 @@ class Method:
     inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
     built: Callable[[str], str] = same_slice  # the slice whose network a device builds for a slice
     by_client: bool = False  # the server judges as a device does, too: the model by itself is not what the method means
-    first: Callable[[Model], None] = fit_every_model  # changes the first weights of a run in place
+    # changes the first weights of a run in place; slice -> a network of that with random weights of its own
+    first: Callable[[Model, Callable[[str], Model]], None] = begin_at_random
     # where the tensors of a slice lie among the server's, by their names in a container; the model is the whole one,
     # for its shapes alone
     places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places

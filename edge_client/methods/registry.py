@@ -23,6 +23,7 @@ from edge_client.methods.parameters import (
     DraftFedParameters,
     FedAvgParameters,
     FeDepthParameters,
+    FedGktParameters,
     FedHeParameters,
     FedInParameters,
     FedMdParameters,
@@ -57,6 +58,7 @@ __all__ = [
     "plan_rules",
     "rungs",
     "slicing",
+    "trains_as",
     "usual_model",
     "validate",
 ]
@@ -114,10 +116,10 @@ def _whole_model(parameters: Any) -> Slicing:
 
 
 def _fedin_plans(parameters: FedInParameters) -> PlanRules:
-    """FedProx's anchor; where gradients are compared, one more gradient of everything."""
+    """FedProx's anchor; all gradients are there while the pairs go through; where two are compared, both are."""
     apart = parameters.alleviation != "weighted" or parameters.rescale_outer
-    copies = int(parameters.mu > 0) + int(apart and parameters.pairs > 0)
-    return PlanRules(weight_copies=copies, step_copies=1 if parameters.mu > 0 else 0)
+    copies = int(parameters.mu > 0) + (1 + int(apart) if parameters.pairs else 0)
+    return PlanRules(weight_copies=copies, step_copies=1 if copies else 0)
 
 
 def _fedin_knowledge(parameters: FedInParameters) -> KnowledgeRules:
@@ -185,6 +187,7 @@ class _Entry:
     slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
     sized: bool = False  # `load` also takes the slices of the run
     shown_with: str = "small-cnn"  # a model that it can train
+    as_plain: bool = False  # its devices train as FedAvg's do, or as those of the method underneath
 
 
 _MAX_DRAFT_BYTES = 2**30
@@ -194,15 +197,22 @@ _METHODS = {
     "fedavg": _Entry(FedAvgParameters, _from("fedavg")),
     "fedprox": _Entry(FedProxParameters, _from("fedprox"), plans=_fedprox_plans),
     "scaffold": _Entry(ScaffoldParameters, _from("scaffold"), plans=_scaffold_plans, refuses=_GROUPS),
-    "fednova": _Entry(FedNovaParameters, _from("fednova"), refuses=_GROUPS),
+    "fednova": _Entry(FedNovaParameters, _from("fednova"), refuses=_GROUPS, as_plain=True),
     "moon": _Entry(MoonParameters, _from("moon"), plans=_moon_plans, refuses=_GROUPS),
     "fedper": _Entry(
         FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
     ),
     "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
-    "fedrolex": _Entry(FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing),
+    "fedrolex": _Entry(
+        FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing, as_plain=True
+    ),
     "inclusivefl": _Entry(
-        InclusiveFLParameters, _from("inclusivefl"), refuses=_GROUPS, slicing=_inclusivefl_slicing, sized=True
+        InclusiveFLParameters,
+        _from("inclusivefl"),
+        refuses=_GROUPS,
+        slicing=_inclusivefl_slicing,
+        sized=True,
+        as_plain=True,
     ),
     "scalefl": _Entry(ScaleFLParameters, _from("scalefl"), refuses=_GROUPS, slicing=_scalefl_slicing, sized=True),
     "splitmix": _Entry(
@@ -256,6 +266,15 @@ _METHODS = {
             kinds=("drafts",), public=True, max_rows=own.public_samples, max_bytes=_MAX_DRAFT_BYTES
         ),
     ),
+    "fedgkt": _Entry(
+        FedGktParameters,
+        _from("fedgkt"),
+        refuses=_KNOWING,
+        has_global_model=lambda own: False,
+        knowledge=lambda own: KnowledgeRules(
+            kinds=("maps",), per_device=True, max_rows=10**6, max_bytes=own.max_bytes + 2**20
+        ),
+    ),
     "fedin": _Entry(
         FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_KNOWING, knowledge=_fedin_knowledge
     ),
@@ -267,7 +286,7 @@ _METHODS = {
         plans=_m_fedepth_plans,
         slicing=_whole_model,
     ),
-    "inco": _Entry(InCoParameters, _from("inco"), over=True, shown_with="preresnet20"),
+    "inco": _Entry(InCoParameters, _from("inco"), over=True, shown_with="preresnet20", as_plain=True),
 }
 _PLAIN = "fedavg"  # what a method is put over that names none
 
@@ -335,6 +354,11 @@ def knowledge_limits(run: RunFile) -> Limits:
         min_count=MIN_COUNT_FLOOR,
         max_count=run.devices.max_samples * max(1, run.train.epochs),
     )
+
+
+def trains_as(name: str) -> str:
+    """The method whose devices do the same, so that their memory need not be measured twice; raises as `validate`."""
+    return "+".join(part for part in _parts(name) if not _METHODS[part].as_plain) or _PLAIN
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:

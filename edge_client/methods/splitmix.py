@@ -13,7 +13,7 @@ bias is the sum of theirs: as one network the model gives the sum of their logit
 bases together.
 
 Deviations: the first base of a device goes round by device and round, where the authors draw it from one shuffled list
-for all devices; the others are drawn, as there. Bases begin as parts of the wide model's random weights. A BatchNorm
+for all devices; the others are drawn, as there. A classifier's bias begins as the same in all bases. A BatchNorm
 keeps running statistics, each base its own. Devices judge with the bases that they have in the round, the server with
 the same ones of each width always.
 
@@ -22,7 +22,7 @@ Legend: B = parameters.bases, r = share of the channels, c = channels of a layer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -173,18 +173,20 @@ def _other_bases(num_bases: int, model: Model, cut: str) -> Mapping[str, Tensor]
     }
 
 
-def _split(num_bases: int, model: Model) -> None:
-    """Nothing leads from one base to another; what has no channels becomes the sum of equal ones."""
+def _split(num_bases: int, model: Model, build: Callable[[str], Model]) -> None:
+    """Networks side by side, and zeros between them; what has no channels becomes the sum of equal ones."""
+    if num_bases == 1:
+        return
     bases = _Bases(model, num_bases)
-    for name, place in bases.parts[0].items() if num_bases > 1 else ():
-        tensor = bases.state[name]
+    for name, tensor in bases.state.items():
         if name in bases.own:
             tensor.mul_(num_bases)
-        elif place is not None:
-            mask = torch.zeros(tensor.shape, dtype=torch.bool)
-            for part in bases.parts:
-                mask[torch.meshgrid(*(part[name] or ()), indexing="ij")] = True
-            tensor.masked_fill_(~mask, 0)
+        elif bases.parts[0][name] is not None:
+            tensor.zero_()
+    for part in bases.parts:
+        for name, value in build(_built(num_bases, "full")).state_dict().items():
+            if (place := part[name]) is not None:
+                bases.state[name][torch.meshgrid(*place, indexing="ij")] = value
 
 
 def _notes(num_bases: int, model: Model) -> Mapping[str, Any]:

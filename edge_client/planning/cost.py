@@ -141,15 +141,19 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
 def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[_Group]) -> float:
     """What libraries have taken until the last of these groups is trained."""
     # the last piece of a batch may be a smaller one, that of an epoch still another
-    sizes = rows.hidden_size_bytes if workload.batch % shape.microbatch else 0
-    last = groups[-1]
-    if last.head is None:
-        return rows.hidden_bytes + sizes
+    third = workload.batch % shape.microbatch > 0
+    whole = rows.hidden_bytes + third * rows.hidden_size_bytes
+    if groups[-1].head is None:
+        return whole
+
+    def until(unit: UnitRow) -> int:
+        return unit.hidden_bytes + third * unit.hidden_size_bytes
+
     # blocks that were trained together also hand gradients on, for which libraries keep more than for each alone
     together = any(sum(unit.kind == "block" for unit in group.units) > 1 for group in groups)
     blocks = [unit for unit in rows.modes["plain"] if unit.kind == "block"]
-    handing_on = max(0, rows.hidden_bytes - blocks[-1].hidden_bytes) if together else 0
-    return last.units[-1].hidden_bytes + handing_on + sizes
+    handing_on = max(0, whole - until(blocks[-1])) if together else 0
+    return until(groups[-1].units[-1]) + handing_on
 
 
 def _pass(group: _Group, microbatch: int, adds: bool) -> Iterator[float]:

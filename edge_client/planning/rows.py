@@ -73,6 +73,7 @@ class UnitRow:
     head_backward: Lines = ()  # the same, gradients of the head's parameters included
     head_adding: Lines = ()  # of a later piece
     hidden_bytes: Count = 0  # what libraries take and torch does not see, until this block has been trained as a group
+    hidden_size_bytes: Count = 0  # of that, for each number of samples that a pass has, beyond two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

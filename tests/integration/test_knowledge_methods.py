@@ -139,6 +139,16 @@ def test_velo_trains_its_network_beside_the_round(fleet: Fleet) -> None:
     assert twice["memory/made/4/values"].shape == (10, 4)
 
 
+def test_fedgkt_trains_a_model_of_the_server_for_each_shape(fleet: Fleet) -> None:
+    """Maps of 16 numbers of a and b, of 8 of c; 60 samples at 112 bytes fit into 6,800. Answers for all three."""
+    shown = finished(fleet, "fedgkt", **{"max-bytes": 6_800})
+    first, last = server(fleet, shown, 0), server(fleet, shown, 2)
+    assert unchanged(first, last)
+    assert {name.split("/")[2] for name in last if name.startswith("memory/net/")} == {"16", "8"}
+    answers = [value for name, value in last.items() if name.startswith("memory/answers/") and "values" in name]
+    assert sorted(tuple(value.shape) for value in answers) == [(60, 10), (60, 10), (85, 10)]
+
+
 def test_an_owner_who_shares_nothing_is_asked_and_says_no(fleet: Fleet) -> None:
     """d declines with its reason before it trains; the others go on."""
     run = mlp_run(rounds=1, devices=1, where=["group=closed"], name="closed", method={"name": "felo"}, model=MODEL)

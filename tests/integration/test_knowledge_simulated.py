@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 FLAGS = ["--model", "mlp", "--set", "model.hidden=[128,64]", "--set", 'slices=["full","width:1/2"]', "--data", "digits"]
 FLAGS += ["--devices", "2", "--rounds", "2", "--workers", "1", "--set", "train.batch=64", "--format", "json"]
-CLASS_MEANS = ("felo", "fedhe", "fedproto", "fedin", "velo")
+CLASS_MEANS = ("felo", "fedhe", "fedproto", "fedin", "velo", "fedgkt")
 SHARED = ("fedmd", "draftfed")
 
 
@@ -31,5 +31,5 @@ def test_every_method_runs_and_those_without_weights_send_none(
     for folder, result in results.items():
         name = next(name for name in names if name in folder)
         assert result["rounds"] == 2, folder
-        sends_weights = name in ("felo", "velo", "fedin")
+        sends_weights = name in ("felo", "velo", "fedin", "fedgkt")  # FedGKT: as much, but no weights
         assert (result["bytes_up"] > 2 * 4 * 17_226) == sends_weights, (folder, result["bytes_up"])

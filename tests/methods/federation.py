@@ -40,7 +40,7 @@ class Federation:
     def __post_init__(self) -> None:
         self.made = registry.get(self.method, self.parameters, self.rungs)
         model = self.build()
-        self.made.first(model)
+        self.made.first(model, lambda cut: self.build() if self.build_slice is None else self.build_slice(cut))
         self.server = {name: value.clone() for name, value in model.state_dict().items()}
         self.notes = self.made.notes(model)
         self.server |= {f"extra/{name}": value for name, value in self.made.extra_tensors(model).items()}

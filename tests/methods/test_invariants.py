@@ -136,7 +136,7 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
     kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
     assert {name: copies for name, copies in kept.items() if copies} == {
         "fedepth+fedprox": 1,
-        "fedin": 1,
+        "fedin": 2,
         "fedprox": 1,
         "inco+fedprox": 1,
         "inco+moon": 2,
@@ -149,3 +149,12 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
     rules = registry.plan_rules("fedepth+fedprox", {})
     assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 1)
     assert registry.plan_rules("moon", {"mu": 0}).weight_copies == 0
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_methods_that_share_a_measurement_have_the_same_client(name: str) -> None:
+    """What differs on the server alone takes no other memory on a device."""
+    other = registry.trains_as(name)
+    made, measured = registry.get(name, {}), registry.get(other, {})
+    assert other == name or type(made.client()) is type(measured.client())
+    assert made.plans.weight_copies == measured.plans.weight_copies

@@ -96,6 +96,15 @@ def test_it_stays_so_when_bases_are_trained(kind: str) -> None:
         torch.testing.assert_close(whole.eval()(x), 4 * client.predict(x), rtol=1e-3, atol=1e-4)
 
 
+def test_bases_begin_as_networks_of_their_width() -> None:
+    """Here each build gives the same: every block of the second layer is that of a narrow network, zeros between."""
+    server = fleet("mlp", {}, rounds=0, bases=4).server
+    narrow = build("mlp", "width:1/4").state_dict()
+    assert torch.equal(server["block2.linear.weight"], torch.block_diag(*[narrow["block2.linear.weight"]] * 4))
+    assert torch.equal(server["head.weight"], narrow["head.weight"].repeat(1, 4))
+    assert torch.equal(server["head.bias"], 4 * server["extra/base2/head.bias"])
+
+
 def test_a_base_is_the_mean_of_those_that_trained_it() -> None:
     """16, 24, 16 samples; bases 1 and 3 are also b's, 2 is also c's: (16 a + 24 b)/40, (16 a + 16 c)/32; 0 is a's."""
     slices = {"b": "width:1/2:o17", "c": "width:1/4:o2"}

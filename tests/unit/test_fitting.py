@@ -63,8 +63,9 @@ def test_without_leave_or_room_to_measure_other_rows_get_a_margin(
 
 def test_rows_of_a_run_that_make_no_sense_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     """They come from the network."""
-    assert sent_rows({"x-rows": to_map(rows())}) == rows()
-    assert sent_rows({}) is None
+    assert sent_rows({"x-rows": {"full": to_map(rows())}}, "full") == rows()
+    assert sent_rows({}, "full") is None
+    assert sent_rows({"x-rows": {"full": to_map(rows())}}, "width:1/2") is None
     with caplog.at_level(logging.WARNING):
-        assert sent_rows({"x-rows": {**to_map(rows()), "base_bytes": "many"}}) is None
+        assert sent_rows({"x-rows": {"full": {**to_map(rows()), "base_bytes": "many"}}}, "full") is None
     assert "the run's cost rows are not usable, ignored" in caplog.text
