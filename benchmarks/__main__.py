@@ -30,6 +30,7 @@ _KNOWN = {
     "inco_transform": ("inco_transform", "measure"),
     "method_time": ("method_time", "measure"),
     "install": ("install", "measure"),
+    "onnx": ("onnx", "measure"),
 }
 
 

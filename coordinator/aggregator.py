@@ -340,7 +340,7 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
     model = recipe.build(samples.shape, parse(cutter.method.built(rung)))
     with ContainerReader(Path(job.model)) as reader:
         fill(model, zip(cutter.sources(rung, reader.header), cutter.tensors(rung, reader), strict=True))
-        predict = cutter.predictor(rung, model, reader) if cutter.method.by_client else model
+        predict = cutter.client(rung, model, reader).predict if cutter.method.by_client else model
     model.requires_grad_(False)
     microbatch = max(1, min(_EVALUATE_BATCH, _EVALUATE_ELEMENTS // sum(u.num_activations for u in model.units)))
     with recipe.user_code("evaluation"):

@@ -7,12 +7,12 @@ Does not cover: who gets which slice (`slice_choice`), what is made of the updat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
 from edge_client.methods import registry
-from edge_client.methods.base import Job, Method
+from edge_client.methods.base import Client, Job, Method
 from edge_client.methods.slices import WHOLE_MODEL, Place, slice_places
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse, take_tensor
@@ -78,8 +78,8 @@ class Cutter:
         for place in self.sources(cut, reader.header).values():
             yield take_tensor(reader.tensor(place.name), place.where)
 
-    def predictor(self, cut: str, model: Model, reader: ContainerReader) -> Callable[[Tensor], Tensor]:
-        """How a device with this slice would answer, given its model."""
+    def client(self, cut: str, model: Model, reader: ContainerReader) -> Client:
+        """A device with this slice, given its model, as far as it answers."""
         received = zip(self.sources(cut, reader.header), self.tensors(cut, reader), strict=True)
         extra = {name.removeprefix(EXTRA_PREFIX): value for name, value in received if name.startswith(EXTRA_PREFIX)}
         client, run = self.method.client(), self._recipe.run
@@ -96,7 +96,7 @@ class Cutter:
             build=lambda purpose: self._recipe.build(model.input_shape, parse(self.method.built(cut))),
         )
         client.begin(job)
-        return client.predict
+        return client
 
     def own_models(self, names: Sequence[str]) -> Iterator[tuple[str, Place]]:
         """Where each slice is a model of its own: the tensors of those beside the whole one, as they begin."""

@@ -21,7 +21,8 @@ from edge_client.records import Count
 from edge_client.run_file import RunFile
 
 if TYPE_CHECKING:
-    from edge_client.models.contract import Model
+    from torch import nn
+
     from edge_client.onnx_export import Written
     from edge_client.run_model import Recipe
 
@@ -84,7 +85,7 @@ def _export(job: ExportJob) -> Json:
     )
     with recipe.user_code("export"), tempfile.TemporaryDirectory(prefix="fedfit-export-") as folder:
         plain = Path(folder) / "fp32.onnx" if job.int8 else out
-        written = write_onnx(_filled(job, recipe, shape), facts, plain)
+        written = write_onnx(_asked(job, recipe, shape), facts, plain)
         if not job.int8:
             return _answer(job, written, facts=written.facts)
         small = quantize(plain, written.facts, out)
@@ -101,25 +102,29 @@ def _need_onnx() -> None:
         ) from error
 
 
-def _filled(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> Model:
+def _asked(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> nn.Module:
+    """What the server judges: the model, or what the method makes of several."""
     from coordinator.cutting import Cutter
     from edge_client.models.slicing import parse
+    from edge_client.onnx_export import Predicting
     from edge_client.run_model import fill
     from edge_client.wire.tensors import ContainerReader
 
     cutter = Cutter(recipe)
-    model = recipe.build(shape, parse(job.architecture))
+    model = recipe.build(shape, parse(cutter.method.built(job.architecture)))
     try:
         with ContainerReader(Path(job.model)) as reader:
             pairs = zip(
                 cutter.sources(job.architecture, reader.header), cutter.tensors(job.architecture, reader), strict=True
             )
             fill(model, pairs)
+            if cutter.method.by_client:
+                return Predicting(model, cutter.client(job.architecture, model, reader))
+            return model
     except PayloadError as error:
         raise InputError(f"{job.model}: {error.detail}") from error
     except FileNotFoundError as error:
         raise InputError(f"version {job.version} of {job.name} was removed meanwhile; name a newer one") from error
-    return model
 
 
 def _answer(job: ExportJob, written: Written, *, facts: Any) -> Json:

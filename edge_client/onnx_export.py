@@ -12,11 +12,11 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from edge_client import durable
 from edge_client.errors import InputError, MachineError
 from edge_client.onnx_file import INPUT, OUTPUT, Facts, OnnxModel, add_facts, runtime
 
-__all__ = ["LIMIT", "Written", "has_batch_statistics", "quantize", "write_onnx"]
+__all__ = ["LIMIT", "Asked", "Predicting", "Written", "has_batch_statistics", "quantize", "write_onnx"]
 
 LIMIT = 1e-4  # of the difference, in parts of the largest output or of 1
 _OPSET = 17  # first with LayerNormalization; onnxruntime has it since 1.12
@@ -124,6 +124,29 @@ def _check(path: Path) -> bool:
         told = str(error).strip().splitlines()[0][:300]
         raise InputError(f"torch wrote a graph that onnx does not accept: {told}") from error
     return True
+
+
+class Asked(Protocol):
+    """A method on a device, as far as it answers: `methods.base.Client`, which is above this module."""
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """What it uses beside the model."""
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Its logits."""
+
+
+class Predicting(nn.Module):
+    """What a method says with its model and others, as one module."""
+
+    def __init__(self, model: nn.Module, client: Asked) -> None:
+        super().__init__()
+        self.model = model
+        self.others = nn.ModuleDict(client.modules())
+        self._client = client
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._client.predict(x)
 
 
 # BatchNorms without statistics of their own

@@ -1,7 +1,7 @@
 """`edge-client export RUN --onnx FILE`: the model that this device uses, with what is personal in it, as ONNX.
 
 It is the last model that the device worked with and, in its place, what the method keeps on the device: the personal
-layers of FedPer, all of Local's. Of a method without such parts it is the model as it came.
+layers of FedPer, all of Local's or DraftFed's. Of a method without such parts it is the model as it came.
 Covers: finding them, next to a running client or without one. Does not cover: the writing (`onnx_export`).
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edge_client import durable, identity, owner_file, received
 from edge_client.assignment import StoredTensors, read_state
@@ -21,7 +21,7 @@ from edge_client.errors import InputError, MachineError, NoSuchNameError, Payloa
 from edge_client.files import format_bytes
 from edge_client.methods import registry as methods
 from edge_client.models.slicing import parse
-from edge_client.onnx_export import Written, write_onnx
+from edge_client.onnx_export import Predicting, Written, write_onnx
 from edge_client.onnx_file import NORMALISATION, Facts
 from edge_client.plan_command import typed_shape
 from edge_client.received import Received
@@ -30,12 +30,9 @@ from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, load_weights, recipe
 from edge_client.task import read_source
 from edge_client.task_files import split_place
-from edge_client.training.contract import Client, Job
+from edge_client.training.contract import Job
 from edge_client.training.loop import generator
 from edge_client.wire.container import EXTRA_PREFIX
-
-if TYPE_CHECKING:
-    from edge_client.models.contract import Model
 
 __all__ = ["describe", "export"]
 
@@ -118,18 +115,20 @@ def _task(run: RunFile, options: argparse.Namespace) -> Any:
 
 def _own(state_dir: Path, found: Received, run: RunFile, made: Recipe, shape: tuple[int, ...]) -> nn.Module:
     """The model that a worker would test: received weights, and what the method puts into them."""
-    model, path = made.build(shape, parse(found.slice)), _blob(state_dir, found, found.model_sha256)
+    method = methods.get(run.method.name, run.method.parameters)
+    cut = parse(method.built(found.slice))
+    model, path = made.build(shape, cut), _blob(state_dir, found, found.model_sha256)
     try:
         load_weights(model, path)
     except PayloadError as error:
         raise InputError(f"{path}: {error.detail}") from error
-    if not _is_personal(run):
+    if not _is_personal(run) and not method.by_client:
         return model
     folder = state_dir / "method-state" / found.run
     state = read_state(folder, found.slice)
-    if not state:
+    if not state and _is_personal(run):
         raise InputError(f"this device has nothing of its own in run {found.run!r} yet: no round of it has counted")
-    client = methods.get(run.method.name, run.method.parameters).client()
+    client = method.client()
     with torch.no_grad():
         client.begin(
             Job(
@@ -138,27 +137,15 @@ def _own(state_dir: Path, found: Received, run: RunFile, made: Recipe, shape: tu
                 num_rounds=run.stop.rounds,
                 epochs=run.train.epochs,
                 learning_rate=0.0,
-                class_counts=(),
+                class_counts=(0,) * len(run.classes),
                 slice=found.slice,
                 rng=lambda purpose: generator(run.seed, "method", purpose),
                 state=state,
                 extra=StoredTensors(path, EXTRA_PREFIX),
-                build=lambda purpose: made.build(shape, parse(found.slice)),
+                build=lambda purpose: made.build(shape, cut),
             )
         )
-    return _Predicting(model, client)
-
-
-class _Predicting(nn.Module):
-    """What the method says with its model."""
-
-    def __init__(self, model: Model, client: Client) -> None:
-        super().__init__()
-        self.model = model
-        self._client = client
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._client.predict(x)
+    return Predicting(model, client)
 
 
 def _told(written: Written, path: Path, *, personal: bool) -> dict[str, Any]:

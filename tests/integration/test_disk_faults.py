@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,8 @@ from edge_client.assignment import read_state
 from edge_client.errors import MachineError
 from edge_client.files import ShareSection
 from edge_client.knowledge.kinds import ClassTable
+from edge_client.onnx_export import quantize, write_onnx
+from edge_client.onnx_file import Facts, OnnxModel
 from edge_client.privacy import Gate, Ledger
 from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
 from tests.typed import in_a_process, ok, typed
@@ -329,6 +331,35 @@ def test_what_is_not_in_the_ledger_is_not_released(tmp_path: Path, monkeypatch: 
     assert [done.round for done in ledger.releases()] == [1, 2]
 
 
+EXPORTED = ("onnx.sync", "onnx.rename")
+QUANTIZED = ("onnx.int8.sync", "onnx.int8.rename")
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_an_export_that_cannot_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Both files, at each step: what was there stays, nothing else does, and the next try works."""
+    plain, small = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    facts = Facts(classes=("a", "b"), input=(4,))
+    writes: dict[tuple[str, ...], Callable[[], object]] = {
+        EXPORTED: lambda: write_onnx(torch.nn.Linear(4, 2), facts, plain),
+        QUANTIZED: lambda: quantize(plain, facts, small),
+    }
+    small.write_bytes(b"old")
+    plain.write_bytes(b"old")
+    for points, write in writes.items():
+        for point in points:
+            before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+            monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
+            with pytest.raises(MachineError, match=REASONS[kind]):
+                write()
+            assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+        write()
+        OnnxModel(plain)
+    assert OnnxModel(small).facts.precision == "int8"
+
+
 SIMULATED = (
     *(f"simulate.run.{step}" for step in ("write", "sync", "rename")),
     *(f"simulate.model.{step}" for step in ("sync", "rename")),
@@ -447,7 +478,7 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
     files = [path for package in ("edge_client", "coordinator") for path in (ROOT / package).rglob("*.py")]
     written = {point for path in files for point in _points_in(ast.parse(path.read_text(encoding="utf-8")))}
     rounds = (*COORDINATOR.values(), *DAEMON.values(), *WORKER.values())
-    commands = (TOO_FEW, ADDING, STARTING_A_RUN, LEDGER, SIMULATED, JOINING, INSTALLING)
+    commands = (TOO_FEW, ADDING, STARTING_A_RUN, LEDGER, EXPORTED, QUANTIZED, SIMULATED, JOINING, INSTALLING)
     others = (*STARTING.values(), *WRITTEN.values(), *commands)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
     elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own
@@ -470,6 +501,6 @@ def test_only_one_module_makes_files_permanent() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync", "rename", "replace")
         if ast.unparse(node.value) in ("os", "shutil") and path.name != "durable.py"
     }
-    names = ("data/writing", "notes", "planning/rows", "spool", "status")
+    names = ("data/writing", "notes", "planning/rows", "received", "spool", "status")
     unsafe = {f"edge_client/{name}.py: os.replace" for name in names}
     assert found == unsafe | {"coordinator/archive.py: os.fsync", "coordinator/backup.py: os.rename"}

@@ -11,10 +11,13 @@ import pytest
 import torch
 from typed import typed
 
+from coordinator import aggregator, export_job
+from edge_client import files, records
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
 from edge_client.models.slicing import FULL, parse
 from edge_client.onnx_file import OnnxModel
+from edge_client.run_file import RunFile
 from edge_client.wire.tensors import codec_for, write_container
 
 OPTIONS = {"hidden": [8]}
@@ -138,6 +141,39 @@ def test_what_cannot_be_exported_is_told_in_a_line(
 
 
 def test_every_method_says_whether_the_server_has_its_model() -> None:
-    """FedPer and Local are the ones whose models live on devices: `edge-client export` is for them."""
-    without = [name for name in methods.names() if not methods.has_global_model(name, {})]
-    assert {name.split("+")[-1] for name in without} == {"fedper", "local"}
+    """Methods whose devices share parts or knowledge have none: `edge-client export` is for them."""
+    without = {part for name in methods.names() if not methods.has_global_model(name, {}) for part in name.split("+")}
+    assert {"draftfed", "fedmd", "fedper", "fedproto", "local"} <= without
+    assert not {"fedavg", "fedepth", "heterofl", "splitmix", "scalefl"} & without
+
+
+SIZED = {
+    "heterofl": {"name": "preresnet20", "input": [1, 8, 8], "width": 16},
+    "fedrolex": {"name": "small-cnn", "input": [1, 8, 8], "width": 16},
+    "scalefl": {"name": "preresnet20", "input": [1, 8, 8], "width": 16, "track-running-stats": True},
+    "splitmix": {"name": "small-cnn", "input": [1, 8, 8], "width": 16},
+    "inclusivefl": {"name": "har-transformer", "input": [1, 64], "width": 16, "heads": 2},
+    "m-fedepth": {"name": "small-cnn", "input": [1, 8, 8], "width": 8},
+}
+
+
+@pytest.mark.parametrize("method", SIZED)
+def test_a_file_says_what_the_server_judges(tmp_path: Path, method: str) -> None:
+    """The largest and the smallest slice, whatever a method makes of them: as many of 64 are right as there."""
+    run = {"name": "r", "method": {"name": method}, "model": SIZED[method], "classes": [*"abcdefghij"]}
+    file = records.to_map(files.parse_table(RunFile, run, source="test"))
+    rng = np.random.default_rng(6)
+    data = {"x": rng.random((64, *SIZED[method]["input"]), dtype=np.float32), "y": rng.integers(0, 10, 64)}
+    np.savez(tmp_path / "t.npz", **data)
+    model = str(tmp_path / "model.bin")
+    assert aggregator.answer({"job": "init", "run": file, "out": model})["ok"]
+    judged = aggregator.answer({"job": "evaluate", "run": file, "model": model, "data": str(tmp_path / "t.npz")})
+    assert judged["ok"], judged
+    results = judged["results"][:: max(1, len(judged["results"]) - 1)]
+    for result in results:
+        out = tmp_path / "m.onnx"
+        asked = {"run": file, "name": "r-1", "version": 0, "model": model, "sha256": "", "out": str(out)}
+        done = export_job.do({**asked, "architecture": result["slice"]})
+        assert done["ok"], done
+        said = OnnxModel(out).run(data["x"])
+        assert int((said.argmax(1) == data["y"]).sum()) == result["num_correct"]
