@@ -106,7 +106,7 @@ class Fleet:
             self._environments["coordinator"] = dict(faults)
         options = ["--state-dir", str(self.state_dir), "--port", "0", "--heartbeat", "1", *self._start_options]
         self._spawn("coordinator", ["coordinator", "start", *options])
-        self.wait_until(lambda: self.ask("status") is not None, 30, "the coordinator answers")
+        self.wait_until(lambda: self.ask("status") is not None, 120, "the coordinator answers")
 
     def add_devices(self, *names: str) -> None:
         """Enrol devices."""

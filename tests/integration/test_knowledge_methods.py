@@ -89,6 +89,7 @@ def unchanged(first: dict[str, Tensor], last: dict[str, Tensor]) -> bool:
 SENT = [("fedhe", "logit/10", (30, 10)), ("fedproto", "feature/8", (20, 8))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "group", "shape"), SENT, ids=[name for name, _, _ in SENT])
 def test_methods_without_weights_never_send_weights(
     fleet: Fleet, method: str, group: str, shape: tuple[int, int]
@@ -101,6 +102,7 @@ def test_methods_without_weights_never_send_weights(
     assert sum(f"memory/{group}" in name for name in last) == 5
 
 
+@pytest.mark.slow
 def test_fedin_passes_feature_pairs_on_by_signature(fleet: Fleet) -> None:
     """16 pairs of each device and round: 2 x 2 x 16 of 16>8 numbers, 2 x 16 of 8>4."""
     shown = finished(fleet, "fedin")
@@ -110,6 +112,7 @@ def test_fedin_passes_feature_pairs_on_by_signature(fleet: Fleet) -> None:
     assert memory["memory/pairs/8>4/in"].shape == (32, 8)
 
 
+@pytest.mark.slow
 def test_fedmd_agrees_on_shared_samples(fleet: Fleet) -> None:
     """The server reads 40 digits once, devices fetch them once; the consensus has a row of ten logits for each."""
     shown = finished(fleet, "fedmd", public="digits", **{"public-samples": 40})
@@ -130,6 +133,7 @@ def test_draftfed_makes_targets_for_both_architectures(fleet: Fleet) -> None:
     assert unchanged(first, last)
 
 
+@pytest.mark.slow
 def test_velo_trains_its_network_beside_the_round(fleet: Fleet) -> None:
     """What it makes of round 1 is there after round 2: a feature of each width for ten classes."""
     shown = finished(fleet, "velo", **{"vae-epochs": 2})
@@ -139,6 +143,7 @@ def test_velo_trains_its_network_beside_the_round(fleet: Fleet) -> None:
     assert twice["memory/made/4/values"].shape == (10, 4)
 
 
+@pytest.mark.slow
 def test_fedgkt_trains_a_model_of_the_server_for_each_shape(fleet: Fleet) -> None:
     """Maps of 16 numbers of a and b, of 8 of c; 60 samples at 112 bytes fit into 6,800. Answers for all three."""
     shown = finished(fleet, "fedgkt", **{"max-bytes": 6_800})

@@ -217,7 +217,10 @@ def of_three_sizes(fleet: Fleet) -> Iterator[Fleet]:
         fleet.ask("device-label", name=name, put={}, drop=["slice"])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex", "scaffold", "moon", "fednova"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedrolex", "scaffold", "moon", "fednova")]
+
+
+@pytest.mark.parametrize("method", ["heterofl", *SLOW])
 def test_devices_of_three_sizes_train_one_model(of_three_sizes: Fleet, method: str) -> None:
     """Two rounds: each device gets and sends its share of the 16 hidden units, and the server's model has them all.
 
@@ -247,7 +250,9 @@ OWN = {"inclusivefl": {*DEEP["inclusivefl"][1:]}, "scalefl": {"exit/1", "exit/2"
 OWN["splitmix"] = {f"base{number}" for number in range(8)}
 
 
-@pytest.mark.parametrize("method", DEEP)
+@pytest.mark.parametrize(
+    "method", ["splitmix", *(pytest.param(name, marks=pytest.mark.slow) for name in ("inclusivefl", "scalefl"))]
+)
 def test_devices_of_three_sizes_have_something_of_their_own(fleet: Fleet, method: str) -> None:
     """Two rounds: each trains its own size, and what belongs to one size alone moves, too."""
     sizes = dict(zip(DEVICES, DEEP[method], strict=True))
