@@ -1,8 +1,8 @@
 """Exported models: how far onnxruntime is from torch, for every built-in model, and what a process that asks takes.
 
 Differences are of new models with BatchNorm statistics of their own, on random samples, in parts of the largest output
-where that is above 1, as the export judges; the plain ones are printed. (With statistics of real batches a new ResNet152
-is so sensitive that torch itself is 0.004 off float64: that would say nothing about the export.)
+where that is above 1, as the export judges; the plain ones are printed. (With statistics of a real batch, a new
+ResNet152 is so sensitive that torch itself is 0.004 off float64: that would say nothing about the export.)
 Memory: ResNet18 on one 3x224x224 sample at a time, one thread, in a process of its own: fedfit's own classes over
 onnxruntime, and over torch.
 """
