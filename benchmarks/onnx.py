@@ -54,7 +54,8 @@ for name, shape, cut, out, weights in json.loads(sys.argv[1]):
 _ASKED = """
 import statistics, sys, time
 import numpy as np
-from edge_client.device import meter
+from edge_client.device import guard, meter
+guard.pin_malloc()  # as `edge-client infer` does
 {opening}
 x = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
 ask(x)
