@@ -1,6 +1,8 @@
 """Exported models: how far onnxruntime is from torch, for every built-in model, and what a process that asks takes.
 
-Differences are of new models whose BatchNorms have the statistics of random samples, on other random samples.
+Differences are of new models with BatchNorm statistics of their own, on random samples, in parts of the largest output
+where that is above 1, as the export judges; the plain ones are printed. (With statistics of a real batch, a new
+ResNet152 is so sensitive that torch itself is 0.004 off float64: that would say nothing about the export.)
 Memory: ResNet18 on one 3x224x224 sample at a time, one thread, in a process of its own: fedfit's own classes over
 onnxruntime, and over torch.
 """
@@ -37,22 +39,23 @@ from edge_client.wire.tensors import codec_for, write_container
 torch.manual_seed(1)
 for name, shape, cut, out, weights in json.loads(sys.argv[1]):
     model = registry.build(name, input_shape=shape, num_classes=10, options={}, cut=parse(cut))
-    for part in model.modules():
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-            part.momentum = 1.0  # the statistics of the next batch
-    with torch.no_grad():
-        model.train()(torch.randn(8, *shape))
+    for key, value in model.state_dict().items():
+        if key.endswith("running_mean"):
+            value.normal_(0, 0.1)
+        elif key.endswith("running_var"):
+            value.uniform_(0.8, 1.2)
     if weights:
         state = {f"model/{key}": value for key, value in model.state_dict().items()}
         table = [(key, codec_for(value, "fp32"), tuple(value.shape)) for key, value in state.items()]
         write_container(Path(weights), {}, table, state.values())
     found = write_onnx(model, Facts(input=tuple(shape)), Path(out))
-    print(json.dumps([name, cut, found.max_difference, found.largest_output]), flush=True)
+    print(json.dumps([name, cut, found.max_difference, found.largest_output, found.relative_difference]), flush=True)
 """
 _ASKED = """
 import statistics, sys, time
 import numpy as np
-from edge_client.device import meter
+from edge_client.device import guard, meter
+guard.pin_malloc()  # as `edge-client infer` does
 {opening}
 x = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
 ask(x)
@@ -98,10 +101,10 @@ def _differences(folder: Path, *, quick: bool) -> list[Figure]:
     jobs += [(name, _SMALL.get(name, registry.default_input(name)), cut) for name, cut in _SLICED.items() if not quick]
     said = _run(_EXPORT, json.dumps([(*job, str(folder / "m.onnx"), "") for job in jobs]))
     rows = [json.loads(line) for line in said.splitlines()]
-    for name, cut, difference, largest in rows:
+    for name, cut, difference, largest, _ in rows:
         print(f"   {name} {cut}: {difference:.2g} in outputs up to {largest:.3g}")
     count = f"{len(names)} models" + (f" and {len(_SLICED)} slices" if not quick else "")
-    worst = max(difference for _, _, difference, _ in rows)
+    worst = max(relative for *_, relative in rows)
     return [Figure(name=f"largest difference from torch, {count}", unit="", values=(worst,), at_most=_LIMIT)]
 
 

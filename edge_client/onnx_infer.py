@@ -7,6 +7,7 @@ Does not cover: the file itself (`onnx_file`), weights of a run (`infer_command`
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from edge_client.data.formats import npz_arrays
 from edge_client.data.labels import Labels, UnknownClassError, positions
 from edge_client.data.named import class_names, open_both, open_test, open_train
 from edge_client.data.sets import ArraySet, SampleSet
-from edge_client.device import meter
+from edge_client.device import guard, meter
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.files import format_bytes
 from edge_client.onnx_file import OnnxModel
@@ -88,6 +89,8 @@ class TestSamples:
 def run(options: argparse.Namespace) -> Answer:
     """Ask the file about the data; raises `InputError`, `MachineError`."""
     _check(options)
+    if "onnxruntime" not in sys.modules:
+        guard.pin_malloc()  # before it is loaded: what loading a model takes, several times its size, goes back
     model = OnnxModel(Path(options.model), threads=options.threads)
     batch = options.batch or (_BATCH_OF_STATISTICS if model.facts.batch_statistics else 1)
     samples = open_samples(options.data, model)
