@@ -226,6 +226,26 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(
     assert len(fleet.unexpected) == (len(TOO_FEW) if kind == "eio" else 0)
 
 
+CUTTING = ("part.sync", "part.rename", "store.part.commit")
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_a_disk_that_fails_while_a_slice_is_cut_costs_no_round(tmp_path: Path, kind: str) -> None:
+    """One device with half of the model: its slice cannot be kept three times, then the round goes on."""
+    environment = _faults(kind, {0: CUTTING}, tmp_path / "faults")
+    with Fleet(tmp_path) as fleet:
+        fleet.start_coordinator(environment)
+        fleet.add_devices("a")
+        fleet.start_device("a")
+        run = fleet.start_run(mlp_run(rounds=1, devices=1, slices=["width:1/2"]))
+        shown = fleet.wait_finished(run, SECONDS)
+    assert shown["state"] == "finished", shown["reason"]
+    assert [row["attempt"] for row in shown["round_rows"]] == [1]
+    assert sorted((tmp_path / "faults").read_text().split()) == sorted(environment["FEDFIT_FAULT"].split(","))
+    assert "Traceback" not in fleet.log("coordinator")
+    assert len(fleet.unexpected) == (len(CUTTING) if kind == "eio" else 0)
+
+
 def _asked_again(fleet: Fleet, run: str, device: str) -> bool:
     shown = fleet.ask("run-show", run=run)
     leases = shown["leases"] if shown is not None else []
@@ -478,7 +498,7 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
     files = [path for package in ("edge_client", "coordinator") for path in (ROOT / package).rglob("*.py")]
     written = {point for path in files for point in _points_in(ast.parse(path.read_text(encoding="utf-8")))}
     rounds = (*COORDINATOR.values(), *DAEMON.values(), *WORKER.values())
-    commands = (TOO_FEW, ADDING, STARTING_A_RUN, LEDGER, EXPORTED, QUANTIZED, SIMULATED, JOINING, INSTALLING)
+    commands = (TOO_FEW, CUTTING, ADDING, STARTING_A_RUN, LEDGER, EXPORTED, QUANTIZED, SIMULATED, JOINING, INSTALLING)
     others = (*STARTING.values(), *WRITTEN.values(), *commands)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
     elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own
