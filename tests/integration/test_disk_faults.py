@@ -229,7 +229,7 @@ def test_a_disk_that_fails_while_a_round_lacks_devices_costs_no_model(
 CUTTING = ("part.sync", "part.rename", "store.part.commit")
 
 
-@pytest.mark.parametrize("kind", ["enospc", "eio"])
+@pytest.mark.parametrize("kind", ["enospc", pytest.param("eio", marks=pytest.mark.slow)])
 def test_a_disk_that_fails_while_a_slice_is_cut_costs_no_round(tmp_path: Path, kind: str) -> None:
     """One device with half of the model: its slice cannot be kept three times, then the round goes on."""
     environment = _faults(kind, {0: CUTTING}, tmp_path / "faults")

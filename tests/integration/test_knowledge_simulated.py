@@ -18,10 +18,8 @@ CLASS_MEANS = ("felo", "fedhe", "fedproto", "fedin", "velo", "fedgkt")
 SHARED = ("fedmd", "draftfed")
 
 
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(CLASS_MEANS, marks=pytest.mark.slow, id="class means and pairs"), pytest.param(SHARED, id="shared")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [CLASS_MEANS, SHARED], ids=["class means and pairs", "shared samples"])
 def test_every_method_runs_and_those_without_weights_send_none(
     names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
