@@ -140,6 +140,7 @@ class Fitting:
             weight_copies=self.rules.weight_copies,
             step_copies=self.rules.step_copies,
             epochs=section.epochs,
+            num_samples=self.num_samples,
         )
 
     def plan(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> TrainingPlan:
