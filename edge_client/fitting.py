@@ -135,7 +135,7 @@ class Fitting:
 
     def workload(self) -> Workload:
         """What decides the memory beside the model."""
-        return Workload.of(self.run.train, self.rules)
+        return Workload.of(self.run.train, self.rules, num_samples=self.num_samples)
 
     def plan(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> TrainingPlan:
         """Only the plan."""

@@ -71,12 +71,13 @@ def measure(made: Rehearsal, *, key: str, limit_bytes: int = 0) -> ModelRows:
         model_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
         hidden_bytes=hidden.kept.whole,
         hidden_size_bytes=hidden.size.whole,
+        hidden_rest_bytes=hidden.rest_bytes,
         has_batchnorm=any(True for _ in _norms(model)),
         has_batch_statistics=any(not norm.track_running_stats for norm in _norms(model)),
         min_batch=model.min_batch,
         modes=modes,
     )
-    beside_torch = hidden.peak_bytes - measured_bytes(rows, None, hidden.batch) + hidden.rest_bytes
+    beside_torch = hidden.peak_bytes - measured_bytes(rows, None, hidden.batch)
     return replace(rows, hidden_bytes=max(hidden.kept.whole, beside_torch))
 
 
@@ -103,10 +104,6 @@ class _Grown:
     def __add__(self, other: _Grown) -> _Grown:
         return self._with(other, lambda one, two: one + two)
 
-    def beyond(self, other: _Grown) -> _Grown:
-        """What is more here than there."""
-        return self._with(other, lambda one, two: max(0, one - two))
-
     def or_more(self, other: _Grown) -> _Grown:
         """The larger one."""
         return self._with(other, max)
@@ -123,7 +120,7 @@ class _Hidden:
     batch: int  # of the largest step
     peak_bytes: int  # of a step of the whole model
     kept: _Grown  # after training with two numbers of samples, of which one is the last of an epoch
-    rest_bytes: int  # of `kept`, in all: what a single sample at the end of an epoch takes more than a few
+    rest_bytes: int  # that a single sample at the end of an epoch takes more than a few
     size: _Grown  # that one number of samples more takes
 
 
@@ -177,13 +174,12 @@ class _Bench:
         self._train(large, ())
         peak_bytes = meter.peak_rss_bytes() - base
         odd, lone = self._grown(small // 2 + 1), self._grown(self.model.min_batch)
-        rest = lone.beyond(few)
-        kept = few + many + rest
+        kept = few + many
         return _Hidden(
             batch=large,
             peak_bytes=peak_bytes - self.own_bytes,
             kept=_Grown(tuple(evaluated + until for until in kept.until), evaluated + kept.whole),
-            rest_bytes=rest.whole,
+            rest_bytes=max(0, lone.whole - few.whole),
             size=odd.or_more(lone),
         )
 

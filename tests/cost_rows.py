@@ -10,7 +10,7 @@
 Per sample, and what does not depend on samples; `held` from the first unit on. As the first of a group block2 holds 30,
 needs 50 forward and 60 + 200 backward; behind a block the head needs 5 forward and 7 + 40 backward. Whatever a library
 hides is 11 in all, and 1, 2, 3 until a block has been trained alone; a third number of samples takes 4 more in all, and
-as much again until a block has been trained alone. Everything times `scale`.
+as much again until a block has been trained alone; a single sample at the end takes 6 more. Everything times `scale`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def rows(*, scale: int = 1, units: bool = False, **changes: Any) -> ModelRows:
         "model_bytes": 640 * scale,
         "hidden_bytes": 11 * scale,
         "hidden_size_bytes": 4 * scale,
+        "hidden_rest_bytes": 6 * scale,
         "has_batchnorm": False,
         "has_batch_statistics": False,
         "min_batch": 1,

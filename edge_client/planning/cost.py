@@ -39,10 +39,11 @@ class Workload:
     weight_copies: int = 0  # of all weights, that the method keeps
     step_copies: int = 0  # of one parameter, that the method makes after a pass
     epochs: int = 1  # per group, for the time
+    num_samples: int = 0  # of the device; 0: not known
 
     @classmethod
-    def of(cls, train: TrainSection, rules: PlanRules) -> Workload:
-        """Of a run."""
+    def of(cls, train: TrainSection, rules: PlanRules, *, num_samples: int = 0) -> Workload:
+        """Of a run, on a device with so many samples."""
         return cls(
             batch=train.batch,
             optimizer=train.optimizer,
@@ -51,6 +52,7 @@ class Workload:
             weight_copies=rules.weight_copies,
             step_copies=rules.step_copies,
             epochs=train.epochs,
+            num_samples=num_samples,
         )
 
     @property
@@ -142,9 +144,10 @@ def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[
     """What libraries have taken until the last of these groups is trained."""
     # the last piece of a batch may be a smaller one, that of an epoch still another
     third = workload.batch % shape.microbatch > 0
+    rest = rows.hidden_rest_bytes if _last_piece(workload, shape) == rows.min_batch else 0
     whole = rows.hidden_bytes + third * rows.hidden_size_bytes
     if groups[-1].head is None:
-        return whole
+        return whole + rest
 
     def until(unit: UnitRow) -> int:
         return unit.hidden_bytes + third * unit.hidden_size_bytes
@@ -153,7 +156,12 @@ def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[
     together = any(sum(unit.kind == "block" for unit in group.units) > 1 for group in groups)
     blocks = [unit for unit in rows.modes["plain"] if unit.kind == "block"]
     handing_on = max(0, whole - until(blocks[-1])) if together else 0
-    return until(groups[-1].units[-1]) + handing_on
+    return until(groups[-1].units[-1]) + handing_on + rest
+
+
+def _last_piece(workload: Workload, shape: Shape) -> int:
+    """Samples at the end of an epoch; 0 if all pieces are whole, or nobody knows."""
+    return workload.num_samples % workload.batch % shape.microbatch
 
 
 def _pass(group: _Group, microbatch: int, adds: bool) -> Iterator[float]:

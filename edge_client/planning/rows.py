@@ -91,6 +91,7 @@ class ModelRows:
     model_bytes: Count  # of that, parameters and buffers
     hidden_bytes: Count  # what libraries take and torch does not see, where all units are trained at once
     hidden_size_bytes: Count = 0  # for each number of samples that a pass has, beyond two
+    hidden_rest_bytes: Count = 0  # where an epoch ends with one sample: what it takes more than a few
     has_batchnorm: bool  # whose statistics are those of a microbatch
     has_batch_statistics: bool  # a BatchNorm without running ones: frozen units need the whole microbatch, too
     min_batch: Positive

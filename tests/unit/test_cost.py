@@ -74,6 +74,13 @@ def test_pieces_of_a_third_size_need_code_of_their_own() -> None:
     assert training_bytes(rows(), Workload(batch=25), shape) == bound(240 + 800 + 2 + 2)
 
 
+@pytest.mark.parametrize(("num_samples", "more"), [(0, 0), (40, 0), (31, 6), (32, 0), (51, 6)])
+def test_a_single_sample_at_the_end_of_an_epoch_needs_other_code(num_samples: int, more: int) -> None:
+    """In pieces of 10: 31 are 20, 10 and 1; 51 are 40, 10 and 1."""
+    workload = Workload(batch=20, num_samples=num_samples)
+    assert training_bytes(rows(), workload, Shape(microbatch=10)) == bound(640 + 1320 + 11 + more)
+
+
 def test_the_first_group_has_the_stem_and_the_head() -> None:
     """5 + 50 per sample, 100 own gradients and the head's 40: 690; its library bytes are its own."""
     assert training_bytes(rows(), SGD, Shape(microbatch=10, groups=(("block1",),))) == bound(690 + 1)
