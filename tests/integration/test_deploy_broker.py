@@ -166,16 +166,29 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_a_device_and_the_coordinator_hear_each_other_over_tls(servers: Servers) -> None:
-    """On different servers, where there are several; a whole chunk passes."""
+    """On different servers, where there are several; a whole chunk passes.
+
+    A cluster tells its other servers of a subscription a moment after it has confirmed it, so both say it again.
+    """
     last = len(servers.ports) - 1
     coordinator = servers.connected("coordinator", 0, TOPICS.coordinator_subscribes())
     device = servers.connected("d1", last, TOPICS.device_subscribes("d1"))
     chunk = bytes(128 << 10)
-    device.transport.publish(TOPICS.device("d1", "data"), chunk)
-    coordinator.transport.publish(TOPICS.device("d1", "cmd"), b"assign")
-    pump(lambda: bool(coordinator.received and device.received), coordinator, device)
-    assert coordinator.received == [(TOPICS.device("d1", "data"), chunk)]
-    assert device.received == [(TOPICS.device("d1", "cmd"), b"assign")]
+    again_s = 0.0
+
+    def heard() -> bool:
+        nonlocal again_s
+        if time.monotonic() >= again_s:
+            again_s = time.monotonic() + 1.0
+            if not coordinator.received:
+                device.transport.publish(TOPICS.device("d1", "data"), chunk)
+            if not device.received:
+                coordinator.transport.publish(TOPICS.device("d1", "cmd"), b"assign")
+        return bool(coordinator.received and device.received)
+
+    pump(heard, coordinator, device)
+    assert {*coordinator.received} == {(TOPICS.device("d1", "data"), chunk)}
+    assert {*device.received} == {(TOPICS.device("d1", "cmd"), b"assign")}
 
 
 def test_a_device_reaches_only_its_own_topics(servers: Servers) -> None:
