@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import pwd
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -147,15 +148,12 @@ def test_a_simulation_syncs_nothing_and_writes_whole_files(tmp_path: Path, monke
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as somebody else")
 def test_root_acts_as_the_owner_of_a_services_directory(tmp_path: Path) -> None:
     """What is made there belongs to the service; afterwards root is root again."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    for place in (folder, *folder.parents):
-        if place.is_relative_to(tmp_path.parents[1]):
-            place.chmod(0o755)
-    os.chown(folder, 12_345, 12_346)
-    with durable.as_owner(folder):
-        durable.write_bytes(folder / "file", b"x", point="test")
-    found = (folder / "file").stat()
+    with tempfile.TemporaryDirectory() as name:  # below tmp_path nobody else may look
+        folder = Path(name)
+        os.chown(folder, 12_345, 12_346)
+        with durable.as_owner(folder):
+            durable.write_bytes(folder / "file", b"x", point="test")
+        found = (folder / "file").stat()
     assert (found.st_uid, found.st_gid) == (12_345, 12_346)
     assert (os.geteuid(), os.getegid()) == (0, 0)
     with durable.as_owner(tmp_path / "none"):
