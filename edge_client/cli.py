@@ -206,11 +206,12 @@ def _start(options: argparse.Namespace) -> None:
     bundle = identity.load_identity(options.state_dir)
     context.device = bundle.device
     device_file = owner_file.load(options.config or options.state_dir / "device.toml")
+    longest_wait_s = device_file.limits.reconnect
     daemon.run_daemon(
         bundle=bundle,
         device_file=device_file,
         state_dir=options.state_dir,
-        connect=lambda on_event, boot: connection.connect(bundle, on_event, boot),
+        connect=lambda on_event, boot: connection.connect(bundle, on_event, boot, longest_wait_s=longest_wait_s),
         root=options.root,
         context=context,
     )
