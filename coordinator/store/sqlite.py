@@ -313,7 +313,8 @@ class SqliteStore:
     def remove_run(self, run_id: str) -> None:
         """Forget a run and everything of it."""
         with self._transaction("run") as db:
-            for table in ("update_", "evaluation", "traffic", "run_device", "lease", "round", "part", "model", "deployment"):
+            tables = ("update_", "evaluation", "traffic", "run_device", "lease", "round", "part", "model", "deployment")
+            for table in tables:
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run_id,))
             db.execute("DELETE FROM run WHERE id = ?", (run_id,))
 
