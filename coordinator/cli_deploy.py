@@ -60,37 +60,47 @@ def _deploy(options: argparse.Namespace) -> None:
     if options.status:
         show(options, control.request(options.state_dir, "deploy-show", run=options.run), tables.deployments)
         return
+    plan = _plan(options)
+    file = from_map(RunFile, plan["file"])
+    by_cut = _by_architecture(file, plan["devices"], options.architecture)
+    job = _job(options, plan, file)
+    with contextlib.ExitStack() as made:
+        files = [
+            {**made.enter_context(_file(options.state_dir, plan["made"], {**job, "architecture": cut})), "devices": who}
+            for cut, who in by_cut.items()
+        ]
+        about = {"run": plan["run"], "version": plan["version"]}
+        begun = control.request(options.state_dir, "deploy-start", **about, files=files)
+    _watch(options, begun)
+
+
+def _plan(options: argparse.Namespace) -> Json:
+    """The model and the devices that are meant; what a person can mistype is found before anything is made."""
     if options.data and not options.int8:
         raise InputError("--data: only with --int8, to tell the accuracy lost")
-    shape = cli_export.typed_input(options.input)
-    labels = parse_labels(options.label, may_drop=False)[0]
-    precision = "int8" if options.int8 else "fp32"
-    asked = {"version": options.version, "devices": options.device, "labels": labels, "precision": precision}
-    plan = control.request(options.state_dir, "deploy-plan", run=options.run, **asked)
-    file = from_map(RunFile, plan["file"])
-    cli_export.check_has_model(file, plan["run"], "mine.onnx")
-    judge = (options.data or cli_export.test_data(file)) if options.int8 else ""
-    job = {
+    cli_export.typed_input(options.input)
+    asked = {
+        "version": options.version,
+        "precision": "int8" if options.int8 else "fp32",
+        "devices": options.device,
+        "labels": parse_labels(options.label, may_drop=False)[0],
+    }
+    return control.request(options.state_dir, "deploy-plan", run=options.run, **asked)
+
+
+def _job(options: argparse.Namespace, plan: Json, file: RunFile) -> Json:
+    """An `export_job.ExportJob` without its slice and its file."""
+    return {
         "run": plan["file"],
         "name": plan["run"],
         "version": plan["version"],
         "task": plan["task"],
         "model": plan["path"],
         "sha256": plan["sha256"],
-        "input": shape,
+        "input": cli_export.typed_input(options.input),
         "int8": options.int8,
-        "data": judge,
+        "data": (options.data or cli_export.test_data(file)) if options.int8 else "",
     }
-    by_cut = _by_architecture(file, plan["devices"], options.architecture)
-    with contextlib.ExitStack() as made:
-        files = [
-            {**made.enter_context(_file(options.state_dir, plan["made"], {**job, "architecture": cut})), "devices": who}
-            for cut, who in by_cut.items()
-        ]
-        begun = control.request(
-            options.state_dir, "deploy-start", run=plan["run"], version=plan["version"], files=files
-        )
-    _watch(options, begun)
 
 
 def _by_architecture(file: RunFile, devices: Json, asked: str | None) -> dict[str, list[str]]:
@@ -177,4 +187,3 @@ def _wait(options: argparse.Namespace, asked: Json) -> Json:
             if live is not None:
                 live.update(Text(tables.deployments(data)))
             time.sleep(_POLL_S)
-

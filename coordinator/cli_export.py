@@ -16,6 +16,7 @@ from typing import Any
 
 from coordinator import control, run_folders
 from coordinator.cli_options import formatted, show, verb
+from coordinator.run_commands import check_has_model
 from coordinator.run_directory import RUN, RunDirectory
 from coordinator.task_source import with_task
 from edge_client import durable
@@ -26,7 +27,7 @@ from edge_client.models import registry as models
 from edge_client.records import from_map, is_id, to_map
 from edge_client.run_file import RunFile, load_run_file
 
-__all__ = ["add_export", "check_has_model", "chosen_architecture", "in_a_process", "lost", "test_data", "typed_input"]
+__all__ = ["add_export", "chosen_architecture", "in_a_process", "lost", "test_data", "typed_input"]
 
 Json = dict[str, Any]
 
@@ -66,15 +67,6 @@ def _export(options: argparse.Namespace) -> None:
         "out": str(options.onnx.absolute()),
     }
     show(options, in_a_process(job), _told)
-
-
-def check_has_model(file: RunFile, run: str, onnx: str) -> None:
-    """Raises `InputError` for a method whose models live on the devices."""
-    if not methods.has_global_model(file.method.name, file.method.parameters):
-        raise InputError(
-            f"the models of {file.method.name!r} live on the devices; type there: "
-            f"edge-client export {run} --onnx {onnx}"
-        )
 
 
 def _check(options: argparse.Namespace) -> None:

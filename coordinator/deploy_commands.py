@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from coordinator.run_commands import check_has_model
 from coordinator.store.base import DeploymentRow, RunRow
 from edge_client import durable
 from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError, PayloadError
 from edge_client.methods.slices import architecture
 from edge_client.records import Between, Count, Hash, Matches, Positive, SliceText, from_map
+from edge_client.run_file import RunFile
 from edge_client.wire.messages import MAX_DEPLOYED_BYTES
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class DeployCommands:
         service, row = self._service, self._find(run)
         if version not in ("best", "last") and not (version.isascii() and version.isdigit()):
             raise InputError(f"--version: expected a number, best or last, got {version!r}")
+        check_has_model(from_map(RunFile, row.file), row.id, "mine.onnx")
         last = service.store.last_model(row.id)
         if last is None or last.version == 0:
             raise InputError(f"run {row.id!r} has no trained model yet; see: coordinator run show {row.id}")
@@ -170,4 +173,3 @@ class DeployCommands:
         online = service.roster.online(time.monotonic())
         shown = [service.deployments.describe(newest[device], online) for device in sorted(newest)]
         return {"run": row.id, "devices": shown}
-

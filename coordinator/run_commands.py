@@ -22,7 +22,7 @@ from edge_client.task_files import MAX_TASK_BYTES
 if TYPE_CHECKING:
     from coordinator.service import Service
 
-__all__ = ["RunCommands", "check_run"]
+__all__ = ["RunCommands", "check_has_model", "check_run"]
 
 Json = dict[str, Any]
 
@@ -47,6 +47,15 @@ def check_run(file: RunFile) -> None:
         raise InputError(
             f"evaluate.on: the models of {file.method.name!r} live on the devices, the server cannot judge them; "
             'set it to "devices"'
+        )
+
+
+def check_has_model(file: RunFile, run: str, onnx: str) -> None:
+    """Raises `InputError` for a method whose models live on the devices."""
+    if not methods.has_global_model(file.method.name, file.method.parameters):
+        raise InputError(
+            f"the models of {file.method.name!r} live on the devices; type there: "
+            f"edge-client export {run} --onnx {onnx}"
         )
 
 

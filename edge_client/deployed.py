@@ -92,9 +92,9 @@ class DeployedFolder:
         """Count a self-test before it begins: it may take the device with it."""
         self._write(replace(self.record, attempts=self.record.attempts + 1))
 
-    def unbegin_test(self) -> None:
-        """The newest self-test was stopped on purpose."""
-        self._write(replace(self.record, attempts=max(0, self.record.attempts - 1)))
+    def end_test(self, *, passed: bool) -> None:
+        """The newest self-test has passed, or was stopped on purpose: what ends this process now is no fault of it."""
+        self._write(replace(self.record, attempts=0 if passed else max(0, self.record.attempts - 1)))
 
     def end(self, outcome: Deployed) -> None:
         """The newest deployment is over without a change of files."""

@@ -115,7 +115,7 @@ class Deploying:
         budget_bytes: Callable[[], int],
         free_bytes: Callable[[], int],
         started: Callable[[int, int], None] = lambda pid, budget: None,
-        command: Sequence[str] = COMMAND,
+        command: Sequence[str] | None = None,
     ) -> None:
         """`send` may lose what it is given; `started` is told the process and the budget of every test."""
         self._blobs = blobs
@@ -123,7 +123,7 @@ class Deploying:
         self._send = send
         self._budget_bytes, self._free_bytes = budget_bytes, free_bytes
         self._started = started
-        self._command = command
+        self._command = COMMAND if command is None else command
         with durable.disk_errors("cannot look at the deployed model"):
             self._files = DeployedFolder(state_dir)
             self._files.mend()
@@ -268,13 +268,13 @@ class Deploying:
     def _passed(self) -> None:
         wanted = self._files.record.wanted
         assert wanted is not None
-        faults.point("deployed.tested")
         with durable.disk_errors("cannot put a model into its place"):
+            self._files.end_test(passed=True)
+            faults.point("deployed.tested")
             is_there = self._files.swap(self._blobs.path(wanted.sha256))
         self._blobs.remove(wanted.sha256)
         if is_there:
             log.info("run %s version %d is in use: %s", wanted.run, wanted.version, self._files.current)
-        faults.point("deployed.swapped")
         self.greeted()
 
     def _failed(self, code: str, detail: str, *, state: str = "rolled_back") -> None:
@@ -305,7 +305,7 @@ class Deploying:
         if self._test is not None:
             self._stop_test()
             with durable.disk_errors("cannot write that a test was stopped"):
-                self._files.unbegin_test()
+                self._files.end_test(passed=False)
 
     def close(self) -> None:
         """End what runs."""
