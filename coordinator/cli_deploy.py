@@ -30,6 +30,7 @@ from edge_client.run_file import RunFile
 __all__ = ["add_deploy"]
 
 _POLL_S = 0.3
+_PATIENCE_S = 3.0  # a device that is not there may be on its way back, or the coordinator was just started
 _OPEN = ("pending", "downloading", "testing")
 
 Json = dict[str, Any]
@@ -179,10 +180,14 @@ def _wait(options: argparse.Namespace, asked: Json) -> Json:
 
     console = Console(stderr=True)
     live = Live(console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
+    until = time.monotonic() + _PATIENCE_S
     with live or contextlib.nullcontext():
         while True:
             data = follow.ask(options.state_dir, "deploy-show", console=console, **asked)
-            if all(row["waits"] or row["state"] not in _OPEN for row in data["devices"]):
+            open_rows = [row for row in data["devices"] if row["state"] in _OPEN]
+            if any(not row["waits"] for row in open_rows):
+                until = time.monotonic() + _PATIENCE_S
+            elif not open_rows or time.monotonic() >= until:
                 return data
             if live is not None:
                 live.update(Text(tables.deployments(data)))

@@ -173,7 +173,7 @@ class Daemon:
         return Deploying(
             state_dir=self._state_dir,
             blobs=self._blobs,
-            is_allowed=self._device_file.deploy,
+            is_allowed=self._device_file.limits.deploy,
             send=lambda said: self._send(said) if self._session.online else None,
             budget_bytes=lambda: min(self._session.budget_bytes, self._memory.budget_bytes()),
             free_bytes=self._free_bytes,

@@ -44,7 +44,7 @@ COMMAND = (sys.executable, "-m", "edge_client.self_test")  # the job's and the r
 _MAX_TESTS = 3
 _LIMIT_S = 180.0  # onnxruntime and a large model on a slow card; a forward pass of four samples
 _NO_RUNTIME, _OVER_BUDGET, _FAILED = 69, 75, 3
-_FORBIDDEN = "the owner of this device forbids it: deploy = false in device.toml"
+_FORBIDDEN = "the owner of this device forbids it: limits.deploy = false in device.toml"
 _NEEDED = 2  # times the file's length: itself, and the one that it replaces where the disk has no links
 
 

@@ -144,6 +144,9 @@ class LimitsSection:
         "plans with the coordinator's measurement",
         True,
     )
+    deploy: bool = described(
+        "whether the coordinator may put a model here for this device's programs (STATE/deployed/current.onnx)", True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +179,6 @@ class DeviceFile:
     labels: Mapping[str, Text] = described("labels by which a run may choose devices (devices.where)", dict)
     limits: LimitsSection = described("memory and disk", LimitsSection)
     share: ShareSection = described("what may leave the device beside updates", ShareSection)
-    deploy: bool = described(
-        "whether the coordinator may put a model here for this device's programs (STATE/deployed/current.onnx)", True
-    )
     tasks: Mapping[Id, Text] = described(
         "the only code of yours that a run may name: NAME -> /path/FILE.py:OBJECT; empty: built-in models only", dict
     )

@@ -1,6 +1,6 @@
 """`coordinator run deploy` over real processes: two devices, kills on the way, a self-test that fails, bad input.
 
-One device trains one round; the other two are members only. The model has five chunks, so that a download can be cut
+One device trains one round; the other two are members only. The model has three chunks, so that a download can be cut
 short. The tests of this file follow one another on one fleet: each begins with what the one before deployed.
 """
 
@@ -19,7 +19,7 @@ from edge_client import durable
 
 KILLS = (
     "deployed.wanted",
-    "deployed.part.chunk:3",
+    "deployed.part.chunk:2",
     "deployed.testing",
     "deployed.tested",
     "deployed.current.rename",
@@ -30,12 +30,12 @@ SECONDS = 120
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """The run test-1 has ended, with a model of 590 kB; a trained it, b is there, c never was."""
+    """The run test-1 has ended, with a model of 303 kB; a trained it, b is there, c never was."""
     with Fleet(tmp_path_factory.mktemp("fleet")) as made:
         made.start_coordinator()
         made.add_devices("a", "b", "c")
         made.start_device("a")
-        shown = made.wait_finished(made.start_run(mlp_run(rounds=1, devices=1, model={"hidden": [2048]})), SECONDS)
+        shown = made.wait_finished(made.start_run(mlp_run(rounds=1, devices=1, model={"hidden": [1024]})), SECONDS)
         assert shown["state"] == "finished", shown["reason"]
         assert made.stop("a") == 0
         yield made

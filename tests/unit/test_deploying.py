@@ -210,7 +210,7 @@ def test_what_cannot_be_taken_is_refused_before_anything_is_fetched(
     assert [said.detail for said in device.heard] == [
         "44 B are needed on disk and 43 B are free",
         "onnxruntime is not installed there; type: pip install 'fedfit[infer]'",
-        "the owner of this device forbids it: deploy = false in device.toml",
+        "the owner of this device forbids it: limits.deploy = false in device.toml",
     ]
     assert not (device.folder / "deployed").exists()
 
