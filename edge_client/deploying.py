@@ -164,7 +164,8 @@ class Deploying:
             self._stop_test()
             self._forget_blob()
             with durable.disk_errors("cannot forget a model"):
-                self._files.end(Deployed(deployment=deployment, state="refused", code="cancelled"))
+                detail = "the coordinator does not want it any more"
+                self._files.end(Deployed(deployment=deployment, state="refused", code="cancelled", detail=detail))
 
     def asked(self, deploy: Deploy) -> None:
         """Take a deployment, or say how it stands."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rows import PROFILE, deployment_row, device_row, digest, lease_row, model_row, round_row, run_file, run_row
 
-from coordinator import snapshot, tables
+from coordinator import cli_deploy, snapshot, tables
 from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
 from coordinator.commands import Commands
 from coordinator.deploy_commands import new_name
@@ -401,6 +401,14 @@ def test_a_file_that_is_not_what_was_said_changes_nothing(
             site.request("deploy-start", run="r-1", version=2, files=[file | changes])
     assert site.store.deployments() == []
     assert not site.blobs.has(SHA)
+
+
+def test_files_are_made_for_the_slices_that_are_needed() -> None:
+    """What each device trained; the largest for those that trained nothing; one for all if it is named."""
+    file = run_file(slices=["full", "width:1/2"])
+    trained = {"a": "width:1/2", "b": None, "c": "full", "d": "width:1/2"}
+    assert cli_deploy._by_architecture(file, trained, None) == {"width:1/2": ["a", "d"], "full": ["b", "c"]}
+    assert cli_deploy._by_architecture(file, trained, "width:0.5") == {"width:1/2": ["a", "b", "c", "d"]}
 
 
 def test_a_device_shows_the_model_that_it_uses(site: Site) -> None:
