@@ -150,6 +150,7 @@ class Daemon:
         self._send_queue: deque[int] = deque()
         self._worker: workers.Worker | None = None
         self._held_start: Start | None = None  # while a deployed model is tested
+        self._deployed_part = ""  # the model that is being fetched
         self._deploying: Deploying | None = None  # of a device that was given a model, or is just being
         self._stopping = False
         self._events: deque[Event] = deque()
@@ -329,8 +330,20 @@ class Daemon:
             self._start_worker(held)  # held again while the test goes on
         deploying.tick(now, may_test=self._worker is None)
         wanted = deploying.wanted
+        self._drop_deployed(wanted.sha256 if wanted is not None else "")
         if wanted is not None and transfer_id(wanted.sha256) not in self._incoming:
             self._fetch(wanted, deployed=True)
+
+    def _drop_deployed(self, wanted: str) -> None:
+        """Stop to fetch a model that another one has taken the place of."""
+        if self._deployed_part in ("", wanted):
+            return
+        incoming = self._incoming.pop(transfer_id(self._deployed_part), None)
+        if incoming is not None:
+            incoming.close()
+        if self._listens_for == self._deployed_part:
+            self._leave_shared()
+        self._deployed_part = ""
 
     def _watch_memory(self, now: float) -> None:
         """Tell a worker when others have taken so much memory that it must do with less."""
@@ -584,6 +597,8 @@ class Daemon:
                 sync=False,  # it can be fetched again
             )
             self._incoming[incoming.chunks.transfer] = incoming
+            if deployed:
+                self._deployed_part = part.sha256
             if incoming.chunks.complete:  # all of it arrived before a restart, but it had no name yet
                 try:
                     self._part_arrived(incoming.chunks.transfer, incoming)

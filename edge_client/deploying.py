@@ -196,7 +196,9 @@ class Deploying:
 
     def _take(self, deploy: Deploy) -> None:
         self._stop_test()
-        self._forget_blob()
+        before = self._files.record.wanted
+        if before is not None and before.sha256 != deploy.sha256:
+            self._forget_blob()
         self._told = ""
         log.info("run %s version %d: to be used on this device", deploy.run, deploy.version)
         with durable.disk_errors("cannot take a model"):

@@ -750,6 +750,30 @@ def test_a_restarted_daemon_asks_for_the_chunks_that_are_missing(deployed_to: Wo
     assert deployed_to.told(Pull) == [Pull(sha256=DEPLOY.sha256, ranges=((0, 1),))]
 
 
+def test_a_newer_model_takes_the_place_of_one_that_is_being_fetched(deployed_to: World) -> None:
+    """The rest of the old one is not asked for any more, and nothing of it stays; the same one again goes on."""
+    deployed_to.publish(OWN_DOWN, _model_chunk(0))
+    deployed_to.say(replace(DEPLOY, deployment="deployment-2"))
+    assert len(deployed_to.told(Pull)) == 1
+    deployed_to.say(replace(DEPLOY, deployment="deployment-3", sha256=PART.sha256, length=PART.length))
+    assert deployed_to.told(Pull)[1:] == [Pull(sha256=PART.sha256, ranges=((0, 1),))]
+    deployed_to.publish(OWN_DOWN, _model_chunk(1))
+    assert [entry.name for entry in (deployed_to.folder / "tmp").glob(f"{DEPLOY.sha256}*")] == []
+    deployed_to.publish(OWN_DOWN, make_chunk(transfer_id(PART.sha256), 0, CONTENT))
+    _let_test_pass(deployed_to)
+    assert (deployed_to.folder / "deployed/current.onnx").read_bytes() == CONTENT
+
+
+def test_a_model_that_is_cancelled_is_not_fetched_any_more(deployed_to: World) -> None:
+    """Nor does it keep a lease's part waiting."""
+    deployed_to.say(Cancel(lease=DEPLOY.deployment))
+    before = len(deployed_to.told(Pull))
+    deployed_to.say(WORK)
+    assert deployed_to.told(Pull)[before:] == [Pull(sha256=PART.sha256, ranges=((0, 1),))]
+    deployed_to.publish(OWN_DOWN, make_chunk(transfer_id(PART.sha256), 0, CONTENT))
+    assert len(deployed_to.told(Pull)) == before + 1
+
+
 def test_work_is_fetched_before_a_model(deployed_to: World) -> None:
     """A round has a deadline: its part is asked for first, the model's rest when that is here."""
     before = len(deployed_to.told(Pull))

@@ -119,7 +119,7 @@ def test_a_deployment_out_of_bounds_is_refused(change: dict[str, object]) -> Non
                 open_message(data, key=KEY, context=DOWN)
 
 
-@pytest.mark.parametrize("change", [{"state": "superseded"}, {"code": "a b"}, {"detail": "x" * 2001}, {"deployment": 1}])
+@pytest.mark.parametrize("change", [{"state": "superseded"}, {"code": "a b"}, {"detail": "x" * 2001}, {"more": 1}])
 def test_a_word_on_a_deployment_out_of_bounds_is_refused(change: dict[str, object]) -> None:
     """A device cannot say what only the coordinator decides, nor write a book into its database."""
     body = {"deployment": "d1", "state": "active", "code": "ok", "detail": "x" * 2000}
