@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -154,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform == "win32":
         print("edge-client: Windows is not supported; use Linux", file=sys.stderr)
         return 4
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(_with_negative(sys.argv[1:] if arguments is None else arguments))
     try:
         do: Callable[[argparse.Namespace], None] = options.do
         do(options)
@@ -168,6 +169,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
         return 141
     return 0
+
+
+def _with_negative(arguments: Sequence[str]) -> list[str]:
+    """`--budget -5MB` as `--budget=-5MB`: argparse would miss the value, and the answer would not say what is wrong."""
+    joined: list[str] = []
+    for argument in arguments:
+        if re.match(r"-\d", argument) and joined and re.fullmatch(r"--[a-z-]+", joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _join(options: argparse.Namespace) -> None:
@@ -208,11 +220,12 @@ def _start(options: argparse.Namespace) -> None:
     bundle = identity.load_identity(options.state_dir)
     context.device = bundle.device
     device_file = owner_file.load(options.config or options.state_dir / "device.toml")
+    longest_wait_s = device_file.limits.reconnect
     daemon.run_daemon(
         bundle=bundle,
         device_file=device_file,
         state_dir=options.state_dir,
-        connect=lambda on_event, boot: connection.connect(bundle, on_event, boot),
+        connect=lambda on_event, boot: connection.connect(bundle, on_event, boot, longest_wait_s=longest_wait_s),
         root=options.root,
         context=context,
     )

@@ -24,7 +24,7 @@ from edge_client.transport.base import (
     Will,
     parse_broker_url,
 )
-from edge_client.transport.mqtt import MqttTransport, tls_context
+from edge_client.transport.mqtt import Backoff, MqttTransport, tls_context
 from edge_client.wire.topics import Topics
 
 __all__ = ["check", "connect", "trouble"]
@@ -34,8 +34,8 @@ _CHECK_S = 10.0
 Answers: TypeAlias = "queue.SimpleQueue[tuple[BrokerUrl, Disconnected | None]]"  # None: it let us in
 
 
-def connect(bundle: Bundle, on_event: OnEvent, boot: str) -> Transport:
-    """The connection of a daemon; `boot` tells its processes apart."""
+def connect(bundle: Bundle, on_event: OnEvent, boot: str, *, longest_wait_s: float = 60.0) -> Transport:
+    """The connection of a daemon; `boot` tells its processes apart, `longest_wait_s` lies between two attempts."""
     first, *others = urls = _urls(bundle)
     return MqttTransport(
         host=first.host,
@@ -47,6 +47,7 @@ def connect(bundle: Bundle, on_event: OnEvent, boot: str) -> Transport:
         tls=_tls(bundle, urls),
         will=Will(topic=Topics(bundle.federation).device(bundle.device, "state"), payload=f"offline {boot}".encode()),
         boot_id=boot,
+        backoff=Backoff(max_s=longest_wait_s),
     )
 
 

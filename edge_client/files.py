@@ -144,6 +144,9 @@ class LimitsSection:
         "plans with the coordinator's measurement",
         True,
     )
+    reconnect: Annotated[float, _Unit("seconds"), Between(1, 3600)] = described(
+        "longest wait before it tries to reach the broker again; waits begin below a second and double", 60.0
+    )
     deploy: bool = described(
         "whether the coordinator may put a model here for this device's programs (STATE/deployed/current.onnx)", True
     )
@@ -177,7 +180,7 @@ class DeviceFile:
     data: DataSection | None = described("where the data is", None)
     rename: Mapping[str, Text] = described("this device's class name -> the run's", dict)
     labels: Mapping[str, Text] = described("labels by which a run may choose devices (devices.where)", dict)
-    limits: LimitsSection = described("memory and disk", LimitsSection)
+    limits: LimitsSection = described("memory, disk and waiting", LimitsSection)
     share: ShareSection = described("what may leave the device beside updates", ShareSection)
     tasks: Mapping[Id, Text] = described(
         "the only code of yours that a run may name: NAME -> /path/FILE.py:OBJECT; empty: built-in models only", dict

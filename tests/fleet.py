@@ -162,7 +162,7 @@ class Fleet:
         if not home.exists():
             part = f"[{list(self._bundles).index(name)}, {len(self._bundles)}]"
             own = f'{{ source = "digits", partition = "iid", part = {part} }}' if data is None else data
-            text = f'data = {own}\nlimits = {{ memory = "{memory}" }}\n'
+            text = f'data = {own}\nlimits = {{ memory = "{memory}", reconnect = "2s" }}\n'
             self.write_home(name, f"{text}{more}\n")
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
         if name in self._roots:

@@ -118,7 +118,13 @@ class SliceSpec:
         if self.layers is not None:
             kept = tuple(min(max(self.layers - sum(full[:stage]), 0), count) for stage, count in enumerate(full))
         wanted = ", ".join(str(b) if a == b else f"{a} to {b}" for a, b in zip(least, full, strict=True))
-        if len(kept) != len(full) or (self.layers or 0) > sum(full):
+        too_many = (self.layers or 0) > sum(full)
+        if tuple(least) == tuple(full) and (too_many or kept != tuple(full)):
+            raise InputError(
+                f"slice {str(self)!r}: this model has no blocks that can be left out; use slices of width, "
+                "or another model (mlp, a resnet or a vit)"
+            )
+        if too_many or len(kept) != len(full):
             raise InputError(f"slice {str(self)!r}: expected blocks for {len(full)} stages, {wanted or 'none'}")
         if not all(a <= count <= b for a, count, b in zip(least, kept, full, strict=True)):
             raise InputError(f"slice {str(self)!r}: expected {wanted} blocks in the stages, got {_joined(kept)}")

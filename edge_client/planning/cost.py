@@ -23,7 +23,7 @@ __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_
 
 # what a process takes beyond torch's allocations and what was seen hidden: rounding to pages, small objects
 _MARGIN = 1.01
-_SLACK_BYTES = 2**20
+_SLACK_BYTES = 3 * 2**18
 _STATE_COPIES = {"sgd": 0, "momentum": 1, "adam": 2}
 _CHUNK = 16  # samples at a time through frozen units
 

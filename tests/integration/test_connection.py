@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -177,3 +178,16 @@ def test_waits_grow_once_per_turn_through_all_brokers() -> None:
     assert asked[:9] == [1, 1, 1, 1, 1, 2, 1, 1, 4]
     reasons = [event.reason for event in events[:4] if isinstance(event, Disconnected)]
     assert [reason.split(":")[1] for reason in reasons] == [str(port) for port in (*ports, ports[0])]
+
+
+def test_the_owner_bounds_the_wait() -> None:
+    """Ten attempts at a dead broker: below 10 s with waits of at most 1 s, 3 min on average with those of a minute."""
+    fields = {"federation": "f", "device": "d", "password": "p" * 16, "key": "0" * 64, "brokers": [_nowhere("mqtt")]}
+    events: list[object] = []
+    transport = connection.connect(from_map(identity.Bundle, fields), events.append, "boot", longest_wait_s=1.0)
+    transport.connect()
+    until = time.monotonic() + 20
+    while len(events) < 10 and time.monotonic() < until:
+        transport.poll(0.1)
+    transport.close()
+    assert len(events) == 10

@@ -7,7 +7,7 @@
     block1 | block2 | block3      1020 + 1 | 1200 + 2 | 1300 + 3
     block1 and 2 | block2 and 3   1520 + 10 | 1500 + 11
 
-A prediction is 1.01 of that, and 1 MiB.
+A prediction is 1.01 of that, and 0.75 MiB.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GROUPS = PlanRules(groups=True)
 
 def bound(raw: int) -> int:
     """A prediction."""
-    return int(raw * MB * 1.01 + 2**20)
+    return int(raw * MB * 1.01 + 3 * 2**18)
 
 
 def request(limit: int, made: ModelRows | None = None, rules: PlanRules | None = None, **changes: Any) -> Request:
