@@ -20,7 +20,7 @@ from edge_client.errors import InputError
 from edge_client.records import from_map
 from edge_client.wire.topics import Topics
 
-__all__ = ["add_device_verbs"]
+__all__ = ["add_device_verbs", "parse_labels"]
 
 Json = dict[str, Any]
 
@@ -50,7 +50,7 @@ def add_device_verbs(nouns: Any) -> None:
     remove.add_argument("names", nargs="+", metavar="NAME")
 
 
-def _parse_labels(words: list[str], *, may_drop: bool) -> tuple[dict[str, str], list[str]]:
+def parse_labels(words: list[str], *, may_drop: bool) -> tuple[dict[str, str], list[str]]:
     """`k=v` and `k-`, as what to put and what to drop."""
     put: dict[str, str] = {}
     drop = []
@@ -71,7 +71,7 @@ def _alone(options: argparse.Namespace) -> Any:
 
 
 def _add(options: argparse.Namespace) -> None:
-    labels = _parse_labels(options.label, may_drop=False)[0] if options.label else None
+    labels = parse_labels(options.label, may_drop=False)[0] if options.label else None
     for name in options.names:
         device_commands.new_device(name)  # all names are checked before the first is added
     _make_folder(options.out)
@@ -134,7 +134,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _label(options: argparse.Namespace) -> None:
-    put, drop = _parse_labels(options.labels, may_drop=True)
+    put, drop = parse_labels(options.labels, may_drop=True)
     try:
         answer = control.request(options.state_dir, "device-label", name=options.name, put=put, drop=drop)
     except control.NotRunningError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from coordinator import control, run_folders
 from coordinator.cli_options import formatted, show, verb
+from coordinator.run_commands import check_has_model
 from coordinator.run_directory import RUN, RunDirectory
 from coordinator.task_source import with_task
 from edge_client import durable
@@ -26,7 +27,7 @@ from edge_client.models import registry as models
 from edge_client.records import from_map, is_id, to_map
 from edge_client.run_file import RunFile, load_run_file
 
-__all__ = ["add_export"]
+__all__ = ["add_export", "chosen_architecture", "in_a_process", "lost", "test_data", "typed_input"]
 
 Json = dict[str, Any]
 
@@ -51,11 +52,7 @@ def _export(options: argparse.Namespace) -> None:
     of_a_folder = run_folders.holds_runs(place) or not is_id(options.run)
     found = _in_folder(place, options.version) if of_a_folder else _of_coordinator(options)
     file = from_map(RunFile, found["file"])
-    if not methods.has_global_model(file.method.name, file.method.parameters):
-        raise InputError(
-            f"the models of {file.method.name!r} live on the devices; type there: "
-            f"edge-client export {found['run']} --onnx {options.onnx}"
-        )
+    check_has_model(file, found["run"], str(options.onnx))
     job = {
         "run": found["file"],
         "name": found["run"],
@@ -63,13 +60,13 @@ def _export(options: argparse.Namespace) -> None:
         "task": found["task"],
         "model": found["path"],
         "sha256": found["sha256"],
-        "architecture": _architecture(file, options.architecture),
-        "input": _shape(options.input),
+        "architecture": chosen_architecture(file, options.architecture),
+        "input": typed_input(options.input),
         "int8": options.int8,
-        "data": (options.data or _test_data(file)) if options.int8 else "",
+        "data": (options.data or test_data(file)) if options.int8 else "",
         "out": str(options.onnx.absolute()),
     }
-    show(options, _in_a_process(job), _told)
+    show(options, in_a_process(job), _told)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -81,7 +78,8 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError("--data: only with --int8, to tell the accuracy lost; see also: edge-client infer")
 
 
-def _shape(text: str | None) -> list[int] | None:
+def typed_input(text: str | None) -> list[int] | None:
+    """`--input`."""
     if text is None:
         return None
     if not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", text):
@@ -117,7 +115,7 @@ def _in_folder(place: Path, version: str) -> Json:
     return {**named, "version": last, "sha256": sha256, "path": str(folder.model.resolve())}
 
 
-def _architecture(file: RunFile, asked: str | None) -> str:
+def chosen_architecture(file: RunFile, asked: str | None) -> str:
     """One of the run's slices, as the run writes it; raises `NoSuchNameError`."""
     rungs = methods.rungs(file)
     if asked is None or asked in rungs:
@@ -132,14 +130,15 @@ def _architecture(file: RunFile, asked: str | None) -> str:
     return spelled
 
 
-def _test_data(file: RunFile) -> str:
+def test_data(file: RunFile) -> str:
     """What the server judges with; empty if it does not."""
     if file.evaluate.on == "simulate":
         return file.simulate.data if file.simulate is not None else ""
     return "" if file.evaluate.on == "devices" else file.evaluate.on
 
 
-def _in_a_process(job: Json) -> Json:
+def in_a_process(job: Json) -> Json:
+    """Do an `export_job.ExportJob`; raises what it answered."""
     done = subprocess.run(
         [sys.executable, "-m", "coordinator.export_job"],
         input=json.dumps(job) + "\n",
@@ -164,13 +163,14 @@ def _told(data: Json) -> str:
         f"fp32 against torch: max difference {data['max_difference']:.2g}, outputs up to {data['largest_output']:.3g}",
     ]
     if data["precision"] == "int8":
-        lines.append(_lost(data["int8"]))
+        lines.append(lost(data["int8"]))
     if data["batch_statistics"]:
         lines.append("its BatchNorms use the statistics of each batch: ask it about many samples at a time")
     return "\n".join(lines)
 
 
-def _lost(judged: Json | None) -> str:
+def lost(judged: Json | None) -> str:
+    """What int8 costs, for people."""
     if judged is None:
         return "accuracy lost by int8: not known, the server has no test data; name some with --data"
     return (

@@ -1,4 +1,4 @@
-"""`coordinator run ...`: start a training, also as a dry run, look at it, stop it, report on it, export it."""
+"""`coordinator run ...`: start a training, also as a dry run, look at it, stop it, report on it; its model, too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import control, run_folders, run_record, tables
+from coordinator.cli_deploy import add_deploy
 from coordinator.cli_export import add_export
 from coordinator.cli_options import formatted, listing, show, show_list, verb
 from coordinator.run_commands import check_run
@@ -44,6 +45,7 @@ def add_run(nouns: Any) -> None:
     )
     report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN.html or DIR.html here")
     add_export(run)
+    add_deploy(run)
 
 
 def _start(options: argparse.Namespace) -> None:

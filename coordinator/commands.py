@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from coordinator.deploy_commands import DeployCommands
 from coordinator.device_commands import DeviceCommands
 from coordinator.run_commands import RunCommands
 from edge_client.errors import InputError, PayloadError
@@ -26,11 +27,13 @@ class Commands:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        runs = RunCommands(service)
         self._known: dict[str, Callable[..., Json]] = {
             "status": self._status,
             "backup": self._backup,
             **DeviceCommands(service).known(),
-            **RunCommands(service).known(),
+            **runs.known(),
+            **DeployCommands(service, runs.find).known(),
         }
 
     def handle(self, asked: Json) -> Json:

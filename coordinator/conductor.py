@@ -548,6 +548,10 @@ class Conductor:
             offer.sha256
         )  # unless it is an update that counts: an evaluation is in its row, a late one is over
 
+    def release(self, sha256: str) -> None:
+        """Remove a blob that somebody else kept, unless it is needed all the same."""
+        self._drop_blob(sha256)
+
     def _drop_blob(self, sha256: str) -> None:
         """Two devices may send the same bytes: another one's update may be on its way, or being checked."""
         shared = any(offer.sha256 == sha256 for offer in self._checking.values()) or self._uploads.expects(sha256)

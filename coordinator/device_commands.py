@@ -165,6 +165,7 @@ class DeviceCommands:
             "free_bytes": present.free_bytes if present else None,
             "tasks": dict(present.tasks) if present else {},
             "brokers": list(service.brokers),
+            "deployed": self._deployed(name, now),
             "failures": [_failure(lease) for lease in service.store.recent_failures(name, _SHOWN_FAILURES)],
         }
 
@@ -188,6 +189,11 @@ class DeviceCommands:
             "total": beat.total if beat else 0,
             "loss": beat.loss if beat else None,
         }
+
+    def _deployed(self, name: str, now: float) -> Json | None:
+        """The newest model that the device was to use."""
+        rows = [row for row in self._service.store.deployments() if row.device == name]
+        return self._service.deployments.describe(rows[-1], self._service.roster.online(now)) if rows else None
 
     def _plan(self, name: str) -> str:
         """How the device trains in the open run, or did in the last one; empty before its first update."""

@@ -53,6 +53,7 @@ class Presence:
     labels: dict[str, str]  # the device's own; `Roster.labels_of` tells those that count
     tasks: dict[str, str]  # what its owner allows: name -> hash of the file
     free_bytes: int
+    deploys: bool = False  # understands deployments
     window: ReplayWindow = field(default_factory=ReplayWindow)
     seq: int = 0
     gone: bool = False
@@ -192,6 +193,7 @@ class Roster:
             labels=hello.labels,
             tasks=hello.tasks,
             free_bytes=hello.free_bytes,
+            deploys=hello.deploys,
         )
         welcome = Welcome(
             boot=hello.boot, hello=hello.hello, session=session, epoch=self._epoch, heartbeat_s=self._heartbeat_s

@@ -22,7 +22,7 @@ from edge_client.task_files import MAX_TASK_BYTES
 if TYPE_CHECKING:
     from coordinator.service import Service
 
-__all__ = ["RunCommands", "check_run"]
+__all__ = ["RunCommands", "check_has_model", "check_run"]
 
 Json = dict[str, Any]
 
@@ -47,6 +47,15 @@ def check_run(file: RunFile) -> None:
         raise InputError(
             f"evaluate.on: the models of {file.method.name!r} live on the devices, the server cannot judge them; "
             'set it to "devices"'
+        )
+
+
+def check_has_model(file: RunFile, run: str, onnx: str) -> None:
+    """Raises `InputError` for a method whose models live on the devices."""
+    if not methods.has_global_model(file.method.name, file.method.parameters):
+        raise InputError(
+            f"the models of {file.method.name!r} live on the devices; type there: "
+            f"edge-client export {run} --onnx {onnx}"
         )
 
 
@@ -114,7 +123,8 @@ class RunCommands:
 
     # list, stop
 
-    def _find(self, name: str) -> RunRow:
+    def find(self, name: str) -> RunRow:
+        """The run that a person names: id, unique prefix or latest; raises `NoSuchNameError`."""
         runs = self._service.store.runs()
         real = [run for run in runs if not run.dry]
         if name == "latest" and real:
@@ -150,14 +160,14 @@ class RunCommands:
         }
 
     def _stop(self, run: str, now: bool = False) -> Json:
-        row = self._find(run)
+        row = self.find(run)
         if row.state in ("queued", "running"):
             self._service.conductor.stop(row.id, at_once=now)
         return {"run": row.id, "state": row.state}
 
     def _model(self, run: str, version: str = "last") -> Json:
         """Where a kept model lies, and all that is needed to build it, for a command on this machine."""
-        row = self._find(run)
+        row = self.find(run)
         if version not in ("best", "last") and not (version.isascii() and version.isdigit()):
             raise InputError(f"--version: expected a number, best or last, got {version!r}")
         found = self._service.conductor.model_named(f"{row.id}@{version}", option="--version")
@@ -175,7 +185,7 @@ class RunCommands:
 
     def _show(self, run: str, newest: int = 200) -> Json:
         """`newest` evaluations and rounds' bytes and, of a long run, the newest models: the counts tell how many."""
-        row = self._find(run)
+        row = self.find(run)
         store = self._service.store
         kept = store.models(row.id)
         versions = store.evaluated_versions(row.id)

@@ -27,6 +27,7 @@ from coordinator.broker import DeviceAccess, EmbeddedBroker
 from coordinator.commands import Commands
 from coordinator.conductor import Conductor
 from coordinator.control import ControlServer
+from coordinator.deployments import Deployments
 from coordinator.job_child import AGGREGATOR, JobChild
 from coordinator.roster import Roster
 from coordinator.store.base import DeviceRow, Store
@@ -37,7 +38,19 @@ from edge_client.errors import DiskFullError, FedfitError, MachineError, Network
 from edge_client.logs import about
 from edge_client.supervisor import Supervisor
 from edge_client.transport.base import Connected, Disconnected, Event, Received, Transport
-from edge_client.wire.messages import Accept, Decline, Heartbeat, Hello, Message, Offer, Pull, Refuse
+from edge_client.wire.chunks import peek_chunk
+from edge_client.wire.messages import (
+    Accept,
+    Decline,
+    Deploy,
+    Deployed,
+    Heartbeat,
+    Hello,
+    Message,
+    Offer,
+    Pull,
+    Refuse,
+)
 from edge_client.wire.topics import Topics
 
 __all__ = [
@@ -222,6 +235,9 @@ class Service:
             test_data=self._options.test_data,
         )
         self.conductor.recover(now)
+        self.deployments = Deployments(
+            store=self.store, blobs=self.blobs, roster=self.roster, send=self.send, release=self.conductor.release
+        )
         self._tick_at = now
         self._begun, self.paused = True, ""
         transport.connect()
@@ -286,6 +302,7 @@ class Service:
         for device, share in self.downloads.tick(online, now):
             self.send(device, share)
         self.conductor.tick(online, self.roster.num_enrolled, now)
+        self.deployments.tick(online, now)
         run, number = self.in_hand()
         work = f"; run {run}, round {number}" if run else ""
         for observe in self.observers:
@@ -385,6 +402,7 @@ class Service:
                 self.downloads.forget(device)
                 conductor.greeted(device, message.boot, now)
                 conductor.holding(device, message.held, finished=message.finished, now=now)
+                self.deployments.greeted(device, now)
                 self._tick_at = now
             case Heartbeat():
                 if message.state != "fetching":
@@ -398,11 +416,13 @@ class Service:
                 conductor.offered(device, message, now)
             case Pull():
                 self._pulled(device, message, now)
+            case Deployed():
+                self.deployments.told(device, message)
             case _:
                 pass  # Goodbye: the roster knows
 
     def _pulled(self, device: str, pull: Pull, now: float) -> None:
-        length = self.conductor.may_pull(device, pull.sha256)
+        length = self.conductor.may_pull(device, pull.sha256) or self.deployments.may_pull(device, pull.sha256)
         if length is None:
             self.downloads.left(device)
             return
@@ -416,24 +436,28 @@ class Service:
         """A control message to a device; lost if it is not there, and said again when it is."""
         sealed = self.roster.seal(device, message)
         if sealed is not None:
-            self._publish(device, "cmd", sealed)
+            self._publish(device, "cmd", sealed, is_counted=not isinstance(message, Deploy))
             faults.point(f"coordinator.sent.{type(message).__name__.lower()}")
 
     def _send_chunk(self, device: str, payload: bytes) -> None:
-        self._publish(device, "down", payload)
+        self._publish(device, "down", payload, is_counted=not self._is_deployed(payload))
         faults.point("coordinator.sent.chunk")
 
     def _share_chunk(self, devices: tuple[str, ...], payload: bytes) -> None:
         """One publication that each of the devices gets."""
         if self._transport is not None:
-            for device in devices:
+            for device in devices if not self._is_deployed(payload) else ():
                 self.conductor.count(device, down=len(payload))
             self._transport.publish(self.topics.shared_down, payload)
         faults.point("coordinator.sent.chunk")
 
-    def _publish(self, device: str, channel: str, payload: bytes) -> None:
+    def _is_deployed(self, chunk: bytes) -> bool:
+        place = peek_chunk(chunk)
+        return place is not None and self.deployments.is_chunk(place[0])
+
+    def _publish(self, device: str, channel: str, payload: bytes, *, is_counted: bool = True) -> None:
         if self._transport is not None:
-            if self.roster.presence(device) is not None:
+            if is_counted and self.roster.presence(device) is not None:
                 self.conductor.count(device, down=len(payload))
             self._transport.publish(self.topics.device(device, channel), payload)
 
@@ -493,6 +517,7 @@ class Service:
         for name in names:
             self.downloads.forget(name)
             self.conductor.removed(name, time.monotonic())
+            self.deployments.removed(name)
         self._let_in(devices)
 
     def _dismiss(self, name: str) -> None:

@@ -10,6 +10,7 @@ from edge_client.files import format_bytes
 __all__ = [
     "align",
     "demo",
+    "deployments",
     "device",
     "devices",
     "dry_run",
@@ -103,6 +104,7 @@ def device(data: Json) -> str:
         ("budget", format_bytes(data["budget_bytes"]) if data["budget_bytes"] is not None else "-"),
         ("free on disk", format_bytes(data["free_bytes"]) if data["free_bytes"] is not None else "-"),
         *((f"task {name}", sha256) for name, sha256 in sorted(data["tasks"].items())),
+        *(("deployed", f"{_deployed_model(d)}: {_deployment_state(d)}") for d in [data["deployed"]] if d),
         *(("new bundles name", broker) for broker in data["brokers"]),
     ]
     width = max(len(name) for name, _ in facts)
@@ -110,6 +112,28 @@ def device(data: Json) -> str:
     if data["failures"]:
         pieces.append("\n".join(["last failures", *(failure({**f, "device": f["run"]}) for f in data["failures"])]))
     return "\n\n".join(pieces)
+
+
+def deployments(data: Json) -> str:
+    """`coordinator run deploy`, and what became of it."""
+    rows = data["devices"]
+    if not rows:
+        return f"{data['run']} is deployed to no device"
+    return align(
+        ["device", "model", "size", "state"],
+        [[r["device"], _deployed_model(r), format_bytes(r["bytes"]), _deployment_state(r)] for r in rows],
+        right=(2,),
+    )
+
+
+def _deployed_model(row: Json) -> str:
+    return f"{row['run']} version {row['version']} ({row['architecture']}, {row['precision']})"
+
+
+def _deployment_state(row: Json) -> str:
+    state = row["state"].replace("_", " ")
+    why = row["waits"] or (f"{row['code']}: {row['detail']}" if row["code"] else "")
+    return f"{state} ({plain(why)})" if why else state
 
 
 def _machine(profile: Json) -> str:

@@ -109,6 +109,7 @@ def _add_infer(commands: Any) -> None:
         "--model", metavar="FILE.onnx|NAME", help="an exported model; or a built-in one: coordinator models list"
     )
     what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own: defects.py:task")
+    what.add_argument("--deployed", action="store_true", help="the model that the coordinator put on this device")
     infer.add_argument(
         "--run-model", metavar="FILE", type=Path, help="weights, unless ONNX: a model.bin, or a run's directory"
     )
@@ -129,6 +130,7 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument("--threads", metavar="N", type=int, default=1, help="default: %(default)s")
     infer.add_argument("--out", metavar="FILE", type=Path, help="for the predictions: .csv or .npz")
     infer.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    _state_dir(infer)
     infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg", slices=None)
 
 
@@ -280,6 +282,10 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _infer(options: argparse.Namespace) -> None:
+    if options.deployed:
+        from edge_client import deployed
+
+        options.model = str(deployed.model_path(options.state_dir))
     if options.model is not None and options.model.lower().endswith(".onnx"):
         from edge_client import onnx_infer  # without torch
 

@@ -1,7 +1,8 @@
 """The client daemon: carries out what the session decides, with one connection, one worker and files.
 
 Covers: connecting, transfers both ways, starting and ending the worker, shutting down.
-Does not cover: deciding (`session`), training (`worker`). Never imports torch or numpy: it stays below 28 MB.
+Does not cover: deciding (`session`; of deployed models `deploying`), training (`worker`). Never imports torch or numpy:
+it stays below 28 MB.
 
 One thread and one loop. A full disk makes it start over from what is on disk, as after a crash, until there is space;
 any other disk error ends it with a clear line (a sync that failed once cannot be trusted to succeed the second time).
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_client import __version__, durable, faults, logs, workers
 from edge_client.blobs import BlobStore, Incoming, Outgoing
@@ -60,9 +62,12 @@ from edge_client.transport.base import Connected, Disconnected, Received, Transp
 from edge_client.transport.base import Event as TransportEvent
 from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk, peek_chunk, transfer_id
 from edge_client.wire.conversation import Conversation
-from edge_client.wire.messages import Assign, Hello, Message, Pull, Receipt, Refuse, Share, Welcome
+from edge_client.wire.messages import Assign, Cancel, Deploy, Hello, Message, Pull, Receipt, Refuse, Share, Welcome
 from edge_client.wire.reassembly import expand
 from edge_client.wire.topics import Topics
+
+if TYPE_CHECKING:
+    from edge_client.deploying import Deploying
 
 __all__ = ["Daemon", "run_daemon"]
 
@@ -144,6 +149,9 @@ class Daemon:
         self._outgoing: Outgoing | None = None
         self._send_queue: deque[int] = deque()
         self._worker: workers.Worker | None = None
+        self._held_start: Start | None = None  # while a deployed model is tested
+        self._deployed_part = ""  # the model that is being fetched
+        self._deploying: Deploying | None = None  # of a device that was given a model, or is just being
         self._stopping = False
         self._events: deque[Event] = deque()
         self._coordinator_epoch = b""
@@ -154,9 +162,24 @@ class Daemon:
         self._status = StatusFile(state_dir / "status.json")
         self._receipt: Moment | None = None
         self._error: Moment | None = None
+        if durable.is_there(state_dir / "deployed"):
+            self._deploying = self._load_deploying()
         self._clean_up(saved.assign)
         self._transport = connect(self._on_transport, self._boot)
         self._transport.subscribe(self._topics.device_subscribes(bundle.device))
+
+    def _load_deploying(self) -> Deploying:
+        from edge_client.deploying import Deploying  # most devices never need it
+
+        return Deploying(
+            state_dir=self._state_dir,
+            blobs=self._blobs,
+            is_allowed=self._device_file.limits.deploy,
+            send=lambda said: self._send(said) if self._session.online else None,
+            budget_bytes=lambda: min(self._session.budget_bytes, self._memory.budget_bytes()),
+            free_bytes=self._free_bytes,
+            started=lambda pid, budget: self._group.take(pid, budget) if self._group is not None else None,
+        )
 
     def _in_hand(self) -> tuple[str, int]:
         assign = self._session.assign
@@ -180,6 +203,8 @@ class Daemon:
                 self._turn()
             self._supervisor.stopping()
             self._carry_out(self._session.goodbye())
+            if self._deploying is not None:
+                self._deploying.goodbye()
         finally:
             self._shut_down()
 
@@ -202,13 +227,16 @@ class Daemon:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        fds = [self._worker.progress_fd] if self._worker else []
+        tests = self._deploying.fds if self._deploying is not None else []
+        fds = [self._worker.progress_fd, *tests] if self._worker else tests
         wait = 0.0 if self._events else max(0.0, min(self._session.next_due() - now, _IDLE_S))
         ready = self._transport.poll(wait if not self._send_queue else min(wait, 0.02), fds)
         if self._stopping:
             return  # a worker that ended now was told to
         if self._worker and (ready or self._worker.overdue(time.monotonic())):
             self._events.extend(self._watch_worker())
+        if self._deploying is not None:
+            self._watch_deploying(self._deploying, ended=any(fd in ready for fd in tests))
         self._watch_memory(time.monotonic())
         self._watch_stall(time.monotonic())
         self._session.free_bytes = self._free_bytes()
@@ -291,6 +319,31 @@ class Daemon:
         self._error = _moment(f"the worker failed: {failed.code}: {failed.detail}")
         log.warning("the worker failed: %s: %s", failed.code, one_line(failed.detail))
         return failed if self._device_file.share.logs != "none" else replace(failed, log=())
+
+    def _watch_deploying(self, deploying: Deploying, *, ended: bool) -> None:
+        """Test a model when no worker runs, and fetch it behind what a worker waits for."""
+        now = time.monotonic()
+        if ended:
+            deploying.test_ended(now)
+        held, self._held_start = self._held_start, None
+        if held is not None and self._session.assign == held.assign:
+            self._start_worker(held)  # held again while the test goes on
+        deploying.tick(now, may_test=self._worker is None)
+        wanted = deploying.wanted
+        self._drop_deployed(wanted.sha256 if wanted is not None else "")
+        if wanted is not None and transfer_id(wanted.sha256) not in self._incoming:
+            self._fetch(wanted, deployed=True)
+
+    def _drop_deployed(self, wanted: str) -> None:
+        """Stop to fetch a model that another one has taken the place of."""
+        if self._deployed_part in ("", wanted):
+            return
+        incoming = self._incoming.pop(transfer_id(self._deployed_part), None)
+        if incoming is not None:
+            incoming.close()
+        if self._listens_for == self._deployed_part:
+            self._leave_shared()
+        self._deployed_part = ""
 
     def _watch_memory(self, now: float) -> None:
         """Tell a worker when others have taken so much memory that it must do with less."""
@@ -398,8 +451,13 @@ class Daemon:
             self._note_receipt(message)
         if isinstance(message, Share):
             self._share(message)
+        elif isinstance(message, Deploy):
+            self._deploying = self._deploying or self._load_deploying()
+            self._deploying.asked(message)
         else:
             self._events.append(message)
+        if isinstance(message, Cancel) and self._deploying is not None:
+            self._deploying.cancelled(message.lease)
         if isinstance(message, Welcome):  # what was read together with it belongs to the session that it begins
             self._handle_events()
 
@@ -465,6 +523,8 @@ class Daemon:
                     self._lost_connection()  # what was asked for or granted in the session before will not come
                     log.info("the coordinator let us in")
                     self._told = ""
+                    if self._deploying is not None:
+                        self._deploying.greeted()
                 case Save():
                     self._save(instruction)
                 case Remember(ceiling):
@@ -483,7 +543,7 @@ class Daemon:
 
     def _send(self, message: Message) -> None:
         if isinstance(message, Hello):
-            message = replace(message, tasks=self._tasks.hashes())
+            message = replace(message, tasks=self._tasks.hashes(), deploys=True)
         self._transport.publish(self._topics.device(self._bundle.device, "up"), self._conversation.seal(message))
         faults.point(f"daemon.sent.{type(message).__name__.lower()}")
 
@@ -502,7 +562,8 @@ class Daemon:
         """Keep only what the lease in hand needs; without one, what may serve the next: parts and methods' states."""
         self._close_incoming()
         if assign is not None:
-            wanted = {part.sha256 for part in assign.parts}
+            deployed = self._deploying.wanted if self._deploying is not None else None
+            wanted = {part.sha256 for part in (*assign.parts, *((deployed,) if deployed is not None else ()))}
             self._blobs.keep_only(wanted, wanted)
             self._keep_folder("method-state", assign.run)  # one run trains at a time: the others are over
         self._keep_folder("work", assign.lease if assign else None)
@@ -518,9 +579,10 @@ class Daemon:
             incoming.close()
         self._incoming.clear()
 
-    def _fetch(self, part: PartRef) -> None:
+    def _fetch(self, part: PartRef, *, deployed: bool = False) -> None:
         if self._blobs.verified(part.sha256):
-            self._events.append(PartReady(part.sha256))
+            if not deployed:
+                self._events.append(PartReady(part.sha256))
             return
         if transfer_id(part.sha256) in self._incoming:
             return  # two parts with the same bytes
@@ -531,10 +593,12 @@ class Daemon:
                 sha256=part.sha256,
                 length=part.length,
                 max_window_bytes=_PULL_WINDOW_BYTES,
-                point="daemon.part",
+                point="deployed.part" if deployed else "daemon.part",
                 sync=False,  # it can be fetched again
             )
             self._incoming[incoming.chunks.transfer] = incoming
+            if deployed:
+                self._deployed_part = part.sha256
             if incoming.chunks.complete:  # all of it arrived before a restart, but it had no name yet
                 try:
                     self._part_arrived(incoming.chunks.transfer, incoming)
@@ -578,6 +642,9 @@ class Daemon:
 
     def _start_worker(self, start: Start) -> None:
         assign = start.assign
+        if self._deploying is not None and self._deploying.is_testing:
+            self._held_start = start
+            return
         if self._worker is not None:  # the one we stopped has not ended yet: its lease is over, do not wait for it
             self._worker.kill()
             self._worker = None
@@ -633,6 +700,8 @@ class Daemon:
 
     def _shut_down(self) -> None:
         """Within SIGTERM's ten seconds: the worker gets five, the transport two."""
+        if self._deploying is not None:
+            self._deploying.close()
         if self._worker is not None:
             self._worker.stop(time.monotonic())
             self._worker.wait(time.monotonic())

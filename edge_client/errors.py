@@ -8,7 +8,7 @@
     ├── NothingFitsError        6   no plan fits the memory budget
     ├── NoSuchNameError         7   a run, device, model or method nobody has
     ├── ConflictError           8   it exists already, or somebody else holds it
-    ├── RunFailedError          9   the run ended without a model
+    ├── RunFailedError          9   the run ended without a model, or a device did not take a deployed one
     └── PayloadError            -   the peer sent bytes that break the rules; never ends a process
 
 `PayloadError` means "the peer lied"; a `ValueError` or `TypeError` from this package means "you misused me".
@@ -87,7 +87,7 @@ class ConflictError(FedfitError):
 
 
 class RunFailedError(FedfitError):
-    """The run ended without a model."""
+    """The run ended without a model, or a device did not take a deployed one."""
 
     exit_code = 9
 

@@ -147,6 +147,9 @@ class LimitsSection:
     reconnect: Annotated[float, _Unit("seconds"), Between(1, 3600)] = described(
         "longest wait before it tries to reach the broker again; waits begin below a second and double", 60.0
     )
+    deploy: bool = described(
+        "whether the coordinator may put a model here for this device's programs (STATE/deployed/current.onnx)", True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """How a device leaves its federation: a last word to the coordinator, then its identity and its work are removed.
 
-The owner's file, device.toml, stays. Does not cover: forgetting it at the coordinator (`coordinator device remove`).
+The owner's file, device.toml, stays, and so does a deployed model, which the owner's programs may use.
+Does not cover: forgetting it at the coordinator (`coordinator device remove`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from edge_client import durable
+from edge_client import durable, onnx_probe
 from edge_client.errors import InputError, MachineError
 from edge_client.onnx_file import INPUT, OUTPUT, Facts, OnnxModel, add_facts, runtime
 
@@ -58,7 +58,7 @@ def write_onnx(model: nn.Module, facts: Facts, out: Path) -> Written:
     model.eval().requires_grad_(False)
     facts = replace(facts, batch_statistics=has_batch_statistics(model))
     sizes = _COMPARED_BATCHES if not facts.batch_statistics else [size + 2 for size in _COMPARED_BATCHES]
-    samples = [_random(size, facts.input) for size in sizes]
+    samples = [torch.from_numpy(onnx_probe.samples(facts.input)), *(_random(size, facts.input) for size in sizes)]
     with torch.no_grad():
         expected = [model(x) for x in samples]
     temporary = out.with_name(f".{out.name}.tmp")
@@ -67,6 +67,7 @@ def write_onnx(model: nn.Module, facts: Facts, out: Path) -> Written:
             _write_graph(_plain(model), facts.input, temporary)
             checked = _check(temporary)
             add_facts(temporary, facts)
+            onnx_probe.add(temporary, expected[0].numpy())
         said = [torch.from_numpy(OnnxModel(temporary).run(x.numpy())) for x in samples]
         written = Written(
             max_difference=max(float((a - b).abs().max()) for a, b in zip(said, expected, strict=True)),
@@ -210,7 +211,7 @@ def quantize(source: Path, facts: Facts, out: Path) -> Facts:
                 extra_options={"MatMulConstBOnly": True},
             )
             _replace_facts(temporary, facts)
-            OnnxModel(temporary)
+            onnx_probe.add(temporary, OnnxModel(temporary).run(onnx_probe.samples(facts.input)))
             durable.publish(temporary, out, point="onnx.int8")
     finally:
         temporary.unlink(missing_ok=True)

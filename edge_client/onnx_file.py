@@ -7,6 +7,7 @@
     fedfit.normalisation                         what samples go through before they are its input
     fedfit.precision                             fp32, or int8
     fedfit.batch_statistics                      whether a sample's answer depends on the others of its batch
+    fedfit.probe                                 what it says to four known samples (`onnx_probe`)
 
 Texts stand as they are, all else as JSON. Covers: reading and writing these, opening and running the file. Needs numpy
 and onnxruntime, not torch. Does not cover: making the file (`onnx_export`), data (`onnx_infer`).
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +32,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["INPUT", "NORMALISATION", "OUTPUT", "Facts", "OnnxModel", "add_facts", "runtime"]
+__all__ = [
+    "INPUT",
+    "NORMALISATION",
+    "OUTPUT",
+    "Facts",
+    "OnnxModel",
+    "add_facts",
+    "add_properties",
+    "classes_hash",
+    "runtime",
+]
 
 INPUT, OUTPUT = "input", "logits"
 NORMALISATION = "float32; bytes are divided by 255, other numbers are taken as they are"
@@ -81,13 +93,23 @@ def _facts(properties: Mapping[str, str], where: str) -> Facts | None:
         raise InputError(f"{where}: its metadata is damaged: {error.detail}") from None
 
 
+def classes_hash(classes: Sequence[str]) -> str:
+    """What stands for names of classes, in their order, where there is no room for them."""
+    return hashlib.sha256(json.dumps(list(classes)).encode()).hexdigest()
+
+
 def add_facts(path: Path, facts: Facts) -> None:
-    """Write what a finished file is made of into it.
+    """Write what a finished file is made of into it."""
+    add_properties(path, facts.properties())
+
+
+def add_properties(path: Path, properties: Mapping[str, str]) -> None:
+    """Add metadata to a finished file.
 
     Protocol buffers that follow each other are one message with the fields of both: no library is needed for it.
     """
     with open(path, "ab") as file:
-        for key, value in facts.properties().items():
+        for key, value in properties.items():
             entry = _field(1, key.encode()) + _field(2, value.encode())
             file.write(_field(_METADATA_FIELD, entry))
 
@@ -122,10 +144,10 @@ class OnnxModel:
         if not durable.is_there(path):
             raise InputError(f"{path} does not exist; expected an ONNX file")
         self._session = _session(path, threads)
-        properties = self._session.get_modelmeta().custom_metadata_map
+        self.properties: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
         self._input, self.input_shape = _only_input(self._session, path)
         self.num_classes = _num_classes(self._session, path)
-        found = _facts(properties, str(path))
+        found = _facts(self.properties, str(path))
         self.is_ours = found is not None
         self.facts = found or Facts(input=self.input_shape)
         if self.facts.classes and len(self.facts.classes) != self.num_classes:

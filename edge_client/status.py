@@ -109,7 +109,20 @@ def summary(state_dir: Path, bundle: Bundle) -> dict[str, Any]:
     if not running:
         told = Status(pid=0, link="stopped", state="stopped", receipt=told.receipt, error=told.error)
     known = {"device": bundle.device, "federation": bundle.federation, "brokers": list(bundle.brokers)}
-    return {**known, "running": running, **to_map(told), "receipt": _dated(told.receipt), "error": _dated(told.error)}
+    dated = {"receipt": _dated(told.receipt), "error": _dated(told.error)}
+    return {**known, "running": running, **to_map(told), **dated, "deployed": _deployed(state_dir)}
+
+
+def _deployed(state_dir: Path) -> dict[str, Any] | None:
+    """The model that the coordinator put here, if it did, and what became of the newest one."""
+    from edge_client import deployed  # a daemon need not hold it
+
+    folder = deployed.folder_of(state_dir)
+    if not durable.is_there(folder):
+        return None
+    record, path = deployed.read_record(folder), deployed.current_path(state_dir)
+    kept = {"model": to_map(record.current), "path": str(path) if record.current is not None else None}
+    return {**kept, "wanted": to_map(record.wanted), "outcome": to_map(record.outcome)}
 
 
 def _dated(moment: Moment | None) -> dict[str, str] | None:
@@ -130,10 +143,25 @@ def describe(data: dict[str, Any], *, start: str = "edge-client start") -> str:
         budget = format_bytes(data["budget_bytes"]) if data["budget_bytes"] else "not known yet"
         rows += [("version", data["client"] or "-"), ("budget", budget), ("doing", _doing(data))]
         rows += [("plan", data["plan"])] if data["plan"] else []
+    rows += _deployed_rows(data["deployed"]) if data["deployed"] else []
     for key, name in (("receipt", "last receipt"), ("error", "last error")):
         if data[key]:
             rows.append((name, f"{data[key]['text']} ({data[key]['at']})"))
     return "\n".join(f"{name:<12}  {one_line(text)}" for name, text in rows)
+
+
+def _deployed_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    model, wanted, outcome = data["model"], data["wanted"], data["outcome"]
+    rows = [("deployed", f"{_named(model)}: {data['path']}")] if model else []
+    if wanted:
+        rows.append(("deploying", _named(wanted)))
+    elif outcome and outcome["state"] != "active":
+        rows.append(("not deployed", f"{outcome['code']}: {outcome['detail']}"))
+    return rows
+
+
+def _named(model: dict[str, Any]) -> str:
+    return f"{model['run']} version {model['version']} ({model['architecture']}, {model['precision']})"
 
 
 def _link(data: dict[str, Any]) -> str:

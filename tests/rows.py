@@ -6,7 +6,17 @@ import hashlib
 from typing import Any
 
 from coordinator.slice_choice import SliceChoice
-from coordinator.store.base import DeviceRow, EvaluationRow, LeaseRow, ModelRow, PartRow, RoundRow, RunRow, UpdateRow
+from coordinator.store.base import (
+    DeploymentRow,
+    DeviceRow,
+    EvaluationRow,
+    LeaseRow,
+    ModelRow,
+    PartRow,
+    RoundRow,
+    RunRow,
+    UpdateRow,
+)
 from edge_client.files import parse_table
 from edge_client.records import DeviceProfile, PartRef, Report, TrainingPlan, to_map
 from edge_client.run_file import RunFile
@@ -84,6 +94,13 @@ def evaluation_row(device: str = "a", version: int = 0, **changes: Any) -> Evalu
     """Seven of ten right."""
     fields: dict[str, Any] = {"run": "r-1", "version": version, "device": device, "num_samples": 10, "num_correct": 7}
     return EvaluationRow(**fields | {"loss_sum": 3.5, "confusion": (4, 1, 2, 3)} | changes)
+
+
+def deployment_row(issue: int = 1, device: str = "a", **changes: Any) -> DeploymentRow:
+    """The third version of a run for a device; its file's hash follows from the issue."""
+    fields: dict[str, Any] = {"id": f"deployment-{issue}", "issue": issue, "device": device, "run": "r-1", "version": 3}
+    fields |= {"architecture": "full", "precision": "fp32", "sha256": digest(f"onnx {issue}"), "length": 70}
+    return DeploymentRow(**fields | {"input": (1, 2, 2), "classes_sha256": digest("classes")} | changes)
 
 
 def assign(issue: int = 1, **changes: Any) -> Assign:

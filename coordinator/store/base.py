@@ -1,4 +1,4 @@
-"""What the coordinator must not forget: devices, runs, rounds, leases, updates, models, evaluations.
+"""What the coordinator must not forget: devices, runs, rounds, leases, updates, models, evaluations, deployments.
 
 Each method that writes is one transaction, durable when it returns. The order that makes a crash harmless is kept by
 the callers: blob before row, row before receipt, commit before announcement.
@@ -6,6 +6,7 @@ the callers: blob before row, row before receipt, commit before announcement.
     round   RUNNING -> FROZEN -> COMMITTED -> ANNOUNCED, or ABANDONED; a new attempt of an abandoned round is a new row
     lease   offered -> accepted -> stored | declined | refused | expired | cancelled
     run     queued -> running -> finished | stopped | failed
+    deployment, per device    pending -> active | refused | rolled_back | superseded; active -> rolled_back | superseded
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from edge_client.records import Report, TrainingPlan
 __all__ = [
     "OPEN_LEASE",
     "SERVER",
+    "WANTED_DEPLOYMENT",
+    "DeploymentRow",
     "DeviceRow",
     "EvaluationRow",
     "LeaseRow",
@@ -33,6 +36,7 @@ __all__ = [
 
 OPEN_LEASE = ("offered", "accepted")
 SERVER = "@server"  # no device's name
+WANTED_DEPLOYMENT = ("pending", "active")  # a device uses this model, or is to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,27 @@ class EvaluationRow:
     confusion: Sequence[int] = ()  # row-major, as `records.Evaluation` describes it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentRow:
+    """A model for one device: an ONNX file by its hash, and what became of it there."""
+
+    id: str  # of the command that made it: the same for all its devices
+    issue: int  # grows with every deployment
+    device: str
+    run: str
+    version: int
+    architecture: str
+    precision: str
+    sha256: str
+    length: int
+    input: Sequence[int]  # shape of one sample
+    classes_sha256: str
+    state: str = "pending"
+    code: str = ""
+    detail: str = ""
+    created_s: int = 0  # wall clock, for people only
+
+
 class Store(Protocol):
     """The contract; `tests/contracts/test_store.py` runs over every implementation.
 
@@ -260,6 +285,22 @@ class Store(Protocol):
     def drop_rate(self, run_id: str, leases: int) -> float: ...
     def add_traffic(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None: ...
     def traffic(self, run_id: str) -> dict[str, tuple[int, int]]: ...
+    def trained_slices(self, run_id: str) -> dict[str, str]:
+        """Device -> the slice that it trained last in a run."""
+
+    def next_deployment(self) -> int:
+        """The issue of the next deployment."""
+
+    def add_deployment(self, rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
+        """A deployment to these devices; returns what was wanted on them before, which is superseded now."""
+
+    def deployments(self, run_id: str | None = None) -> list[DeploymentRow]:
+        """All of a run, or all, the oldest first, and by device."""
+
+    def wanted_deployments(self) -> list[DeploymentRow]:
+        """Those that are pending or active: one per device at most."""
+
+    def set_deployment(self, deployment: str, device: str, state: str, *, code: str = "", detail: str = "") -> None: ...
     def needed_blobs(self, keep_models: int) -> set[str]: ...
     def is_needed(self, sha256: str, keep_models: int) -> bool: ...
     def backup(self, path: Path) -> None:

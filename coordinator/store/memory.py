@@ -21,6 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from coordinator.store.base import (
     OPEN_LEASE,
+    WANTED_DEPLOYMENT,
+    DeploymentRow,
     DeviceRow,
     EvaluationRow,
     LeaseRow,
@@ -90,6 +92,7 @@ class MemoryStore:
         self._evaluations: _Table[tuple[str, int, str, str], EvaluationRow] = _Table(self._journal)
         self._traffic: _Table[tuple[str, str], tuple[int, int]] = _Table(self._journal)
         self._remembered: _Table[tuple[str, str], Mapping[str, Any]] = _Table(self._journal)
+        self._deployments: _Table[tuple[str, str], DeploymentRow] = _Table(self._journal)  # id, device
 
     @contextmanager
     def _transaction(self, point: str) -> Iterator[None]:
@@ -153,9 +156,11 @@ class MemoryStore:
             self._devices.change(self._known(name), labels=labels)
 
     def remove_device(self, name: str) -> None:
-        """Forget a device and its secrets."""
+        """Forget a device, its secrets, and what was deployed to it."""
         with self._transaction("device"):
             self._devices.delete(self._known(name))
+            for key in [key for key in self._deployments.rows if key[1] == name]:
+                self._deployments.delete(key)
 
     def _known(self, name: str) -> str:
         if name not in self._devices.rows:
@@ -193,6 +198,8 @@ class MemoryStore:
             for table in tables:
                 for key in [key for key in table.rows if key[0] == run_id]:
                     table.delete(key)
+            for deployed in [key for key, row in self._deployments.rows.items() if row.run == run_id]:
+                self._deployments.delete(deployed)
             self._runs.delete(self._age(run_id))
 
     def save_score(self, run_id: str, version: int, score: float, best_version: int) -> None:
@@ -510,6 +517,44 @@ class MemoryStore:
         """Device -> (bytes up, bytes down)."""
         return {key[1]: row for key, row in sorted(self._traffic.rows.items()) if key[0] == run_id}
 
+    # deployments
+
+    def trained_slices(self, run_id: str) -> dict[str, str]:
+        """Device -> the slice that it trained last in a run."""
+        stored = (row for row in self._by_issue() if row.run == run_id and row.train and row.state == "stored")
+        return {row.device: row.slice for row in stored}
+
+    def next_deployment(self) -> int:
+        """The issue of the next deployment."""
+        return max((row.issue for row in self._deployments.rows.values()), default=0) + 1
+
+    def add_deployment(self, rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
+        """A deployment to these devices; returns what was wanted on them before, which is superseded now."""
+        devices = {row.device for row in rows}
+        before = [row for row in self.wanted_deployments() if row.device in devices]
+        with self._transaction("deployment"):
+            for old in before:
+                self._deployments.change((old.id, old.device), state="superseded")
+            for row in rows:
+                self._deployments.insert((row.id, row.device), row)
+        return before
+
+    def deployments(self, run_id: str | None = None) -> list[DeploymentRow]:
+        """All of a run, or all, the oldest first, and by device."""
+        found = [row for row in self._deployments.rows.values() if run_id in (None, row.run)]
+        return sorted(found, key=lambda row: (row.issue, row.device, row.id))
+
+    def wanted_deployments(self) -> list[DeploymentRow]:
+        """Those that are pending or active."""
+        return [row for row in self.deployments() if row.state in WANTED_DEPLOYMENT]
+
+    def set_deployment(self, deployment: str, device: str, state: str, *, code: str = "", detail: str = "") -> None:
+        """What became of a deployment on a device."""
+        with self._transaction("deployed"):
+            self._deployments.change((deployment, device), state=state, code=code, detail=detail)
+
+    # blobs
+
     def needed_blobs(self, keep_models: int) -> set[str]:
         """Every blob that a row needs: settings and newest models of all runs, updates of rounds not committed."""
         needed = {row.sha256 for row in self._in_rounds(_OPEN_ROUND)}
@@ -520,7 +565,7 @@ class MemoryStore:
                 if model.version > models[-1].version - keep_models or model.version == run.best_version:
                     needed |= {model.sha256, model.sent_sha256}
             needed |= {part.sha256 for part in self.parts(run.id) if run.state == "running"}
-        return needed
+        return needed | {row.sha256 for row in self.wanted_deployments()}
 
     def is_needed(self, sha256: str, keep_models: int) -> bool:
         """Whether a row still needs this blob."""
@@ -541,6 +586,7 @@ class MemoryStore:
             other.add_device(*self.devices())
             for run in self.runs():
                 self._copy_run(run, other)
+            other.add_deployment(self.deployments())
 
     def _copy_run(self, run: RunRow, other: SqliteStore) -> None:
         """Rows as they are: calls that would change another row name one that does not exist."""

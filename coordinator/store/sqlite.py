@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coordinator.store.base import (
+    DeploymentRow,
     DeviceRow,
     EvaluationRow,
     LeaseRow,
@@ -29,7 +30,7 @@ __all__ = ["SqliteStore", "read_meta"]
 
 T = TypeVar("T")
 
-_LAYOUT = 5
+_LAYOUT = 6
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -80,6 +81,12 @@ CREATE TABLE traffic (
 CREATE TABLE run_device (
     run TEXT NOT NULL, device TEXT NOT NULL, info TEXT NOT NULL, PRIMARY KEY (run, device)
 ) STRICT;
+CREATE TABLE deployment (
+    id TEXT NOT NULL, issue INTEGER NOT NULL, device TEXT NOT NULL, run TEXT NOT NULL, version INTEGER NOT NULL,
+    architecture TEXT NOT NULL, precision TEXT NOT NULL, sha256 TEXT NOT NULL, length INTEGER NOT NULL,
+    input TEXT NOT NULL, classes_sha256 TEXT NOT NULL, state TEXT NOT NULL, code TEXT NOT NULL, detail TEXT NOT NULL,
+    created_s INTEGER NOT NULL, PRIMARY KEY (id, device)
+) STRICT;
 """
 _MIGRATIONS = {  # layout -> what makes the next one of it
     1: """
@@ -117,6 +124,14 @@ CREATE TABLE evaluation (
 INSERT INTO evaluation SELECT *, 'full' FROM evaluation_4;
 DROP TABLE evaluation_4;
 """,
+    5: """
+CREATE TABLE deployment (
+    id TEXT NOT NULL, issue INTEGER NOT NULL, device TEXT NOT NULL, run TEXT NOT NULL, version INTEGER NOT NULL,
+    architecture TEXT NOT NULL, precision TEXT NOT NULL, sha256 TEXT NOT NULL, length INTEGER NOT NULL,
+    input TEXT NOT NULL, classes_sha256 TEXT NOT NULL, state TEXT NOT NULL, code TEXT NOT NULL, detail TEXT NOT NULL,
+    created_s INTEGER NOT NULL, PRIMARY KEY (id, device)
+) STRICT;
+""",
 }
 
 _KEPT_MODELS = """FROM (
@@ -128,6 +143,7 @@ _KEPT_MODELS = """FROM (
 _OPEN_UPDATES = """FROM round r CROSS JOIN update_ u ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
                    WHERE r.state IN ('RUNNING', 'FROZEN')"""
 
+_WANTED = "FROM deployment WHERE state IN ('pending', 'active')"
 _OPEN_PARTS = "FROM part p JOIN run ON run.id = p.run WHERE run.state = 'running'"
 
 
@@ -281,8 +297,9 @@ class SqliteStore:
                 raise NoSuchNameError.of("device", name, [d.name for d in self.devices()])
 
     def remove_device(self, name: str) -> None:
-        """Forget a device and its secrets."""
+        """Forget a device, its secrets, and what was deployed to it."""
         with self._transaction("device") as db:
+            db.execute("DELETE FROM deployment WHERE device = ?", (name,))
             if db.execute("DELETE FROM device WHERE name = ?", (name,)).rowcount == 0:
                 raise NoSuchNameError.of("device", name, [d.name for d in self.devices()])
 
@@ -296,7 +313,8 @@ class SqliteStore:
     def remove_run(self, run_id: str) -> None:
         """Forget a run and everything of it."""
         with self._transaction("run") as db:
-            for table in ("update_", "evaluation", "traffic", "run_device", "lease", "round", "part", "model"):
+            tables = ("update_", "evaluation", "traffic", "run_device", "lease", "round", "part", "model", "deployment")
+            for table in tables:
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run_id,))
             db.execute("DELETE FROM run WHERE id = ?", (run_id,))
 
@@ -614,8 +632,51 @@ class SqliteStore:
         rows = self._read("SELECT device, up, down FROM traffic WHERE run = ? ORDER BY device", run_id)
         return {row["device"]: (row["up"], row["down"]) for row in rows}
 
+    # deployments
+
+    def trained_slices(self, run_id: str) -> dict[str, str]:
+        """Device -> the slice that it trained last in a run."""
+        query = "SELECT device, slice FROM lease WHERE run = ? AND train = 1 AND state = 'stored' ORDER BY issue"
+        return {row["device"]: row["slice"] for row in self._read(query, run_id)}
+
+    def next_deployment(self) -> int:
+        """The issue of the next deployment."""
+        ((last,),) = self._read("SELECT coalesce(max(issue), 0) FROM deployment")
+        return int(last) + 1
+
+    def add_deployment(self, rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
+        """A deployment to these devices; returns what was wanted on them before, which is superseded now."""
+        devices = {row.device for row in rows}
+        before = [row for row in self.wanted_deployments() if row.device in devices]
+        with self._transaction("deployment") as db:
+            for old in before:
+                key = (old.id, old.device)
+                db.execute("UPDATE deployment SET state = 'superseded' WHERE id = ? AND device = ?", key)
+            for row in rows:
+                self._insert("deployment", row)
+        return before
+
+    def deployments(self, run_id: str | None = None) -> list[DeploymentRow]:
+        """All of a run, or all, the oldest first, and by device."""
+        query = "SELECT * FROM deployment WHERE ?1 IS NULL OR run = ?1 ORDER BY issue, device, id"
+        return self._all(DeploymentRow, query, run_id)
+
+    def wanted_deployments(self) -> list[DeploymentRow]:
+        """Those that are pending or active."""
+        return self._all(DeploymentRow, f"SELECT * {_WANTED} ORDER BY issue, device, id")
+
+    def set_deployment(self, deployment: str, device: str, state: str, *, code: str = "", detail: str = "") -> None:
+        """What became of a deployment on a device."""
+        with self._transaction("deployed") as db:
+            db.execute(
+                "UPDATE deployment SET state = ?, code = ?, detail = ? WHERE id = ? AND device = ?",
+                (state, code, detail, deployment, device),
+            )
+
+    # blobs
+
     def needed_blobs(self, keep_models: int) -> set[str]:
-        """Every blob that a row needs: settings and newest models of all runs, updates of rounds not committed."""
+        """Every blob that a row needs: settings and newest models of runs, updates of open rounds, what is deployed."""
         needed: set[str] = set()
         for row in self._read("SELECT settings_sha256, task_sha256 FROM run"):
             needed.update(sha256 for sha256 in row if sha256)
@@ -623,6 +684,7 @@ class SqliteStore:
             needed.update((row[0], row[1]))
         needed.update(row[0] for row in self._read(f"SELECT u.sha256 {_OPEN_UPDATES}"))
         needed.update(row[0] for row in self._read(f"SELECT p.sha256 {_OPEN_PARTS}"))
+        needed.update(row[0] for row in self._read(f"SELECT sha256 {_WANTED}"))
         return needed
 
     def is_needed(self, sha256: str, keep_models: int) -> bool:
@@ -631,6 +693,7 @@ class SqliteStore:
             (f"SELECT 1 {_KEPT_MODELS} WHERE ?2 IN (sha256, sent_sha256)", (keep_models, sha256)),
             (f"SELECT 1 {_OPEN_UPDATES} AND u.sha256 = ?", (sha256,)),
             (f"SELECT 1 {_OPEN_PARTS} AND p.sha256 = ?", (sha256,)),
+            (f"SELECT 1 {_WANTED} AND sha256 = ?", (sha256,)),
             ("SELECT 1 FROM run WHERE ?1 IN (settings_sha256, task_sha256)", (sha256,)),
         )
         return any(self._read(query, *arguments) for query, arguments in queries)
@@ -667,7 +730,7 @@ def _to_column(value: Any) -> Any:
 
 
 _FLAGS = {"train", "evaluate", "extended", "dry"}
-_JSON = {"labels", "file", "log", "confusion", "environment"}
+_JSON = {"labels", "file", "log", "confusion", "environment", "input"}
 
 
 def _from_row(cls: type[T], row: sqlite3.Row) -> T:

@@ -4,8 +4,8 @@ Every message travels as {session, seq, body} in an authenticated frame. A sessi
 device's hello; its id is the coordinator's random choice, so that nothing recorded in an earlier session is valid in
 it. Within a session each side counts its messages, and the other takes each number once (`ReplayWindow`).
 
-    device -> coordinator      Hello Heartbeat Accept Decline Pull Offer Goodbye
-    coordinator -> device      Welcome Refuse Assign Cancel Grant Receipt Share
+    device -> coordinator      Hello Heartbeat Accept Decline Pull Offer Goodbye Deployed
+    coordinator -> device      Welcome Refuse Assign Cancel Grant Receipt Share Deploy
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from edge_client.records import (
     Id,
     Matches,
     PartRef,
+    Positive,
     SliceText,
     Text,
     TrainingPlan,
@@ -31,10 +32,13 @@ from edge_client.records import (
 from edge_client.wire import frames
 
 __all__ = [
+    "MAX_DEPLOYED_BYTES",
     "Accept",
     "Assign",
     "Cancel",
     "Decline",
+    "Deploy",
+    "Deployed",
     "Goodbye",
     "Grant",
     "Heartbeat",
@@ -56,6 +60,7 @@ __all__ = [
 
 Code = Annotated[str, Matches(r"[a-z0-9_]{1,32}")]  # a reason that programs may compare
 Ranges = tuple[tuple[Count, Count], ...]
+MAX_DEPLOYED_BYTES = 2**32  # of an ONNX file; larger ones would need files beside them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,7 @@ class Hello:
     free_bytes: Count
     held: Id | None = None
     finished: bool = False  # the held lease is trained and waits for its receipt
+    deploys: bool = False  # understands `Deploy`; clients of earlier versions do not say it, and are never sent one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +139,16 @@ class Goodbye:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """How a deployment stands on this device; said at every change, when asked again, and after every welcome."""
+
+    deployment: Id
+    state: Annotated[str, Matches(r"fetching|testing|active|refused|rolled_back")]
+    code: Code = "ok"
+    detail: Text = ""  # one line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
     """Answer to the hello with number `hello` of this boot: the session begins."""
 
@@ -181,7 +197,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Stop that work and forget it."""
+    """Stop that work, or that deployment, and forget it."""
 
     lease: Id
     code: Code = "cancelled"
@@ -215,6 +231,24 @@ class Share:
     listen: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deploy:
+    """Use this ONNX file from now on, if it passes its test; repeated until `Deployed` tells what became of it.
+
+    What the file must say of itself is in here, so that one with other classes is no surprise to whoever uses it.
+    """
+
+    deployment: Id
+    run: Id
+    version: Count
+    architecture: SliceText = "full"
+    precision: Annotated[str, Matches(r"fp32|int8")] = "fp32"
+    input: tuple[Positive, ...]  # shape of one sample
+    classes_sha256: Hash  # of the names in their order: `onnx_file.classes_hash`
+    sha256: Hash
+    length: Annotated[int, Between(1, MAX_DEPLOYED_BYTES)]
+
+
 Message: TypeAlias = (
     Hello
     | Heartbeat
@@ -223,6 +257,7 @@ Message: TypeAlias = (
     | Pull
     | Offer
     | Goodbye
+    | Deployed
     | Welcome
     | Refuse
     | Assign
@@ -230,6 +265,7 @@ Message: TypeAlias = (
     | Grant
     | Receipt
     | Share
+    | Deploy
 )
 
 _KINDS: dict[int, type[Message]] = {
@@ -240,6 +276,7 @@ _KINDS: dict[int, type[Message]] = {
     5: Pull,
     6: Offer,
     7: Goodbye,
+    8: Deployed,
     33: Welcome,
     34: Refuse,
     35: Assign,
@@ -247,6 +284,7 @@ _KINDS: dict[int, type[Message]] = {
     37: Grant,
     38: Receipt,
     39: Share,
+    40: Deploy,
 }
 _NUMBERS = {cls: number for number, cls in _KINDS.items()}
 _FIRST_DOWN = 32  # kinds above travel from the coordinator to a device

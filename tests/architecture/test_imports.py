@@ -20,15 +20,15 @@ SDK = [path for path in FILES if path.is_relative_to(ROOT / "edge_client")]
 LAYERS = [
     {"errors", "params", "records", "durable", "faults", "logs", "files", "run_file"},
     {"models", "wire", "knowledge", "data", "task", "task_files"},
-    {"planning", "training", "run_model", "onnx_file", "onnx_export", "predictions"},
+    {"planning", "training", "run_model", "onnx_file", "onnx_probe", "onnx_export", "predictions"},
     {"methods"},
     {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
     | {"allowance", "notes", "apart", "calibration", "rehearsal", "trial", "unit_costs", "fitting"}
     | {"found_data", "owner_file", "status", "supervisor", "systemd", "service_unit", "doctor", "tryout", "privacy"}
-    | {"received"},
+    | {"received", "deployed", "deploying"},
     {"daemon", "worker", "leaving", "plan_options", "plan_command", "bench_command", "bench_plot", "infer_command"}
     | {"onnx_infer", "personal", "device_checks", "device_service", "sandbox", "service_commands", "service_install"}
-    | {"cli", "client", "__main__"},
+    | {"self_test", "cli", "client", "__main__"},
 ]
 # planning and training need the measured memory of this process, device needs nothing but leaves
 LEAVES = {"device"}

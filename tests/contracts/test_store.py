@@ -13,6 +13,7 @@ from typing import TypeAlias
 import pytest
 from rows import (
     PLAN,
+    deployment_row,
     device_row,
     digest,
     evaluation_row,
@@ -78,6 +79,7 @@ def _dump(store: Store) -> list[object]:
         store.needed_blobs(1),
         store.setting("k"),
         store.next_issue(),
+        store.deployments(),
     ]
 
 
@@ -106,6 +108,8 @@ WRITES: dict[str, Step] = {
     "abandon": lambda s: s.abandon("r-1", 1, 1, "few"),
     "open": lambda s: s.open_round(round_row(2), [lease_row(4, round=2)]),
     "traffic": lambda s: s.add_traffic("r-1", {"a": (1, 2)}),
+    "deployment": lambda s: s.add_deployment([deployment_row(2, "b")]),
+    "deployed": lambda s: s.set_deployment("deployment-1", "b", "active"),
 }
 
 
@@ -122,6 +126,7 @@ def test_a_full_disk_at_the_commit_leaves_the_state_unchanged(
     """Every write; the next try works."""
     _with_update(store).add_device(device_row("known"))
     store.add_run(run_row("r-0"))
+    store.add_deployment([deployment_row(1, "b")])
     before = _dump(store)
     others = {"failed": "run-state", "lost": "update", "labels": "device", "removed device": "device"}
     place = (others | {"removed run": "run"}).get(point, point)
@@ -138,6 +143,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "state.db")
     _with_update(store).add_device(device_row("known"))
     store.add_run(run_row("r-0"))
+    store.add_deployment([deployment_row(1, "b")])
     for name, step in WRITES.items():
         if not name.startswith("removed"):
             step(store)
@@ -646,6 +652,8 @@ def test_a_backup_is_a_database_that_says_the_same(store: Store, tmp_path: Path)
     store.open_round(round_row(2, elapsed_s=3.0), [lease_row(5, "b", round=2, plan=PLAN, log=("x",))])
     store.set_run_state("r-1", "stopped", "why")
     store.add_run(run_row("r-2", environment={"python": "3"}))
+    store.add_deployment([deployment_row(1, "a"), deployment_row(1, "b")])
+    store.add_deployment([deployment_row(2, "b")])
     store.backup(tmp_path / "copy.db")
     expected = _dump(store)
     store.set_setting("k", "later")
@@ -709,8 +717,64 @@ def test_a_version_is_judged_slice_by_slice(store: Store) -> None:
     assert [(row.slice, row.num_correct) for row in store.evaluations("r-1")] == [("full", 3), ("width:1/2", 2)]
 
 
+def test_a_newer_deployment_takes_the_place_of_the_one_before(store: Store) -> None:
+    """On its devices only; a blob is needed while a device is to use it or does, and not longer."""
+    first, second = [deployment_row(1, "a"), deployment_row(1, "b")], [deployment_row(2, "b")]
+    assert store.next_deployment() == 1
+    assert store.add_deployment(first) == []
+    store.set_deployment("deployment-1", "b", "active")
+    assert store.add_deployment(second) == [replace(first[1], state="active")]
+    assert store.next_deployment() == 3
+    assert store.deployments("r-1") == [first[0], replace(first[1], state="superseded"), second[0]]
+    assert store.deployments("r-2") == []
+    assert store.wanted_deployments() == [first[0], second[0]]
+    assert store.needed_blobs(1) == {first[0].sha256, second[0].sha256}
+    store.set_deployment("deployment-1", "a", "rolled_back", code="self_test", detail="why")
+    assert store.deployments()[0] == replace(first[0], state="rolled_back", code="self_test", detail="why")
+    assert not store.is_needed(first[0].sha256, 1)
+    with pytest.raises(sqlite3.IntegrityError):
+        store.add_deployment(second)
+    assert store.wanted_deployments() == second
+
+
+def test_a_removed_device_takes_its_deployments_with_it(store: Store) -> None:
+    """Their blob is not needed for it any more."""
+    store.add_device(device_row("a"), device_row("b"))
+    store.add_deployment([deployment_row(1, "a"), deployment_row(1, "b", sha256=digest("half"))])
+    store.remove_device("a")
+    assert store.needed_blobs(1) == {digest("half")}
+
+
+def test_the_slice_that_a_device_trained_last_is_known(store: Store) -> None:
+    """Of leases that brought an update, and not of those that only judged or failed."""
+    _with_run(store)
+    leases = [lease_row(1, "a", slice="full"), lease_row(2, "b", train=False), lease_row(3, "c")]
+    store.open_round(round_row(), leases)
+    store.open_round(round_row(2), [lease_row(4, "a", round=2, slice="width:1/2"), lease_row(5, "a", round=2)])
+    for lease in ("lease-1", "lease-2", "lease-4"):
+        store.set_lease(lease, "stored")
+    assert store.trained_slices("r-1") == {"a": "width:1/2"}
+    assert store.trained_slices("r-2") == {}
+
+
+def test_a_database_without_deployments_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Layout 5: there were none."""
+    _with_update(SqliteStore(tmp_path / "state.db")).close()
+    old = sqlite3.connect(tmp_path / "state.db")
+    old.execute("DROP TABLE deployment")
+    old.execute("PRAGMA user_version = 5")
+    old.commit()
+    old.close()
+    store = SqliteStore(tmp_path / "state.db")
+    assert store.deployments() == []
+    store.add_deployment([deployment_row()])
+    assert store.deployments() == [deployment_row()]
+    store.close()
+
+
 def _without_slices(database: sqlite3.Connection) -> None:
     """As layout 4 was."""
+    database.execute("DROP TABLE deployment")
     database.execute("ALTER TABLE lease DROP COLUMN slice")
     database.execute("DROP TABLE part")
     database.execute("ALTER TABLE evaluation RENAME TO newer")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rows import (
     PLAN,
+    deployment_row,
     device_row,
     digest,
     evaluation_row,
@@ -146,16 +147,33 @@ CALLS: dict[str, st.SearchStrategy[Call]] = {
         "add_traffic", run_id=RUNS, moved=st.dictionaries(DEVICES, st.tuples(ISSUES, ISSUES), max_size=2)
     ),
 }
+CALLS |= {
+    "add_deployment": _call(
+        "add_deployment",
+        rows=st.lists(st.builds(deployment_row, SMALL, DEVICES, run=RUNS), max_size=2).map(lambda rows: (rows,)),
+    ),
+    "set_deployment": _call(
+        "set_deployment",
+        deployment=SMALL.map(lambda issue: f"deployment-{issue}"),
+        device=DEVICES,
+        state=st.sampled_from(["pending", "active", "refused", "rolled_back"]),
+        code=TEXTS,
+        detail=TEXTS,
+    ),
+}
 ASKED_ONLY = {"setting", "devices", "runs", "run", "first_run", "next_run_number", "next_issue", "lease", "leases"}
 ASKED_ONLY |= {"rounds", "last_round", "updates", "recent_updates", "update_of_lease", "last_counted_lease"}
 ASKED_ONLY |= {"last_model", "model", "models", "scores", "remembered_devices", "recent_failures", "run_failures"}
 ASKED_ONLY |= {"evaluations", "evaluated_versions", "last_plans", "recent_norms", "drop_rate", "traffic"}
 ASKED_ONLY |= {"needed_blobs", "is_needed", "parts"}
+ASKED_ONLY |= {"trained_slices", "next_deployment", "deployments", "wanted_deployments"}
 
 
 def _answers(store: Store) -> list[object]:
     """Everything that can be asked, about everything that there may be."""
     told: list[object] = [store.setting("k"), store.devices(), store.runs(), store.next_issue()]
+    told += [store.next_deployment(), store.deployments(), store.wanted_deployments()]
+    told += [store.is_needed(deployment_row(issue).sha256, 1) for issue in (1, 2, 3)]
     told += [store.first_run(state) for state in ("queued", "running")]
     told += [store.next_run_number(name) for name in ("r", "s", "t")]
     told += [store.needed_blobs(keep) for keep in (1, 2)]
@@ -163,6 +181,7 @@ def _answers(store: Store) -> list[object]:
     for run in ("r-1", "r-2", "s-1"):
         about_run = (store.run, store.last_model, store.models, store.last_round, store.rounds, store.evaluations)
         told += [ask(run) for ask in (*about_run, store.evaluated_versions, store.last_plans, store.traffic)]
+        told += [store.deployments(run), store.trained_slices(run)]
         told += [store.parts(run), store.is_needed(part_row(1, "full", run).sha256, 1)]
         told += [store.scores(run), store.remembered_devices(run), store.model(run, 1), store.evaluations(run, 1)]
         told += [store.recent_updates(run, 3), store.drop_rate(run, 4), store.run_failures(run, 2)]

@@ -12,27 +12,40 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from machine import Machine
+from rows import device_row, run_row
 
 from coordinator import cli
+from coordinator.deploy_commands import DeployCommands, new_name
+from coordinator.deployments import Deployments
+from coordinator.roster import Roster
+from coordinator.service import Service
 from coordinator.store.base import OPEN_LEASE
-from edge_client import device_service, faults, identity, service_install
+from coordinator.store.sqlite import SqliteStore
+from edge_client import deploying, device_service, durable, faults, identity, service_install
 from edge_client.assignment import read_state
+from edge_client.blobs import BlobStore, Incoming
 from edge_client.errors import MachineError
 from edge_client.files import ShareSection
 from edge_client.knowledge.kinds import ClassTable
 from edge_client.onnx_export import quantize, write_onnx
 from edge_client.onnx_file import Facts, OnnxModel
 from edge_client.privacy import Gate, Ledger
+from edge_client.wire.chunks import make_chunk, parse_chunk, transfer_id
+from edge_client.wire.messages import Deploy, Deployed
 from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
 from tests.typed import in_a_process, ok, typed
 
@@ -453,6 +466,118 @@ def test_a_service_that_cannot_be_written_is_not_there(
     assert machine.unit.exists()
 
 
+DEPLOYED = tuple(
+    f"deployed.{what}.{step}"
+    for what, steps in {
+        "record": ("write", "sync", "rename"),
+        "name": ("sync", "rename"),
+        "current": ("sync", "rename"),
+        "part": ("chunk", "rename"),
+    }.items()
+    for step in steps
+)
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+@pytest.mark.parametrize("point", DEPLOYED)
+def test_a_device_whose_disk_fails_uses_the_old_model_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, point: str
+) -> None:
+    """Every write of a deployment, on its way to the second model; the client starts over, and has it in the end."""
+    monkeypatch.setattr(deploying, "has_runtime", lambda: True)
+    models = [b"an old model", b"a new model"]
+    _deploy_to(tmp_path, models[0], "d1")
+    monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
+    with pytest.raises(MachineError, match=REASONS[kind]):
+        _deploy_to(tmp_path, models[1], "d2")
+    current = tmp_path / "deployed/current.onnx"
+    assert current.read_bytes() in models
+    _deploy_to(tmp_path, models[1], "d2")
+    assert current.read_bytes() == models[1]
+    assert (tmp_path / "deployed/previous.onnx").read_bytes() == models[0]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def _deploy_to(folder: Path, content: bytes, name: str) -> None:
+    """A client that starts, is asked to use a model, gets it in one chunk, and tests it with a process that ends."""
+    blobs = BlobStore(folder / "blobs", folder / "tmp")
+    heard: list[Deployed] = []
+    device = deploying.Deploying(
+        state_dir=folder,
+        blobs=blobs,
+        is_allowed=True,
+        send=heard.append,
+        budget_bytes=lambda: 10**9,
+        free_bytes=lambda: 10**9,
+        command=("true",),
+    )
+    sha256 = hashlib.sha256(content).hexdigest()
+    about = {"run": "r-1", "version": 1, "input": (1,), "classes_sha256": sha256}
+    device.asked(Deploy(deployment=name, sha256=sha256, length=len(content), **about))
+    if device.wanted is not None and not blobs.has(sha256):
+        with durable.disk_errors("cannot store a part"), contextlib.closing(_incoming(blobs, sha256, content)) as part:
+            part.add(parse_chunk(make_chunk(transfer_id(sha256), 0, content)), 0.0)
+            part.finish()
+    device.tick(0.0, may_test=True)
+    if device.fds:
+        select.select(device.fds, [], [], 30)
+        device.test_ended(1.0)
+    assert heard[-1] == Deployed(deployment=name, state="active")
+
+
+def _incoming(blobs: BlobStore, sha256: str, content: bytes) -> Incoming:
+    about = {"sha256": sha256, "length": len(content), "max_window_bytes": 1 << 20}
+    return Incoming(blobs, sha256, point="deployed.part", sync=False, **about)
+
+
+DEPLOYING = ("deployment.sync", "deployment.rename", "store.deployment.commit")
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_a_deployment_that_cannot_be_recorded_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """No row and no word to a device; the same request works afterwards, and so does a device's answer."""
+    store, blobs = SqliteStore(tmp_path / "state.db"), BlobStore(tmp_path / "blobs", tmp_path / "tmp")
+    store.add_device(device_row("a"))
+    store.add_run(run_row())
+    roster = Roster("fed", store.devices(), epoch=1, heartbeat_s=1.0)
+    sent: list[str] = []
+    kept = Deployments(
+        store=store, blobs=blobs, roster=roster, send=lambda device, message: sent.append(device), release=blobs.remove
+    )
+    service = cast(Service, SimpleNamespace(store=store, blobs=blobs, roster=roster, deployments=kept))
+    commands = DeployCommands(service, lambda run: run_row(run))
+    content = b"an ONNX file"
+    sha256 = hashlib.sha256(content).hexdigest()
+
+    def start() -> None:
+        name = new_name()
+        (tmp_path / "tmp" / name).write_bytes(content)
+        about = {"architecture": "full", "precision": "fp32", "input": [1], "classes_sha256": sha256, "devices": ["a"]}
+        file = {**about, "name": name, "sha256": sha256, "length": len(content)}
+        commands.known()["deploy-start"](run="r-1", version=1, files=(file,))
+
+    for point in DEPLOYING:
+        monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
+        with pytest.raises(MachineError, match=REASONS[kind]):
+            start()
+        assert (store.deployments(), sent) == ([], [])
+        blobs.remove(sha256)
+    start()
+    (row,) = store.deployments()
+    monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{DEPLOYED_HERE[0]}")])
+    answer = Deployed(deployment=row.id, state="active")
+    with pytest.raises(MachineError, match=REASONS[kind]):
+        kept.told("a", answer)
+    kept.told("a", answer)
+    assert [row.state for row in store.deployments()] == ["active"]
+    store.close()
+
+
+DEPLOYED_HERE = ("store.deployed.commit",)
+
+
 def _assert_failed(result: subprocess.CompletedProcess[str], program: str, kind: str) -> None:
     """4 and one line."""
     assert result.returncode == 4, (result.args, result.stderr)
@@ -499,6 +624,7 @@ def test_every_durable_write_is_in_a_list_of_this_file() -> None:
     written = {point for path in files for point in _points_in(ast.parse(path.read_text(encoding="utf-8")))}
     rounds = (*COORDINATOR.values(), *DAEMON.values(), *WORKER.values())
     commands = (TOO_FEW, CUTTING, ADDING, STARTING_A_RUN, LEDGER, EXPORTED, QUANTIZED, SIMULATED, JOINING, INSTALLING)
+    commands += (DEPLOYED, DEPLOYING, DEPLOYED_HERE)
     others = (*STARTING.values(), *WRITTEN.values(), *commands)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
     elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own

@@ -131,8 +131,10 @@ def test_a_running_coordinator_gives_a_model_away_as_onnx(fleet: Fleet, judged: 
     assert OnnxModel(Path(out)).facts.classes == tuple(CLASSES)
     wrong = {("nobody", "last"): (7, run), (run, "9"): (3, "no version 9"), (run, "x"): (3, "a number, best or last")}
     for (name, version), (code, said) in wrong.items():
-        refused = type_command(fleet, "run", "export", name, "--version", version, "--onnx", out)
+        refused = type_command(fleet, "run", "export", name, "--version", version, "--onnx", f"{out}.not.onnx")
         assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.onnx"]
 
 
 def test_a_run_that_was_stopped_goes_on_by_init(fleet: Fleet) -> None:

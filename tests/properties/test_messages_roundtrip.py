@@ -18,7 +18,7 @@ from edge_client.wire.messages import Message, context_down, context_up, open_me
 KEY = bytes(range(32))
 UP, DOWN = context_up("fed", "a"), context_down("fed", "a")
 KINDS: tuple[type[Message], ...] = typing.get_args(messages.Message)
-DOWNWARD = {"Welcome", "Refuse", "Assign", "Cancel", "Grant", "Receipt", "Share"}
+DOWNWARD = {"Welcome", "Refuse", "Assign", "Cancel", "Grant", "Receipt", "Share", "Deploy"}
 
 
 def values(annotation: Any) -> st.SearchStrategy[Any]:

@@ -31,6 +31,8 @@ from edge_client.wire.messages import (
     Assign,
     Cancel,
     Decline,
+    Deploy,
+    Deployed,
     Grant,
     Hello,
     Message,
@@ -676,3 +678,160 @@ def test_a_device_that_has_little_memory_for_a_while_is_asked_again(world: World
     assert isinstance(second, Decline)
     assert (first.code, second.code) == ("low_memory", "nothing_fits")
     assert first.detail == "too large; other programs use the memory: usually the budget is 480 MB"
+
+
+MODEL = b"an ONNX file" * 20_000  # two chunks
+DEPLOY = Deploy(
+    deployment="deployment-1",
+    run="r-1",
+    version=3,
+    input=(1, 2, 2),
+    classes_sha256=digest("classes"),
+    sha256=hashlib.sha256(MODEL).hexdigest(),
+    length=len(MODEL),
+)
+OWN_DOWN = "fl/v1/fed/dev/d/down"
+
+
+def _model_chunk(index: int) -> bytes:
+    return make_chunk(transfer_id(DEPLOY.sha256), index, MODEL[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+
+
+@pytest.fixture
+def deployed_to(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A device that is asked to use a model; its self-test is a program that the test ends."""
+    monkeypatch.setattr("edge_client.deploying.has_runtime", lambda: True)
+    monkeypatch.setattr("edge_client.deploying.COMMAND", (sys.executable, "-c", SLEEPS))
+    world.start()
+    world.welcome()
+    world.say(DEPLOY)
+    return world
+
+
+def _states(world: World) -> list[str]:
+    return [said.state for said in world.told(Deployed) if isinstance(said, Deployed)]
+
+
+def _let_test_pass(world: World) -> None:
+    """The program in its place says that all is well."""
+    assert world.daemon is not None
+    assert world.daemon._deploying is not None
+    test = world.daemon._deploying._test
+    assert test is not None
+    test._process.kill()
+    test._process.wait()
+    test._process.returncode = 0
+    world.turn()
+
+
+def test_a_deployed_model_is_pulled_tested_and_put_into_its_place(deployed_to: World) -> None:
+    """The hello says that this client knows how; without a lease the device is idle all the time."""
+    (hello,) = deployed_to.told(Hello)
+    assert isinstance(hello, Hello)
+    assert hello.deploys
+    assert deployed_to.told(Pull) == [Pull(sha256=DEPLOY.sha256, ranges=((0, 2),))]
+    for index in (0, 1):
+        deployed_to.publish(OWN_DOWN, _model_chunk(index))
+    _let_test_pass(deployed_to)
+    assert _states(deployed_to) == ["fetching", "testing", "active"]
+    assert (deployed_to.folder / "deployed/current.onnx").read_bytes() == MODEL
+
+
+def test_a_restarted_daemon_asks_for_the_chunks_that_are_missing(deployed_to: World) -> None:
+    """One of two has arrived; a lease that came between does not cost it."""
+    deployed_to.publish(OWN_DOWN, _model_chunk(1))
+    assert deployed_to.daemon is not None
+    deployed_to.say(WORK)
+    deployed_to.say(Cancel(lease=WORK.lease))
+    deployed_to.daemon._shut_down()
+    deployed_to.heard.clear()
+    deployed_to.start()
+    deployed_to.welcome()
+    assert deployed_to.told(Pull) == [Pull(sha256=DEPLOY.sha256, ranges=((0, 1),))]
+
+
+def test_a_newer_model_takes_the_place_of_one_that_is_being_fetched(deployed_to: World) -> None:
+    """The rest of the old one is not asked for any more, and nothing of it stays; the same one again goes on."""
+    deployed_to.publish(OWN_DOWN, _model_chunk(0))
+    deployed_to.say(replace(DEPLOY, deployment="deployment-2"))
+    assert len(deployed_to.told(Pull)) == 1
+    deployed_to.say(replace(DEPLOY, deployment="deployment-3", sha256=PART.sha256, length=PART.length))
+    assert deployed_to.told(Pull)[1:] == [Pull(sha256=PART.sha256, ranges=((0, 1),))]
+    deployed_to.publish(OWN_DOWN, _model_chunk(1))
+    assert [entry.name for entry in (deployed_to.folder / "tmp").glob(f"{DEPLOY.sha256}*")] == []
+    deployed_to.publish(OWN_DOWN, make_chunk(transfer_id(PART.sha256), 0, CONTENT))
+    _let_test_pass(deployed_to)
+    assert (deployed_to.folder / "deployed/current.onnx").read_bytes() == CONTENT
+
+
+def test_a_model_that_is_cancelled_is_not_fetched_any_more(deployed_to: World) -> None:
+    """Nor does it keep a lease's part waiting."""
+    deployed_to.say(Cancel(lease=DEPLOY.deployment))
+    before = len(deployed_to.told(Pull))
+    deployed_to.say(WORK)
+    assert deployed_to.told(Pull)[before:] == [Pull(sha256=PART.sha256, ranges=((0, 1),))]
+    deployed_to.publish(OWN_DOWN, make_chunk(transfer_id(PART.sha256), 0, CONTENT))
+    assert len(deployed_to.told(Pull)) == before + 1
+
+
+def test_work_is_fetched_before_a_model(deployed_to: World) -> None:
+    """A round has a deadline: its part is asked for first, the model's rest when that is here."""
+    before = len(deployed_to.told(Pull))
+    deployed_to.say(WORK)
+    assert deployed_to.told(Pull)[before:] == [Pull(sha256=PART.sha256, ranges=((0, 1),))]
+    deployed_to.publish(OWN_DOWN, make_chunk(transfer_id(PART.sha256), 0, CONTENT))
+    assert deployed_to.told(Pull)[-1] == Pull(sha256=DEPLOY.sha256, ranges=((0, 2),))
+
+
+def test_a_worker_waits_for_a_self_test_and_a_self_test_for_a_worker(deployed_to: World) -> None:
+    """Never both: the device's memory is for one of them."""
+    daemon = deployed_to.daemon
+    assert daemon is not None
+    assert daemon._deploying is not None
+    for index in (0, 1):
+        deployed_to.publish(OWN_DOWN, _model_chunk(index))
+    assert daemon._deploying.is_testing
+    deployed_to.say(WORK)
+    deployed_to.publish(OWN_DOWN, make_chunk(transfer_id(PART.sha256), 0, CONTENT))
+    assert daemon._worker is None
+    _let_test_pass(deployed_to)
+    assert daemon._worker is not None
+    deployed_to.say(replace(DEPLOY, deployment="deployment-2", sha256=PART.sha256, length=PART.length))
+    assert not daemon._deploying.is_testing
+    deployed_to.say(Cancel(lease=WORK.lease))
+    if daemon._worker is not None:  # it may have been quick to end
+        deployed_to.worker_ends()
+    assert daemon._deploying.is_testing
+
+
+def test_work_that_is_cancelled_while_a_test_runs_is_not_begun(deployed_to: World) -> None:
+    """Nobody wants it any more when the test ends."""
+    daemon = deployed_to.daemon
+    assert daemon is not None
+    for index in (0, 1):
+        deployed_to.publish(OWN_DOWN, _model_chunk(index))
+    deployed_to.say(WORK)
+    deployed_to.publish(OWN_DOWN, make_chunk(transfer_id(PART.sha256), 0, CONTENT))
+    deployed_to.say(Cancel(lease=WORK.lease))
+    _let_test_pass(deployed_to)
+    assert daemon._worker is None
+
+
+def test_an_owner_who_forbids_it_gets_no_model(world: World) -> None:
+    """`limits.deploy = false`: one word to the coordinator, nothing is pulled, nothing is kept."""
+    world.device_table["limits"] = {"memory": "1GB", "deploy": False}
+    world.start()
+    world.welcome()
+    world.say(DEPLOY)
+    (said,) = world.told(Deployed)
+    assert isinstance(said, Deployed)
+    assert (said.state, said.code) == ("refused", "forbidden")
+    assert world.told(Pull) == []
+    assert not (world.folder / "deployed").exists()
+
+
+def test_a_device_without_a_deployment_does_not_load_what_serves_it() -> None:
+    """The daemon of a device that only trains stays as small as it was."""
+    code = "import sys, edge_client.cli, edge_client.daemon; print([m for m in sys.modules if 'deploy' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

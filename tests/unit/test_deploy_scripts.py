@@ -156,8 +156,10 @@ def test_a_jetpack_that_is_not_supported_is_named(tmp_path: Path, line: str, rea
     """Too old, too new, or no such file at all."""
     board = jetson(tmp_path)
     (board.root / "etc/nv_tegra_release").write_text(f"{line}\n")
+    before = board.files()
     done = board.run("jetson")
     assert (done.returncode, reason in done.stderr) == (4, True)
+    assert (board.files(), board.asked()) == (before, [])
 
 
 def test_a_jetson_5_may_train_on_its_cpu(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def stored(tmp_path: Path) -> Iterator[device_commands.StoredDevices]:
 
 def test_labels_are_put_and_dropped() -> None:
     """`k=v` and `k-`; a value may have an equals sign; the last word counts."""
-    put, drop = cli_devices._parse_labels(["line=b", "cmd=a=b", "site-", "line=c", "empty="], may_drop=True)
+    put, drop = cli_devices.parse_labels(["line=b", "cmd=a=b", "site-", "line=c", "empty="], may_drop=True)
     assert (put, drop) == ({"line": "c", "cmd": "a=b", "empty": ""}, ["site"])
 
 
@@ -35,9 +35,9 @@ def test_labels_are_put_and_dropped() -> None:
 def test_what_is_no_label_is_refused(word: str) -> None:
     """Neither a key and a value, nor a key to drop."""
     with pytest.raises(InputError, match="label"):
-        cli_devices._parse_labels([word], may_drop=True)
+        cli_devices.parse_labels([word], may_drop=True)
     with pytest.raises(InputError, match="label"):
-        cli_devices._parse_labels([word if "=" in word else f"{word}-"], may_drop=False)
+        cli_devices.parse_labels([word if "=" in word else f"{word}-"], may_drop=False)
 
 
 def test_more_labels_than_travel_are_refused() -> None:

@@ -12,6 +12,8 @@ from edge_client.wire import frames
 from edge_client.wire.messages import (
     Accept,
     Decline,
+    Deploy,
+    Deployed,
     Grant,
     Hello,
     Message,
@@ -47,7 +49,7 @@ def test_a_message_travels_one_way_only() -> None:
             open_message(_sealed(message, context), key=KEY, context=context)
 
 
-@pytest.mark.parametrize("kind", [0, 8, 32, 39, 255])
+@pytest.mark.parametrize("kind", [0, 9, 32, 40, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     """Sealed with the right key."""
     data = frames.seal(kind, {"session": "s", "seq": 1, "body": {}}, key=KEY, context=UP)
@@ -72,6 +74,62 @@ def test_a_body_that_is_not_exactly_the_message_is_refused(body: object) -> None
     """`Accept` has one key, and the envelope three."""
     with pytest.raises(PayloadError):
         open_message(frames.seal(3, body, key=KEY, context=UP), key=KEY, context=UP)
+
+
+DEPLOY = {
+    "deployment": "d1",
+    "run": "r-1",
+    "version": 3,
+    "architecture": "width:1/2",
+    "precision": "int8",
+    "input": [3, 8, 8],
+    "classes_sha256": digest("classes"),
+    "sha256": digest("file"),
+    "length": 2**32,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"length": 0},
+        {"length": 2**32 + 1},
+        {"length": True},
+        {"sha256": "../../etc/passwd"},
+        {"sha256": digest("file").upper()},
+        {"deployment": "a/b"},
+        {"run": ""},
+        {"version": -1},
+        {"precision": "fp64"},
+        {"architecture": "../x y"},
+        {"input": [0]},
+        {"input": 3},
+        {"command": "rm"},
+    ],
+    ids=str,
+)
+def test_a_deployment_out_of_bounds_is_refused(change: dict[str, object]) -> None:
+    """The largest file that may be announced has 4 GiB; each change alone breaks a rule."""
+    for body, is_right in ((DEPLOY, True), (DEPLOY | change, False)):
+        data = frames.seal(40, {"session": "s", "seq": 1, "body": body}, key=KEY, context=DOWN)
+        if is_right:
+            assert isinstance(open_message(data, key=KEY, context=DOWN).message, Deploy)
+        else:
+            with pytest.raises(PayloadError):
+                open_message(data, key=KEY, context=DOWN)
+
+
+@pytest.mark.parametrize("change", [{"state": "superseded"}, {"code": "a b"}, {"detail": "x" * 2001}, {"more": 1}])
+def test_a_word_on_a_deployment_out_of_bounds_is_refused(change: dict[str, object]) -> None:
+    """A device cannot say what only the coordinator decides, nor write a book into its database."""
+    body = {"deployment": "d1", "state": "active", "code": "ok", "detail": "x" * 2000}
+    for said, is_right in ((body, True), (body | change, False)):
+        data = frames.seal(8, {"session": "s", "seq": 1, "body": said}, key=KEY, context=UP)
+        if is_right:
+            assert isinstance(open_message(data, key=KEY, context=UP).message, Deployed)
+        else:
+            with pytest.raises(PayloadError):
+                open_message(data, key=KEY, context=UP)
 
 
 def test_text_in_any_language_travels() -> None:

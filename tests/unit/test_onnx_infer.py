@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from typed import typed
+from typed import ok, typed
 
 from edge_client.onnx_file import Facts, add_facts
 
@@ -162,3 +162,19 @@ def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as Python marks what cannot be imported
     done = typed("edge_client", "infer", "--model", write(tmp_path / "m.onnx"), "--data", "digits")
     assert (done.returncode, "pip install 'fedfit[infer]'" in done.stderr) == (4, True), done.stderr
+
+
+def test_a_deployed_model_is_asked_by_its_place(tmp_path: Path) -> None:
+    """The same answers as by its file; where none is deployed, 3 and a line with what to type on the server."""
+    at = ("--state-dir", tmp_path, "--data", f"npz:{data(tmp_path / 'd.npz')}", "--format", "json")
+    none = typed("edge_client", "infer", "--deployed", *at)
+    assert (none.returncode, none.stderr.count("\n")) == (3, 1)
+    assert "no model is deployed on this device" in none.stderr
+    assert "coordinator run deploy RUN" in none.stderr
+    (tmp_path / "deployed").mkdir()
+    write(tmp_path / "deployed/current.onnx")
+    said = json.loads(ok("edge_client", "infer", "--deployed", *at))
+    by_file = json.loads(ok("edge_client", "infer", "--model", tmp_path / "deployed/current.onnx", *at))
+    assert (said["accuracy"], said["num_samples"]) == (by_file["accuracy"], by_file["num_samples"])
+    both = typed("edge_client", "infer", "--deployed", "--model", "m.onnx", *at)
+    assert both.returncode == 2

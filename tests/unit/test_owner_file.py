@@ -73,7 +73,7 @@ def test_the_whole_file_is_shown(tmp_path: Path) -> None:
     for line in ('memory = "auto"', "disk = 4000000000", "test-fraction = 0.2", 'line_a = "1"', f"# sha256 {digest}"):
         assert line in text
     limits = owner_file.to_json(owner_file.load(path))["limits"]
-    assert limits == {"memory": "auto", "disk": 4 * 10**9, "calibrate": True}
+    assert limits == {"memory": "auto", "disk": 4 * 10**9, "calibrate": True, "reconnect": 60.0, "deploy": True}
 
 
 @given(

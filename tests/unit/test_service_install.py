@@ -105,6 +105,26 @@ def test_without_root_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> Non
             service_install.require_root(Systemd(), what)
 
 
+@pytest.mark.parametrize("program", ["edge_client", "coordinator"])
+def test_a_command_that_cannot_install_says_so_in_a_line(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """Without root, and on a system without systemd: 4, and nothing is changed or asked of the system."""
+    state_dir = machine.state_dir if program == "edge_client" else machine.root / "var/lib/fedfit/coordinator"
+    before = machine.files()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 1000)
+        without_root = typed(program, "install-service", "--state-dir", state_dir)
+    (machine.root / "run/systemd/system").rmdir()
+    without_systemd = typed(program, "install-service", "--root", machine.root, "--state-dir", state_dir)
+    for done, said in ((without_root, "needs root"), (without_systemd, "systemd does not run this system")):
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1), done.stderr
+        assert said in done.stderr
+        assert "nothing was changed" in done.stderr
+    assert machine.files() == before
+    assert machine.asked() == []
+
+
 def test_a_service_is_removed_and_the_device_stays_a_member(machine: Machine) -> None:
     """Only --purge takes identity, state, cache and user away."""
     device_service.install(machine.wanted())

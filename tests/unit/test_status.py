@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 from rows import digest
 
-from edge_client import durable, status
+from edge_client import deployed, durable, status
 from edge_client.identity import STATE_KIND, STATE_VERSION, Bundle
 from edge_client.status import Moment, Status, StatusFile, read_status
+from edge_client.wire.messages import Deploy, Deployed
 
 BUNDLE = Bundle(federation="fed", device="pi", brokers=("mqtts://h:8883",), password="p" * 20, key=digest("k"))
 LEASE = Status(pid=7, link="let_in", state="working", lease="l", run="r-1", round=3, num_rounds=9)
@@ -62,3 +64,20 @@ def test_people_read_what_runs_and_what_happened_last(tmp_path: Path) -> None:
     assert "does not run" in text
     assert "round 3" not in text
     assert "it failed" in text
+
+
+def test_a_deployed_model_is_shown_with_its_path(tmp_path: Path) -> None:
+    """What is in use, and why a newer one is not; a device that was never given one has no such line."""
+    assert status.summary(tmp_path, BUNDLE)["deployed"] is None
+    about = {"run": "r-1", "version": 3, "input": (1,), "classes_sha256": digest("c"), "sha256": digest("m")}
+    folder = deployed.DeployedFolder(tmp_path)
+    folder.want(Deploy(deployment="d1", length=5, **about))
+    assert "deploying     r-1 version 3 (full, fp32)" in status.describe(status.summary(tmp_path, BUNDLE))
+    (tmp_path / "blob").write_bytes(b"model")
+    folder.want(Deploy(deployment="d1", length=5, **about | {"sha256": hashlib.sha256(b"model").hexdigest()}))
+    assert folder.swap(tmp_path / "blob")
+    folder.want(Deploy(deployment="d2", length=5, **about))
+    folder.end(Deployed(deployment="d2", state="rolled_back", code="self_test", detail="it\ndiffers"))
+    text = status.describe(status.summary(tmp_path, BUNDLE))
+    assert f"deployed      r-1 version 3 (full, fp32): {tmp_path}/deployed/current.onnx" in text
+    assert "not deployed  self_test: it differs" in text

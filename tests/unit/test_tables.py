@@ -99,7 +99,7 @@ def test_a_device_is_shown_with_its_machine_its_tasks_and_its_failures() -> None
     profile = {"kind": "jetson", "machine": "aarch64", "cores": 6, "memory_bytes": 8_000_000_000}
     lease = {"run": "r-1", "state": "declined", "round": 2, "code": "no_data", "detail": "nothing there", "log": ["l"]}
     facts = {"labels_given": {"line": "a"}, "labels_own": {}, "profile": profile, "free_bytes": 4_000_000_000}
-    facts |= {"tasks": {"defects": "ab12"}, "brokers": ["mqtts://10.0.0.1:8883"], "failures": [lease]}
+    facts |= {"tasks": {"defects": "ab12"}, "brokers": ["mqtts://10.0.0.1:8883"], "failures": [lease], "deployed": None}
     assert tables.device(_device(**facts)).splitlines() == [
         "jetson-1",
         "  state              online, seen 3 s ago",
@@ -124,7 +124,7 @@ def test_a_device_that_was_never_here_is_shown() -> None:
     """Nothing is known of it but what was given here."""
     unknown = _device(online=False, seen_s_ago=None, budget_bytes=None, client="", plan="", state="", phase="", total=0)
     unknown |= {"labels_given": {}, "labels_own": {}, "profile": None, "free_bytes": None, "tasks": {}}
-    lines = tables.device(unknown | {"brokers": [], "failures": []}).splitlines()
+    lines = tables.device(unknown | {"brokers": [], "failures": [], "deployed": None}).splitlines()
     assert lines[1] == "  state              offline, seen not yet"
     assert [line.split()[-1] for line in lines[2:]] == ["-"] * 8
 

@@ -30,8 +30,9 @@ def test_what_a_client_of_that_version_says_means_the_same(version: str, entry: 
 
 @pytest.mark.parametrize("version", [path.stem for path in RECORDED])
 def test_a_client_of_that_version_is_let_in_and_known_by_it(version: str) -> None:
-    """Its hello is answered with a welcome, and `device list` has its version to mark."""
-    (hello,) = (bytes.fromhex(e["frame"]) for v, e in FRAMES if v == version and e["kind"] == "Hello")
+    """Its hello is answered with a welcome, and `device list` has its version to mark; it is known what it can do."""
+    (entry,) = (e for v, e in FRAMES if v == version and e["kind"] == "Hello")
+    hello = bytes.fromhex(entry["frame"])
     device = DeviceRow(name="d", key=KEY.hex(), password="p" * 20)
     roster = Roster("fed", [device], epoch=1, heartbeat_s=10.0)
     message, answer = roster.receive("d", hello, 0.0)
@@ -41,6 +42,7 @@ def test_a_client_of_that_version_is_let_in_and_known_by_it(version: str) -> Non
     present = roster.presence("d")
     assert present is not None
     assert present.client == version
+    assert present.deploys == entry["said"].get("deploys", False)
 
 
 def test_this_version_is_recorded() -> None:

@@ -13,6 +13,7 @@ from edge_client.records import DeviceProfile, to_map
 from edge_client.wire.messages import (
     Accept,
     Decline,
+    Deployed,
     Goodbye,
     Heartbeat,
     Hello,
@@ -36,6 +37,7 @@ SAID: tuple[Message, ...] = (
         free_bytes=10**9,
         held="lease-1",
         finished=True,
+        deploys=True,
     ),
     Heartbeat(state="working", lease="lease-1", phase="train", step=3, total=8, loss=0.5, free_bytes=10**9),
     Accept(lease="lease-1"),
@@ -43,6 +45,7 @@ SAID: tuple[Message, ...] = (
     Offer(lease="lease-1", run="r-1", round=2, sha256="cd" * 32, length=1000, num_samples=10),
     Pull(sha256="cd" * 32, ranges=((0, 3),)),
     Goodbye(reason="stopped"),
+    Deployed(deployment="deployment-1", state="rolled_back", code="self_test", detail="it differs"),
 )
 
 

@@ -1,0 +1,178 @@
+"""The model that a coordinator has put on this device: `STATE/deployed`, and how one takes the place of another.
+
+    current.onnx     what programs of this device may use; whole at every moment, replaced by a rename
+    previous.onnx    what it replaced
+    record.json      what these are, what is on its way, and what became of the newest deployment
+    test/            job, result and log of the newest self-test; may vanish
+
+The order that makes a crash harmless: the record names what is wanted, then the old file gets its second name, then the
+new file its place, then the record says so. `mend` finds out after a restart how far that went.
+Covers: files. Does not cover: deciding, downloading and testing (`deploying`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_client import durable
+from edge_client.errors import InputError, PayloadError
+from edge_client.records import Count, from_map, to_map
+from edge_client.wire.messages import Deploy, Deployed
+
+__all__ = ["DeployedFolder", "Record", "current_path", "folder_of", "model_path", "read_record"]
+
+log = logging.getLogger(__name__)
+
+_LONGEST_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is known of the files; a device that was never given a model knows nothing."""
+
+    current: Deploy | None = None
+    previous: Deploy | None = None
+    wanted: Deploy | None = None
+    attempts: Count = 0  # self-tests of what is wanted that have begun
+    outcome: Deployed | None = None  # of the newest deployment that has ended
+
+
+def folder_of(state_dir: Path) -> Path:
+    """Where it all is, or would be."""
+    return state_dir / "deployed"
+
+
+def current_path(state_dir: Path) -> Path:
+    """The model to use."""
+    return folder_of(state_dir) / "current.onnx"
+
+
+def model_path(state_dir: Path) -> Path:
+    """The same; raises `InputError` if there is none."""
+    path = current_path(state_dir)
+    if not durable.is_there(path):
+        raise InputError(
+            f"no model is deployed on this device ({path} does not exist); on the server: coordinator run deploy RUN"
+        )
+    return path
+
+
+def read_record(folder: Path) -> Record:
+    """What the record says; nothing if there is none or it makes no sense."""
+    try:
+        with open(folder / "record.json", "rb") as file:
+            return from_map(Record, json.loads(file.read(_LONGEST_BYTES)))
+    except FileNotFoundError:
+        return Record()
+    except (OSError, ValueError, RecursionError, PayloadError) as error:
+        log.error("%s is not readable (%s); the model beside it stays", folder / "record.json", error)
+        return Record()
+
+
+class DeployedFolder:
+    """Used by the daemon, which holds the lock of the state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.folder = folder_of(state_dir)
+        self.current, self._previous = self.folder / "current.onnx", self.folder / "previous.onnx"
+        self.record = read_record(self.folder)
+
+    def want(self, deploy: Deploy) -> None:
+        """Something else is to be used; durable when this returns."""
+        durable.make_dir(self.folder)
+        self._write(replace(self.record, wanted=deploy, attempts=0))
+
+    def begin_test(self) -> None:
+        """Count a self-test before it begins: it may take the device with it."""
+        self._write(replace(self.record, attempts=self.record.attempts + 1))
+
+    def end_test(self, *, passed: bool) -> None:
+        """The newest self-test has passed, or was stopped on purpose: what ends this process now is no fault of it."""
+        self._write(replace(self.record, attempts=0 if passed else max(0, self.record.attempts - 1)))
+
+    def end(self, outcome: Deployed) -> None:
+        """The newest deployment is over without a change of files."""
+        self._write(replace(self.record, wanted=None, attempts=0, outcome=outcome))
+
+    def swap(self, blob: Path) -> bool:
+        """Put a tested file into its place; False if what is there then is not it: the old one is back."""
+        wanted = self.record.wanted
+        assert wanted is not None
+        if self._hash(self.current) != wanted.sha256:
+            if self.record.current is not None and self.current.exists():
+                self._name_also(self.current, self._previous)
+            durable.publish(blob, self.current, point="deployed.current")
+        if self._hash(self.current) != wanted.sha256:  # a disk that does not keep what it is given
+            self._restore(wanted)
+            return False
+        self._activated(wanted)
+        return True
+
+    def adopt_current(self, deploy: Deploy) -> bool:
+        """Another deployment of the very file that is in use: True if there is nothing to fetch."""
+        known = self.record.current
+        if known is None or known.sha256 != deploy.sha256 or self._hash(self.current) != deploy.sha256:
+            return False
+        active = Deployed(deployment=deploy.deployment, state="active")
+        self._write(replace(self.record, current=deploy, wanted=None, attempts=0, outcome=active))
+        return True
+
+    def mend(self) -> None:
+        """After a start, whatever ended the process before: the files decide, and the record follows."""
+        record = self.record
+        if record.current is None and record.wanted is None:
+            return
+        found = self._hash(self.current)
+        if record.wanted is not None and found == record.wanted.sha256:
+            self._activated(record.wanted)  # tested and in its place, but not written down
+        elif record.current is not None and found != record.current.sha256:
+            self._restore(record.current)
+
+    def _activated(self, deploy: Deploy) -> None:
+        active = Deployed(deployment=deploy.deployment, state="active")
+        self._write(Record(current=deploy, previous=self.record.current, outcome=active))
+
+    def _restore(self, bad: Deploy) -> None:
+        """The current file is damaged: the previous one returns, if it is whole; else there is none."""
+        record = self.record
+        known = {deploy.sha256: deploy for deploy in (record.previous, record.current) if deploy is not None}
+        back = known.get(self._hash(self._previous) or "")
+        if back is not None:
+            self._name_also(self._previous, self.current)
+            told = f"run {back.run} version {back.version} is in use again"
+        else:
+            self.current.unlink(missing_ok=True)
+            durable.sync_dir(self.folder)
+            told = "there is no other one"
+        detail = f"{self.current} is damaged on this device's disk; {told}"
+        log.error("%s", detail)
+        damaged = Deployed(deployment=bad.deployment, state="rolled_back", code="damaged", detail=detail)
+        wanted = None if record.wanted == bad else record.wanted
+        self._write(replace(record, current=back, previous=None, wanted=wanted, attempts=0, outcome=damaged))
+
+    def _name_also(self, source: Path, target: Path) -> None:
+        """Give a file a second name, in place of what had it; a copy where the disk has no links."""
+        temporary = target.with_name(f".{target.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        durable.publish(temporary, target, point="deployed.name")
+        temporary.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+
+    def _hash(self, path: Path) -> str | None:
+        with contextlib.suppress(FileNotFoundError):
+            return durable.sha256_file(path)
+        return None
+
+    def _write(self, record: Record) -> None:
+        path = self.folder / "record.json"
+        durable.write_bytes(path, json.dumps(to_map(record)).encode(), point="deployed.record")
+        self.record = record
