@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator import environment, evaluation
+from coordinator import environment, evaluation, similarity_record
 from coordinator.eligibility import Obstacle
+from coordinator.reference_bytes import whole_model_bytes
 from coordinator.rounds import RunMachine
 from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, RoundRow, RunRow
 from edge_client.errors import ConflictError, InputError, NoSuchNameError, PayloadError
@@ -173,8 +174,11 @@ class RunCommands:
 
     # show
 
-    def _show(self, run: str, newest: int = 200) -> Json:
-        """`newest` evaluations and rounds' bytes and, of a long run, the newest models: the counts tell how many."""
+    def _show(self, run: str, newest: int = 200, similarity: bool = False) -> Json:
+        """`newest` evaluations and rounds' bytes and, of a long run, the newest models: the counts tell how many.
+
+        `similarity`: also how alike the devices' models were, which is longer than all the rest.
+        """
         row = self._find(run)
         store = self._service.store
         kept = store.models(row.id)
@@ -198,13 +202,24 @@ class RunCommands:
             "num_evaluations": len(versions),
             "device_evaluations": [_judged(e) for rows in judged.values() for e in rows],
             "round_rows": [to_map(r) for r in rounds[-_SHOWN_ROUNDS:]],
-            "moved_by_round": _moved_by_round(rounds)[-newest:] if newest > 0 else [],
+            "moved_by_round": _moved_by_round(rounds, store.num_updates(row.id))[-newest:] if newest > 0 else [],
+            "whole_model_bytes": self._whole_model_bytes(row),
+            "similarity": self._similarity(row) if similarity else None,
             "leases": self._leases(row),
             "failures": [_failure(lease) for lease in store.run_failures(row.id, _SHOWN_FAILURES)],
             "devices": self._devices(row),
             "barred": self._barred(from_map(RunFile, row.file)),
             "progress": self._progress(row),
         }
+
+    def _whole_model_bytes(self, run: RunRow) -> int | None:
+        model = self._service.store.last_model(run.id)
+        path = self._service.blobs.path(model.sha256) if model is not None else None
+        return whole_model_bytes(path, str(run.file["rounds"]["codec"])) if path is not None and path.exists() else None
+
+    def _similarity(self, run: RunRow) -> Json:
+        found: Json = to_map(similarity_record.parse(self._service.store.setting(similarity_record.setting_of(run.id))))
+        return found
 
     def _leases(self, run: RunRow) -> list[Json]:
         """The open or newest round's leases; their logs are among the failures."""
@@ -309,7 +324,11 @@ def _task_hash(file: RunFile, source: bytes) -> str:
 def _summaries(run: RunRow, judged: Mapping[int, list[EvaluationRow]]) -> list[Json]:
     num_classes = len(run.file["classes"])
     results = (evaluation.summarize(version, rows, num_classes) for version, rows in judged.items())
-    return [to_map(result) for result in results if result is not None]
+    return [
+        {**to_map(result), "per_architecture": evaluation.per_architecture(judged[result.version])}
+        for result in results
+        if result is not None
+    ]
 
 
 def _judged(row: EvaluationRow) -> Json:
@@ -322,14 +341,22 @@ def _judged(row: EvaluationRow) -> Json:
     }
 
 
-def _moved_by_round(rounds: Sequence[RoundRow]) -> list[Json]:
-    """What travelled between the announcement of the round before and its own; rounds of old layouts do not tell."""
+def _moved_by_round(rounds: Sequence[RoundRow], num_updates: Mapping[int, int]) -> list[Json]:
+    """What travelled between the announcement of the round before and its own; rounds of old layouts do not tell.
+
+    And of how many updates the round's model was made; an exchange that only judged has none.
+    """
     totals = {0: (0, 0)}
     for row in rounds:
         if row.state == "ANNOUNCED" and row.bytes_up is not None and row.bytes_down is not None:
             totals[row.number] = (row.bytes_up, row.bytes_down)
     return [
-        {"round": number, "bytes_up": up - totals[number - 1][0], "bytes_down": down - totals[number - 1][1]}
+        {
+            "round": number,
+            "bytes_up": up - totals[number - 1][0],
+            "bytes_down": down - totals[number - 1][1],
+            "num_updates": num_updates.get(number, 0),
+        }
         for number, (up, down) in sorted(totals.items())
         if number - 1 in totals
     ]
