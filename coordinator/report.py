@@ -20,7 +20,7 @@ from edge_client import durable
 from edge_client.errors import InputError
 from edge_client.files import format_bytes
 
-__all__ = ["render", "write_page"]
+__all__ = ["render", "write_page", "write_plots"]
 
 _SHOWN = {"accuracy": "accuracy", "balanced-accuracy": "balanced accuracy", "macro-f1": "macro-F1", "loss": "loss"}
 _STATES = ("finished", "failed", "running", "queued", "stopped", "unfinished")
@@ -29,11 +29,25 @@ _VERBS = {"queued": "Waits", "running": "Is running", "unfinished": "Is not fini
 
 def write_page(content: str, path: Path) -> None:
     """Write a page, whole or not at all; raises `InputError` for what is there and no plain file."""
+    _write(content.encode("utf-8", "replace"), path)
+
+
+def write_plots(content: str, folder: Path) -> list[Path]:
+    """Write the plots of a page as files of their own; those of another page that are there stay."""
+    with durable.disk_errors(f"cannot write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    plots_by_name = page.images(content)
+    for name, png in plots_by_name.items():
+        _write(png, folder / name)
+    return [folder / name for name in plots_by_name]
+
+
+def _write(data: bytes, path: Path) -> None:
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode) and not path.is_dir():
         # it would be renamed over: a link, a pipe, or as root a device such as /dev/stdout
         raise InputError(f"{path}: expected a new file or a plain one, got something else; name another file")
     with durable.disk_errors(f"cannot write {path}"):
-        durable.write_bytes(path, content.encode("utf-8", "replace"), point="report", mode=0o644)
+        durable.write_bytes(path, data, point="report", mode=0o644)
 
 
 def render(run: RunRecord) -> str:

@@ -19,7 +19,7 @@ from coordinator import report_html as page
 from coordinator.run_record import RunRecord
 from coordinator.similarity_record import SERVER, Comparison, Picture, Similarity
 from coordinator.tsne import tsne
-from edge_client.errors import InputError
+from edge_client.errors import InputError, NoSuchNameError
 
 __all__ = ["sections"]
 
@@ -31,12 +31,17 @@ _MIN_POINTS = 10  # fewer have no neighbourhoods
 def sections(run: RunRecord) -> list[str]:
     """The cards of the page."""
     found = run.similarity
-    why = similarity_record.why_never(run.file, simulated=run.folder is not None)
-    if not why and found.last is None:
-        why = found.problem or "no round was compared yet"
-    if why or found.last is None:
-        return [page.section(_TITLE, page.note(f"Not compared: {why}."))]
+    if found.last is None:
+        return [page.section(_TITLE, page.note(f"Not compared: {found.problem or _why(run)}."))]
     return list(filter(None, (_alike(run.file.method.name, found, found.last), _pictures(run, found))))
+
+
+def _why(run: RunRecord) -> str:
+    try:
+        never = similarity_record.why_never(run.file, simulated=run.folder is not None)
+    except (InputError, NoSuchNameError) as error:  # a run of another version of fedfit
+        return str(error)
+    return never or "no round has been compared yet"
 
 
 def _alike(method: str, found: Similarity, last: Comparison) -> str:
@@ -73,7 +78,7 @@ def _means(found: Similarity) -> str:
         plots.Curve(name=name, points=[(m.round, m.stages[name]) for m in found.means if name in m.stages])
         for name in names
     ]
-    panel = plots.Panel(curves=curves, y="mean CKA of two devices", highest=1.0)
+    panel = plots.Panel(curves=curves, y="mean CKA of two devices", limits=(-0.02, 1.02))
     rows = [[m.round, *(f"{m.stages[n]:.4f}" if n in m.stages else "-" for n in names)] for m in found.means]
     return page.image(plots.lines([panel], x="round"), "mean similarity of two devices in each stage") + page.details(
         "numbers", page.table(["round", *names], rows, right=range(len(names) + 1))

@@ -148,6 +148,7 @@ CALLS: dict[str, st.SearchStrategy[Call]] = {
 }
 ASKED_ONLY = {"setting", "devices", "runs", "run", "first_run", "next_run_number", "next_issue", "lease", "leases"}
 ASKED_ONLY |= {"rounds", "last_round", "updates", "recent_updates", "update_of_lease", "last_counted_lease"}
+ASKED_ONLY |= {"num_updates"}
 ASKED_ONLY |= {"last_model", "model", "models", "scores", "remembered_devices", "recent_failures", "run_failures"}
 ASKED_ONLY |= {"evaluations", "evaluated_versions", "last_plans", "recent_norms", "drop_rate", "traffic"}
 ASKED_ONLY |= {"needed_blobs", "is_needed", "parts"}
@@ -166,6 +167,7 @@ def _answers(store: Store) -> list[object]:
         told += [store.parts(run), store.is_needed(part_row(1, "full", run).sha256, 1)]
         told += [store.scores(run), store.remembered_devices(run), store.model(run, 1), store.evaluations(run, 1)]
         told += [store.recent_updates(run, 3), store.drop_rate(run, 4), store.run_failures(run, 2)]
+        told += [store.num_updates(run)]
         told += [store.recent_norms(run, rounds) for rounds in (0, 1, 2)]
         told += [store.last_counted_lease(run, device) for device in "abc"]
         places = [(number, attempt) for number in (1, 2, 3) for attempt in (1, 2, 3)]
