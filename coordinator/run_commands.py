@@ -213,9 +213,13 @@ class RunCommands:
         }
 
     def _whole_model_bytes(self, run: RunRow) -> int | None:
+        """None before there is a model, or when its file is lost."""
         model = self._service.store.last_model(run.id)
-        path = self._service.blobs.path(model.sha256) if model is not None else None
-        return whole_model_bytes(path, str(run.file["rounds"]["codec"])) if path is not None and path.exists() else None
+        try:
+            path = self._service.blobs.path(model.sha256) if model is not None else None
+            return whole_model_bytes(path, from_map(RunFile, run.file).rounds.codec) if path is not None else None
+        except (OSError, PayloadError):
+            return None
 
     def _similarity(self, run: RunRow) -> Json:
         found: Json = to_map(similarity_record.parse(self._service.store.setting(similarity_record.setting_of(run.id))))
