@@ -382,7 +382,7 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
 
 
 def _probe(job: ProbeJob) -> Reply:
-    """Of devices that train several networks at once there is no one model to compare."""
+    """Of devices that train several networks at once, as the server has them, there is no one model to look at."""
     from coordinator.probing import Probed, Probing
     from edge_client.methods import registry
 
@@ -392,12 +392,13 @@ def _probe(job: ProbeJob) -> Reply:
         Probed(device=u.device, slice=u.slice, update=Path(u.path), own=Path(u.own) if u.own is not None else None)
         for u in job.updates
     ]
+    several, method = cutter.method.by_client, job.run.method
     found = Probing(recipe, cutter, _test_samples(recipe, job.data)).findings(
-        [] if cutter.method.by_client else probed,
+        [] if several else probed,
         round_=job.round,
         before=Path(job.base),
         after=Path(job.model),
-        is_global=registry.has_global_model(job.run.method.name, job.run.method.parameters),
+        is_global=not several and registry.has_global_model(method.name, method.parameters),
     )
     return dict(records.to_map(found))
 

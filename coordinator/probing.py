@@ -85,12 +85,11 @@ class Probing:
         began = time.perf_counter()
         devices = [one for one in devices if one.own is None or read_state(one.own, one.slice)]
         pictures = [self._server_picture(after)] if is_global else []
-        shown = {one.slice for one in _of_different_size(devices)[: _MAX_PICTURES - len(pictures)]}
+        shown = _of_different_size(devices)[: _MAX_PICTURES - len(pictures)]
         grams: list[Mapping[str, Tensor]] = []
         for one in devices:
             features = self._features(self._model_of(one, before))
-            if one.slice in shown:
-                shown.discard(one.slice)
+            if one in shown:
                 pictures.append(_picture(one.device, one.slice, features[_FEATURES]))
             grams.append({tap: centred_gram(x) for tap, x in features.items() if tap in self._stages})
         comparison = Comparison(
@@ -195,8 +194,9 @@ def _matrix(grams: Sequence[Mapping[str, Tensor]], tap: str) -> tuple[tuple[floa
 
 
 def _of_different_size(devices: Sequence[Probed]) -> list[Probed]:
-    """The first of each slice."""
-    return list({one.slice: one for one in reversed(devices)}.values())[::-1]
+    """One of each slice, then the others."""
+    first = {one.slice: one for one in reversed(devices)}.values()
+    return [*(one for one in devices if one in first), *(one for one in devices if one not in first)]
 
 
 def _picture(name: str, cut: str, features: Tensor) -> Picture:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from coordinator import aggregator
+from coordinator.probing import _pooled, _spread
 from coordinator.similarity_record import Findings
 from edge_client.assignment import write_state
 from edge_client.files import parse_table
@@ -193,7 +194,7 @@ def test_what_a_simulated_device_keeps_for_itself_counts(tmp_path: Path, samples
     found = found_by(tmp_path, run_of(method="local"), **told)
     assert [one.device for one in found.comparison.devices] == ["a", "b"]
     assert np.asarray(found.comparison.stages[2].cka, dtype=float) == pytest.approx(1.0, abs=1e-6)
-    assert [picture.name for picture in found.pictures] == ["a"]
+    assert [picture.name for picture in found.pictures] == ["a", "b"]
     stranger = weights(8)
     write_state(tmp_path / "b", {f"model/{name}": value for name, value in stranger.items()})
     (tmp_path / "b" / "next").rename(tmp_path / "b" / "current")
@@ -223,6 +224,28 @@ def test_maps_are_averaged_over_their_positions(tmp_path: Path) -> None:
     found = found_by(tmp_path, run, a=tmp_path / "a", b=tmp_path / "b")
     expected = [hsic_cka(first, second) for first, second in zip(means["a"], means["b"], strict=True)]
     assert [stage.cka[0][1] for stage in found.comparison.stages] == pytest.approx(expected, abs=1e-5)
+
+
+def test_of_two_axes_both_are_averaged() -> None:
+    """[[1, 2], [3, 6]]: means of the rows 1.5 and 4.5, of the columns 2 and 4; a vector stays as it is."""
+    assert _pooled(torch.tensor([[[1.0, 2.0], [3.0, 6.0]]])).tolist() == [[1.5, 4.5, 2.0, 4.0]]
+    assert _pooled(torch.tensor([[1.0, 2.0]])).tolist() == [[1.0, 2.0]]
+
+
+def test_stages_are_at_most_six_from_the_first_to_the_last() -> None:
+    """Of eleven every second one; of four all."""
+    taps = [f"stage_{number}_out" for number in range(11)]
+    assert _spread(taps) == taps[::2]
+    assert _spread(taps[:4]) == taps[:4]
+    assert _spread(taps[:1]) == taps[:1]
+
+
+def test_devices_that_train_several_networks_are_not_compared(tmp_path: Path, samples: np.ndarray) -> None:
+    """SplitMix: no one network stands for a device, nor for the server."""
+    for name in ("before", "after", "a"):
+        save(tmp_path / name, weights(1), payload="params")
+    found = found_by(tmp_path, run_of(method={"name": "splitmix", "bases": 2}), a=tmp_path / "a", b=tmp_path / "a")
+    assert (found.comparison.devices, found.comparison.stages, found.pictures) == ((), (), ())
 
 
 def test_what_cannot_be_compared_is_an_answer(tmp_path: Path, samples: np.ndarray) -> None:
