@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 __all__ = [
@@ -160,7 +161,7 @@ def _draw_curve(axes: Axes, curve: Curve, place: int) -> None:
     axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=2.0, marker=marker, markersize=3.0, label=name, zorder=3)
 
 
-def _legend(figure: Figure, drawn: Sequence[Axes], *, first: Iterable[str] = (), columns: int = 3) -> None:
+def _legend(figure: Figure, drawn: Sequence[Axes], *, first: Iterable[str] = ()) -> None:
     """Each name once, in the order of drawing but for those that come first; a plot of one thing needs none."""
     found: dict[str, Artist] = {}
     for axes in drawn:
@@ -173,7 +174,7 @@ def _legend(figure: Figure, drawn: Sequence[Axes], *, first: Iterable[str] = (),
             [found[name] for name in names],
             names,
             loc="outside lower center",
-            ncols=1 if longest > 30 else 2 if longest > 22 else columns,
+            ncols=1 if longest > 30 else 2 if longest > 22 else 3,
         )
         for text in legend.get_texts():
             text.set_parse_math(False)
@@ -238,7 +239,7 @@ def heat_maps(maps: Sequence[HeatMap], labels: Sequence[str]) -> bytes:
     rows = math.ceil(len(maps) / columns)
     with rc_context({**_STYLE, "axes.grid": False}):
         side = (_WIDE - 1.9) / max(2, columns)
-        figure = _figure((_WIDE, (side + 0.35) * rows + 0.25))
+        figure = _figure((_WIDE if columns > 1 else 0.6 * _WIDE, (side + 0.45) * rows + 0.25), pad=0.08)
         drawn: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
         for number, axes in enumerate(drawn):
             if number >= len(maps):
@@ -257,7 +258,8 @@ def heat_maps(maps: Sequence[HeatMap], labels: Sequence[str]) -> bytes:
 
 def _draw_heat(axes: Axes, found: HeatMap) -> AxesImage:
     values = [[math.nan if value is None else value for value in row] for row in found.values]
-    image = axes.imshow(values, cmap=_HEAT, vmin=0.0, vmax=1.0, interpolation="nearest")
+    shades = colormaps[_HEAT].with_extremes(bad="#e2e8f0")
+    image = axes.imshow(values, cmap=shades, vmin=0.0, vmax=1.0, interpolation="nearest")
     for y, row in enumerate(found.values):
         for x, value in enumerate(row):
             told = "-" if value is None else f"{value:.2f}"
@@ -283,7 +285,8 @@ def clouds(found: Sequence[Cloud], names: Sequence[str]) -> bytes:
     shown = names[:MAX_KINDS]
     with rc_context({**_STYLE, "axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}):
         side = _WIDE / max(2, len(found))
-        figure = _figure((_WIDE, side + 0.3 + 0.22 * math.ceil(len(shown) / 5)))
+        columns = 5 if max(map(len, shown), default=0) <= 12 else 3
+        figure = _figure((_WIDE, side + 0.35 + 0.2 * math.ceil((len(shown) + 1) / columns)), pad=0.08)
         drawn: list[Axes] = list(figure.subplots(1, len(found), squeeze=False)[0])
         for axes, cloud in zip(drawn, found, strict=True):
             others = [point for point, kind in zip(cloud.points, cloud.kinds, strict=True) if kind >= len(shown)]
@@ -295,7 +298,10 @@ def clouds(found: Sequence[Cloud], names: Sequence[str]) -> bytes:
                 axes.scatter(*_columns(own), s=11, color=_KINDS[kind], marker=_MARKERS[kind], linewidths=0, label=label)
             axes.set_title(_short(cloud.title, _MAX_NAME), parse_math=False)
             axes.set(xticks=[], yticks=[], box_aspect=1)
-        _legend(figure, drawn, columns=5)
+        handles, told = drawn[0].get_legend_handles_labels()  # not by name: two long ones may be cut to the same
+        legend = figure.legend(handles, told, loc="outside lower center", ncols=columns)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
         return _png(figure)
 
 
@@ -320,8 +326,9 @@ def bytes_panel(curves: Sequence[Curve], title: str) -> Panel:
     return Panel(curves=scaled, y=name, title=title, limits=(0, max(highest / size, 1e-9) * 1.08))
 
 
-def _figure(size: tuple[float, float]) -> Figure:
-    figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
+def _figure(size: tuple[float, float], *, pad: float = 0.04) -> Figure:
+    """`pad`: room at the edges and between plots, in inches."""
+    figure = Figure(figsize=size, dpi=_DPI, layout=ConstrainedLayoutEngine(h_pad=pad))
     FigureCanvasAgg(figure)
     return figure
 

@@ -66,7 +66,10 @@ def _alike(method: str, found: Similarity, last: Comparison) -> str:
 def _maps(found: Comparison) -> str:
     labels = [f"{one.device} {one.slice}" for one in found.devices]
     maps = [plots.HeatMap(title=stage.name, values=stage.cka) for stage in found.stages]
-    return page.image(plots.heat_maps(maps, labels), f"similarity of the devices' stages after round {found.round}")
+    rows = [[number, one.device, one.slice] for number, one in enumerate(found.devices, start=1)]
+    return page.image(
+        plots.heat_maps(maps, labels), f"similarity of the devices' stages after round {found.round}"
+    ) + page.details("devices", page.table(("number", "device", "trained"), rows, right=(0,)))
 
 
 def _means(found: Similarity) -> str:

@@ -174,10 +174,10 @@ class RunCommands:
 
     # show
 
-    def _show(self, run: str, newest: int = 200, similarity: bool = False) -> Json:
+    def _show(self, run: str, newest: int = 200, report: bool = False) -> Json:
         """`newest` evaluations and rounds' bytes and, of a long run, the newest models: the counts tell how many.
 
-        `similarity`: also how alike the devices' models were, which is longer than all the rest.
+        `report`: also what a page about the run needs, and nobody who watches it.
         """
         row = self._find(run)
         store = self._service.store
@@ -202,14 +202,23 @@ class RunCommands:
             "num_evaluations": len(versions),
             "device_evaluations": [_judged(e) for rows in judged.values() for e in rows],
             "round_rows": [to_map(r) for r in rounds[-_SHOWN_ROUNDS:]],
-            "moved_by_round": _moved_by_round(rounds, store.num_updates(row.id))[-newest:] if newest > 0 else [],
-            "whole_model_bytes": self._whole_model_bytes(row),
-            "similarity": self._similarity(row) if similarity else None,
+            "moved_by_round": _moved_by_round(rounds)[-newest:] if newest > 0 else [],
             "leases": self._leases(row),
             "failures": [_failure(lease) for lease in store.run_failures(row.id, _SHOWN_FAILURES)],
             "devices": self._devices(row),
             "barred": self._barred(from_map(RunFile, row.file)),
             "progress": self._progress(row),
+            **(self._for_report(row) if report else {}),
+        }
+
+    def _for_report(self, run: RunRow) -> Json:
+        store = self._service.store
+        counted = store.num_updates(run.id)
+        similarity = similarity_record.parse(store.setting(similarity_record.setting_of(run.id)))
+        return {
+            "updates_by_round": [{"round": number, "num_updates": count} for number, count in counted.items()],
+            "whole_model_bytes": self._whole_model_bytes(run),
+            "similarity": to_map(similarity),
         }
 
     def _whole_model_bytes(self, run: RunRow) -> int | None:
@@ -220,10 +229,6 @@ class RunCommands:
             return whole_model_bytes(path, from_map(RunFile, run.file).rounds.codec) if path is not None else None
         except (OSError, PayloadError):
             return None
-
-    def _similarity(self, run: RunRow) -> Json:
-        found: Json = to_map(similarity_record.parse(self._service.store.setting(similarity_record.setting_of(run.id))))
-        return found
 
     def _leases(self, run: RunRow) -> list[Json]:
         """The open or newest round's leases; their logs are among the failures."""
@@ -345,22 +350,14 @@ def _judged(row: EvaluationRow) -> Json:
     }
 
 
-def _moved_by_round(rounds: Sequence[RoundRow], num_updates: Mapping[int, int]) -> list[Json]:
-    """What travelled between the announcement of the round before and its own; rounds of old layouts do not tell.
-
-    And of how many updates the round's model was made; an exchange that only judged has none.
-    """
+def _moved_by_round(rounds: Sequence[RoundRow]) -> list[Json]:
+    """What travelled between the announcement of the round before and its own; rounds of old layouts do not tell."""
     totals = {0: (0, 0)}
     for row in rounds:
         if row.state == "ANNOUNCED" and row.bytes_up is not None and row.bytes_down is not None:
             totals[row.number] = (row.bytes_up, row.bytes_down)
     return [
-        {
-            "round": number,
-            "bytes_up": up - totals[number - 1][0],
-            "bytes_down": down - totals[number - 1][1],
-            "num_updates": num_updates.get(number, 0),
-        }
+        {"round": number, "bytes_up": up - totals[number - 1][0], "bytes_down": down - totals[number - 1][1]}
         for number, (up, down) in sorted(totals.items())
         if number - 1 in totals
     ]

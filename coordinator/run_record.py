@@ -163,9 +163,10 @@ def _rounds(show: Json) -> list[RoundRecord]:
         told = {name: row[name] for name in _JUDGED}
         told |= {"recall": tuple(row["recall"]), "per_architecture": row["per_architecture"]}
         fields[row["version"]] = {**told, "per_device": own.get(row["version"], {})}
+    counted = {row["round"]: row["num_updates"] for row in show.get("updates_by_round") or []}
     for row in show.get("moved_by_round") or []:
-        moved = {name: row[name] for name in ("bytes_up", "bytes_down", "num_updates")}
-        fields[row["round"]] = fields.get(row["round"], {}) | moved
+        moved = {"bytes_up": row["bytes_up"], "bytes_down": row["bytes_down"]}
+        fields[row["round"]] = fields.get(row["round"], {}) | moved | {"num_updates": counted.get(row["round"], 0)}
     return [RoundRecord(number=number, **fields[number]) for number in sorted(fields)]
 
 

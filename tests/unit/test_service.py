@@ -352,8 +352,9 @@ def test_a_round_goes_on_whatever_came_of_comparing_its_models(
     _with_run(site, state="FROZEN", on=f"npz:/{name}.npz")
     with site.serving() as service:
         _read_until(service, lambda: site.store.rounds("r-1")[0].state == "ANNOUNCED")
-        shown = Commands(service).handle({"request": "run-show", "run": "r-1", "similarity": True})
-        assert Commands(service).handle({"request": "run-show", "run": "r-1"})["similarity"] is None
+        shown = Commands(service).handle({"request": "run-show", "run": "r-1", "report": True})
+        assert "similarity" not in Commands(service).handle({"request": "run-show", "run": "r-1"})
+    assert shown["updates_by_round"] == [{"round": 1, "num_updates": 1}]
     found = from_map(Similarity, shown["similarity"])
     if name == "good":
         assert found.last == Comparison(round=1, num_samples=3, devices=(Compared(device="a", slice="full"),))
