@@ -253,7 +253,7 @@ def test_a_changed_run_is_refused(grid: Path, capsys: pytest.CaptureFixture[str]
 
 KILLS = (
     "kill:store.initial.commit",  # while the first model is made
-    "kill:store.update.committed:2@2",  # between two updates of a round
+    "kill:aggregator.probe,kill:store.update.committed:2@2",  # the aggregator, then between two updates of a round
     "kill:store.round.committed@2",  # between commit and announcement
     "kill:simulate.result.write",  # when everything is done
 )
@@ -262,20 +262,33 @@ KILLS = (
 def test_a_simulation_that_is_killed_again_and_again_ends_with_the_same_model(
     alone: Path, processes: Processes, tmp_path: Path
 ) -> None:
-    """kill -9, four times; the same command goes on: same model and results, a line per round, every byte counted."""
+    """kill -9, four times; the same command goes on: same model and results, a line per round, every byte counted.
+
+    Also the models of rounds 1 and 3 were compared, and are as alike as in the run that nobody killed.
+    """
     assert [_killed(tmp_path, fault) for fault in KILLS] == [-signal.SIGKILL] * len(KILLS)
     resumed = run(tmp_path, processes)
     assert resumed["model_sha256"] == read(alone)["model_sha256"]
     assert resumed["accuracy_per_round"] == read(alone)["accuracy_per_round"]
     assert len((tmp_path / "run/rounds.jsonl").read_text().splitlines()) == 3
     _check_bytes(resumed, tmp_path / "run/model.bin")
+    found, undisturbed = (read_run(folder).similarity for folder in (tmp_path / "run", alone))
+    assert [means.round for means in found.means] == [1, 3]
+    assert (found.means, found.labels, found.pictures) == (
+        undisturbed.means,
+        undisturbed.labels,
+        undisturbed.pictures,
+    )
 
 
 def _killed(folder: Path, fault: str) -> int:
     """The command on a machine where it is killed at that point; returns its exit code."""
     command = [sys.executable, "-m", "coordinator", "simulate", *FLAGS, "--workers", "1", "--out", str(folder / "run")]
-    environment = os.environ | {"FEDFIT_FAULT": fault}
-    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120).returncode
+    log = folder / f"{KILLS.index(fault)}.faults"
+    environment = os.environ | {"FEDFIT_FAULT": fault, "FEDFIT_FAULT_LOG": str(log)}
+    code = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120).returncode
+    assert log.read_text().split() == fault.split(",")
+    return code
 
 
 def test_devices_that_cannot_take_part_end_a_simulation(processes: Processes, tmp_path: Path) -> None:
