@@ -28,6 +28,7 @@ _KNOWN = {
     "aggregation_speed": ("aggregation_speed", "measure"),
     "training_step": ("training_step", "measure"),
     "inco_transform": ("inco_transform", "measure"),
+    "similarity": ("similarity", "measure"),
     "method_time": ("method_time", "measure"),
     "install": ("install", "measure"),
     "onnx": ("onnx", "measure"),

@@ -14,6 +14,8 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
     fold    run, round, model, base, updates, ...    sha256, length: the next model
     evaluate run, task, model, data                  results: of each slice num_samples, num_correct, loss_sum and
                                                      confusion on an npz file
+    probe   run, task, round, model, base, updates,  comparison, labels, pictures: how alike the devices' models are
+            data                                     (`similarity_record.Findings`)
 
 `{"ok": false, "code", "detail"}` answers what is refused or did not work. A bug ends the process with a traceback and
 exit code 1; whoever started it starts another.
@@ -69,8 +71,6 @@ __all__ = ["answer", "main"]
 _log = logging.getLogger(__name__)
 
 _MAX_COUNTER = 2**53
-_EVALUATE_BATCH = 64
-_EVALUATE_ELEMENTS = 2**24  # activations of a piece: 64 MB of float32, whatever the model
 _CODES: Sequence[tuple[type[FedfitError], str]] = (
     (DiskFullError, "disk_full"),
     (MachineError, "machine"),
@@ -110,6 +110,29 @@ class EvaluateJob:
     model: str
     data: str  # path of an npz file
     round: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedUpdate:
+    """An update of the frozen set whose device's model is compared with others."""
+
+    device: records.Id
+    path: str
+    slice: records.SliceText = "full"
+    own: str | None = None  # of a simulated device: the folder of the tensors that it keeps for itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeJob:
+    """Compare the models that devices sent, on test data of the server."""
+
+    run: RunFile
+    task: str | None = None
+    round: Count
+    model: str  # what was made of the updates
+    base: str  # what they change
+    updates: tuple[ProbedUpdate, ...]
+    data: str  # path of an npz file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,20 +340,25 @@ def _short(name: str) -> str:
 
 
 def _evaluate(job: EvaluateJob) -> Reply:
-    from edge_client.data.sets import npz
-    from edge_client.data.sources import all_samples
-
     faults.point("aggregator.evaluate")
     recipe = recipe_of(job.run, job.task)
-    data = npz(job.data, test=True)
-    samples = all_samples(data, job.run.classes, recipe.input_shape)
-    if len(samples) == 0:
-        raise InputError(f"{job.data}: expected at least one test sample, got none")
+    samples = _test_samples(recipe, job.data)
     rungs = _cutter(job.run, job.task).rungs
     return {"results": [_evaluate_slice(job, recipe, samples, rung) for rung in rungs]}
 
 
+def _test_samples(recipe: Recipe, path: str) -> Samples:
+    from edge_client.data.sets import npz
+    from edge_client.data.sources import all_samples
+
+    samples = all_samples(npz(path, test=True), recipe.run.classes, recipe.input_shape)
+    if len(samples) == 0:
+        raise InputError(f"{path}: expected at least one test sample, got none")
+    return samples
+
+
 def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: str) -> Reply:
+    from coordinator.probing import microbatch
     from edge_client.models.slicing import parse
     from edge_client.run_model import fill
     from edge_client.training.evaluate import evaluate
@@ -342,9 +370,8 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
         fill(model, zip(cutter.sources(rung, reader.header), cutter.tensors(rung, reader), strict=True))
         predict = cutter.client(rung, model, reader).predict if cutter.method.by_client else model
     model.requires_grad_(False)
-    microbatch = max(1, min(_EVALUATE_BATCH, _EVALUATE_ELEMENTS // sum(u.num_activations for u in model.units)))
     with recipe.user_code("evaluation"):
-        result = evaluate(model, predict, samples, num_classes=len(job.run.classes), microbatch=microbatch)
+        result = evaluate(model, predict, samples, num_classes=len(job.run.classes), microbatch=microbatch(model))
     return {
         "slice": rung,
         "num_samples": result.num_samples,
@@ -352,6 +379,28 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
         "loss_sum": result.finite_loss_sum,
         "confusion": result.confusion.flatten().tolist(),
     }
+
+
+def _probe(job: ProbeJob) -> Reply:
+    """Of devices that train several networks at once, as the server has them, there is no one model to look at."""
+    from coordinator.probing import Probed, Probing
+    from edge_client.methods import registry
+
+    faults.point("aggregator.probe")
+    recipe, cutter = recipe_of(job.run, job.task), _cutter(job.run, job.task)
+    probed = [
+        Probed(device=u.device, slice=u.slice, update=Path(u.path), own=Path(u.own) if u.own is not None else None)
+        for u in job.updates
+    ]
+    several, method = cutter.method.by_client, job.run.method
+    found = Probing(recipe, cutter, _test_samples(recipe, job.data)).findings(
+        [] if several else probed,
+        round_=job.round,
+        before=Path(job.base),
+        after=Path(job.model),
+        is_global=not several and registry.has_global_model(method.name, method.parameters),
+    )
+    return dict(records.to_map(found))
 
 
 def _encode(job: EncodeJob) -> Reply:
@@ -550,6 +599,7 @@ _JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
     "check": (CheckJob, _check),
     "fold": (FoldJob, _fold),
     "evaluate": (EvaluateJob, _evaluate),
+    "probe": (ProbeJob, _probe),
 }
 
 

@@ -44,6 +44,7 @@ def add_run(nouns: Any) -> None:
         "run", metavar="RUN|DIR", help="id, unique prefix or latest; or the folder of a simulation, or of several"
     )
     report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN.html or DIR.html here")
+    report.add_argument("--plots", type=Path, metavar="DIR", help="write the page's plots there as PNG files, too")
     add_export(run)
     add_deploy(run)
 
@@ -134,12 +135,16 @@ def _report(options: argparse.Namespace) -> None:
     name = runs[0].name if len(runs) == 1 else Path(options.run).resolve().name
     path = options.out or Path(f"{name}.html")
     if len(runs) == 1:
-        report.write_page(report.render(runs[0]), path)
+        content = report.render(runs[0])
     else:
         from coordinator import report_comparison
 
-        report.write_page(report_comparison.render(name, runs), path)
+        content = report_comparison.render(name, runs)
+    report.write_page(content, path)
     print(path)
+    if options.plots is not None:
+        for plot in report.write_plots(content, options.plots):
+            print(plot)
 
 
 def _runs_to_report(options: argparse.Namespace) -> list[RunRecord]:
@@ -147,5 +152,5 @@ def _runs_to_report(options: argparse.Namespace) -> list[RunRecord]:
     place = Path(options.run)
     if run_folders.holds_runs(place) or not is_id(options.run):
         return [run_folders.read_run(folder) for folder in run_folders.find_runs([place])]
-    shown = control.request(options.state_dir, "run-show", run=options.run, newest=1000)
+    shown = control.request(options.state_dir, "run-show", run=options.run, newest=1000, report=True)
     return [run_record.from_answer(shown)]

@@ -6,6 +6,7 @@ Does not cover: deciding (`rounds`), connections and presence (`service`, `roste
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -17,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coordinator import intake, rounds
+from coordinator import intake, rounds, similarity_record
 from coordinator.eligibility import Obstacle, obstacle
 from coordinator.job_child import Answer, JobChild
 from coordinator.roster import Roster
 from coordinator.rounds import RunMachine
+from coordinator.similarity_record import Compared, Findings
 from coordinator.slice_choice import SliceChoice
 from coordinator.stopping import learning_rate
 from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, ModelRow, PartRow, RunRow, Store, UpdateRow
@@ -71,8 +73,9 @@ class Conductor:
         epoch: int,
         simulated: bool = False,
         test_data: str = "",
+        own_models: Path | None = None,
     ) -> None:
-        """`test_data` is the npz file that `evaluate.on = "simulate"` means."""
+        """Of a simulation: `test_data` is the npz file of its test set, `own_models` the folder of its devices."""
         self._store = store
         self._roster = roster
         self._blobs = blobs
@@ -84,6 +87,7 @@ class Conductor:
         self._epoch = epoch
         self._simulated = simulated
         self._test_data = test_data
+        self._own_models = own_models
         self.machine: RunMachine | None = None
         self._last_plans: Mapping[str, TrainingPlan] = {}
         self.run: RunRow | None = None
@@ -666,9 +670,7 @@ class Conductor:
         run, model = self.run, self.model
         assert run is not None
         assert model is not None
-        where = self._file().evaluate.on
-        path = self._test_data if where == "simulate" else where.removeprefix("npz:")
-        job = {"job": "evaluate", "run": run.file, "task": self._task_path(run), "data": path}
+        job = {"job": "evaluate", "run": run.file, "task": self._task_path(run), "data": self._test_file()}
 
         def judged(answer: Answer) -> None:
             if self.run is None or self.run.id != run.id or not self._succeeded(run, answer):
@@ -825,10 +827,75 @@ class Conductor:
         }
 
         def folded(_run: RunRow, row: ModelRow) -> None:
-            self._handle(rounds.Folded(row), time.monotonic())
+            self._compare(fold, row, then=lambda: self._handle(rounds.Folded(row), time.monotonic()))
 
         version = model.version + 1
         self._aggregation.submit(job, lambda answer: self._made(run, version, out, fold.set_hash, answer, folded))
+
+    def _compare(self, fold: rounds.Fold, made: ModelRow, *, then: Callable[[], None]) -> None:
+        """Have the models of a round compared, if that is due, while its updates are there; then go on, whatever came.
+
+        A restart folds again, and compares again.
+        """
+        job = self._probing(fold, made)
+        if job is None:
+            then()
+            return
+
+        def probed(answer: Answer) -> None:
+            run, number = fold.round.run, fold.round.number
+            key = similarity_record.setting_of(run)
+            kept = similarity_record.parse(self._store.setting(key))
+            if answer["ok"]:
+                found = {f.name: answer[f.name] for f in dataclasses.fields(Findings)}
+                kept = similarity_record.added(kept, from_map(Findings, found))
+            else:
+                what = "the devices' models could not be compared: %s: %s"
+                log.warning(what, answer["code"], answer["detail"], extra=about(run=run, round=number))
+                kept = similarity_record.failed(kept, number, str(answer["detail"]))
+            self._store.set_setting(key, similarity_record.text_of(kept))
+            then()
+
+        self._aggregation.submit(job, probed)
+
+    def _probing(self, fold: rounds.Fold, made: ModelRow) -> dict[str, Any] | None:
+        """The job that compares the models of a round; None if nobody wants it, or nothing is here to do it with."""
+        run, model, file = self.run, self.model, self._file()
+        assert run is not None
+        assert model is not None
+        never = similarity_record.why_never(file, simulated=self._simulated)
+        if never or not self._test_file() or not similarity_record.is_due(file, fold.round.number):
+            return None
+        personal = not methods.has_global_model(file.method.name, file.method.parameters)
+        updates = {update.device: update for update in fold.updates}
+        every = [Compared(device=u.device, slice=self._slice_of(u.lease)) for u in fold.updates]
+        return {
+            "job": "probe",
+            "run": run.file,
+            "task": self._task_path(run),
+            "round": fold.round.number,
+            "model": str(self._blobs.path(made.sha256)),
+            "base": str(self._blobs.path(model.sha256)),
+            "data": self._test_file(),
+            "updates": [
+                {
+                    "device": one.device,
+                    "path": str(self._blobs.path(updates[one.device].sha256)),
+                    "slice": one.slice,
+                    "own": self._own_folder(one.device) if personal else None,
+                }
+                for one in similarity_record.architectures_first(every)
+            ],
+        }
+
+    def _own_folder(self, device: str) -> str | None:
+        """Where a virtual device keeps what its method keeps."""
+        return str(self._own_models / device / "method-state" / self._run_id()) if self._own_models else None
+
+    def _test_file(self) -> str:
+        """The server's test data; of a simulation, also where the devices judge. Empty: it has none."""
+        where = self._file().evaluate.on
+        return where.removeprefix("npz:") if where.startswith("npz:") else self._test_data
 
     def _slice_of(self, lease_id: str) -> str:
         assert self.machine is not None

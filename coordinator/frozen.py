@@ -29,7 +29,7 @@ from edge_client.records import Report
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, read_header
 from edge_client.wire.tensors import ContainerReader, read_entry
 
-__all__ = ["FrozenSet", "FrozenUpdate", "ModelState", "stored_name"]
+__all__ = ["FrozenSet", "FrozenUpdate", "ModelState", "applied", "stored_name"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class FrozenSet:
             if source.is_delta:
                 if base is None:
                     base = self._base_tensor(name)
-                value = _applied(name, value, take_tensor(base, where), source.header.device)
+                value = applied(name, value, take_tensor(base, where), source.header.device)
             yield source.header, value, where
 
     def _base_tensor(self, name: str) -> Tensor:
@@ -169,7 +169,8 @@ def _read(source: _Source, entry: Entry) -> Tensor:
         os.close(fd)
 
 
-def _applied(name: str, change: Tensor, base: Tensor, device: str) -> Tensor:
+def applied(name: str, change: Tensor, base: Tensor, device: str) -> Tensor:
+    """The absolute values of a tensor whose change was sent, in the memory of the change."""
     if change.shape != base.shape or change.dtype != base.dtype:
         raise PayloadError(
             "shape",

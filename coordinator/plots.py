@@ -1,4 +1,4 @@
-"""The plots of reports, as PNG: lines over rounds or bytes, and bars with limits.
+"""The plots of reports, as PNG: lines over rounds or bytes, bars with limits, heat maps, clouds of points.
 
 The only module that loads matplotlib, by its object interface: no global state, no window system.
 """
@@ -6,19 +6,38 @@ The only module that loads matplotlib, by its object interface: no global state,
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-__all__ = ["MAX_BARS", "MAX_CURVES", "Bars", "Curve", "Line", "Panel", "bars", "bytes_panel", "lines", "unit"]
+__all__ = [
+    "MAX_BARS",
+    "MAX_CURVES",
+    "MAX_KINDS",
+    "Bars",
+    "Cloud",
+    "Curve",
+    "HeatMap",
+    "Line",
+    "Panel",
+    "bars",
+    "bytes_panel",
+    "clouds",
+    "heat_maps",
+    "lines",
+    "unit",
+]
 
 MAX_BARS, MAX_CURVES = 40, 12  # more cannot be read: who asks for a plot chooses
 _MAX_THIN_LINES = 200
@@ -30,6 +49,12 @@ _DPI = 180
 _GREY, _RED, _INK, _PALE = "#94a3b8", "#dc2626", "#334155", "#cbd5e1"
 _COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea", "#0891b2", "#be123c", "#a16207", "#64748b")
 _DASHES = ("solid", (0, (5, 2)), (0, (1.2, 1.6)))  # more curves than colours begin again, dashed
+_KINDS = (*_COLOURS, "#111827", "#f59e0b")  # of points, each with a marker: they differ without colours, too
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+MAX_KINDS = len(_KINDS)
+_WIDE = 7.6  # inches: plots that have a row of the page for themselves
+_HEAT = "Blues"  # gets darker evenly, so that it says the same in grey
+_DARK = 0.55  # of the scale: from here on letters are white
 _STYLE: Any = {  # the names of settings are a type of their own in some versions
     "font.size": 9,
     "axes.edgecolor": _PALE,
@@ -199,6 +224,87 @@ def _note(axes: Axes, notes: Sequence[str], over: Sequence[bool]) -> None:
             label.set(color=_RED if is_over else _INK, fontweight="bold" if is_over else "normal")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatMap:
+    """Values from 0 to 1 in a square; None where there is none."""
+
+    title: str
+    values: Sequence[Sequence[float | None]]
+
+
+def heat_maps(maps: Sequence[HeatMap], labels: Sequence[str]) -> bytes:
+    """Squares beside each other, whose rows and columns are the same things: numbered, and named at the left."""
+    count = len(labels)
+    columns = min(len(maps), 2 if count > 4 else 3)
+    rows = math.ceil(len(maps) / columns)
+    with rc_context({**_STYLE, "axes.grid": False}):
+        side = (_WIDE - 1.9) / max(2, columns)
+        figure = _figure((_WIDE if columns > 1 else 0.6 * _WIDE, (side + 0.45) * rows + 0.25), pad=0.08)
+        drawn: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for number, axes in enumerate(drawn):
+            if number >= len(maps):
+                axes.set_axis_off()
+                continue
+            image = _draw_heat(axes, maps[number])
+            axes.set_xticks(range(count), [str(place) for place in range(1, count + 1)])
+            named = [f"{_short(label, 30)}  {place}" for place, label in enumerate(labels, start=1)]
+            axes.set_yticks(range(count), named if number % columns == 0 else [], parse_math=False)
+            axes.tick_params(length=0, labelsize=7)
+        bar = figure.colorbar(image, ax=drawn, shrink=0.6, aspect=24, pad=0.02)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=7, length=0)
+        return _png(figure)
+
+
+def _draw_heat(axes: Axes, found: HeatMap) -> AxesImage:
+    values = [[math.nan if value is None else value for value in row] for row in found.values]
+    shades = colormaps[_HEAT].with_extremes(bad="#e2e8f0")
+    image = axes.imshow(values, cmap=shades, vmin=0.0, vmax=1.0, interpolation="nearest")
+    for y, row in enumerate(found.values):
+        for x, value in enumerate(row):
+            told = "-" if value is None else f"{value:.2f}"
+            colour = "white" if value is not None and value > _DARK else _INK
+            axes.text(x, y, told, ha="center", va="center", fontsize=6.5, color=colour)
+    axes.set_title(found.title, parse_math=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cloud:
+    """Points of a plane, each of some kind."""
+
+    title: str
+    points: Line
+    kinds: Sequence[int]  # places in the names; others are grey
+
+
+def clouds(found: Sequence[Cloud], names: Sequence[str]) -> bytes:
+    """Clouds beside each other; the first `MAX_KINDS` names have a colour and a marker each."""
+    shown = names[:MAX_KINDS]
+    with rc_context({**_STYLE, "axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}):
+        side = _WIDE / max(2, len(found))
+        columns = 5 if max(map(len, shown), default=0) <= 12 else 3
+        figure = _figure((_WIDE, side + 0.35 + 0.2 * math.ceil((len(shown) + 1) / columns)), pad=0.08)
+        drawn: list[Axes] = list(figure.subplots(1, len(found), squeeze=False)[0])
+        for axes, cloud in zip(drawn, found, strict=True):
+            others = [point for point, kind in zip(cloud.points, cloud.kinds, strict=True) if kind >= len(shown)]
+            if others:
+                axes.scatter(*_columns(others), s=7, color=_PALE, linewidths=0, label="other classes")
+            for kind, name in enumerate(shown):
+                own = [point for point, its in zip(cloud.points, cloud.kinds, strict=True) if its == kind]
+                label = _short(name, _MAX_LABEL)
+                axes.scatter(*_columns(own), s=11, color=_KINDS[kind], marker=_MARKERS[kind], linewidths=0, label=label)
+            axes.set_title(_short(cloud.title, _MAX_NAME), parse_math=False)
+            axes.set(xticks=[], yticks=[], box_aspect=1)
+        handles, told = drawn[0].get_legend_handles_labels()  # not by name: two long ones may be cut to the same
+        legend = figure.legend(handles, told, loc="outside lower center", ncols=columns)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        return _png(figure)
+
+
 def unit(highest: float) -> tuple[str, int]:
     """The unit of an axis up to so many bytes, and its size."""
     units = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
@@ -220,8 +326,9 @@ def bytes_panel(curves: Sequence[Curve], title: str) -> Panel:
     return Panel(curves=scaled, y=name, title=title, limits=(0, max(highest / size, 1e-9) * 1.08))
 
 
-def _figure(size: tuple[float, float]) -> Figure:
-    figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
+def _figure(size: tuple[float, float], *, pad: float = 0.04) -> Figure:
+    """`pad`: room at the edges and between plots, in inches."""
+    figure = Figure(figsize=size, dpi=_DPI, layout=ConstrainedLayoutEngine(h_pad=pad))
     FigureCanvasAgg(figure)
     return figure
 

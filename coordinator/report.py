@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from coordinator import plots, report_tables
+from coordinator import plots, report_similarity, report_tables
 from coordinator import report_html as page
 from coordinator.run_record import DeviceRecord, RoundRecord, RunRecord
 from edge_client import durable
 from edge_client.errors import InputError
 from edge_client.files import format_bytes
 
-__all__ = ["render", "write_page"]
+__all__ = ["render", "write_page", "write_plots"]
 
 _SHOWN = {"accuracy": "accuracy", "balanced-accuracy": "balanced accuracy", "macro-f1": "macro-F1", "loss": "loss"}
 _STATES = ("finished", "failed", "running", "queued", "stopped", "unfinished")
@@ -29,11 +29,25 @@ _VERBS = {"queued": "Waits", "running": "Is running", "unfinished": "Is not fini
 
 def write_page(content: str, path: Path) -> None:
     """Write a page, whole or not at all; raises `InputError` for what is there and no plain file."""
+    _write(content.encode("utf-8", "replace"), path)
+
+
+def write_plots(content: str, folder: Path) -> list[Path]:
+    """Write the plots of a page as files of their own; those of another page that are there stay."""
+    with durable.disk_errors(f"cannot write to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    plots_by_name = page.images(content)
+    for name, png in plots_by_name.items():
+        _write(png, folder / name)
+    return [folder / name for name in plots_by_name]
+
+
+def _write(data: bytes, path: Path) -> None:
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode) and not path.is_dir():
         # it would be renamed over: a link, a pipe, or as root a device such as /dev/stdout
         raise InputError(f"{path}: expected a new file or a plain one, got something else; name another file")
     with durable.disk_errors(f"cannot write {path}"):
-        durable.write_bytes(path, content.encode("utf-8", "replace"), point="report", mode=0o644)
+        durable.write_bytes(path, data, point="report", mode=0o644)
 
 
 def render(run: RunRecord) -> str:
@@ -43,6 +57,7 @@ def render(run: RunRecord) -> str:
         _head(run),
         page.tiles(_facts(run)),
         page.pairs(drawn),
+        *report_similarity.sections(run),
         *report_tables.sections(run),
     )
     return page.page(run.name, pieces)
@@ -100,6 +115,8 @@ def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
         if best.num_samples:
             yield "test samples", f"{best.num_samples:,}"
     yield "moved, all devices", format_bytes(run.moved_bytes)
+    if run.fedavg_bytes and run.counted_bytes:
+        yield "of what FedAvg would move", f"{100 * run.counted_bytes / run.fedavg_bytes:.0f} %"
 
 
 # plots
@@ -198,11 +215,34 @@ def _traffic(run: RunRecord) -> str:
     ]
     if not any(curve.points for curve in moved):
         return ""
+    if run.whole_model_bytes is not None:
+        one_way = _points((r.number, _times(r.num_updates, run.whole_model_bytes)) for r in run.rounds)
+        moved.append(plots.Curve(name="FedAvg of the whole model, each way", points=one_way))
     so_far = [plots.Curve(name=curve.name, points=_added_up(curve.points)) for curve in moved]
     png = plots.lines([plots.bytes_panel(moved, "in the round"), plots.bytes_panel(so_far, "so far")], x="round")
     last = run.rounds[-1].number
     told = page.note(f"round {last} only judged the model of round {run.num_rounds}") if last > run.num_rounds else ""
-    return page.section("Bytes moved", page.image(png, "bytes moved in each round, and so far"), told)
+    return page.section(
+        "Bytes moved", page.image(png, "bytes moved in each round, and so far"), told, page.note(_against_fedavg(run))
+    )
+
+
+def _times(count: int | None, size: int) -> int | None:
+    return count * size if count is not None else None
+
+
+def _against_fedavg(run: RunRecord) -> str:
+    """How the number is computed."""
+    moved, reference, size = run.counted_bytes, run.fedavg_bytes, run.whole_model_bytes
+    if not reference or size is None:
+        return "Against FedAvg: the size of the whole model is not known yet, or nobody has trained."
+    count, share = reference // (2 * size), 100 * moved / reference
+    return (
+        f"This run moved {format_bytes(moved)} up and down, {share:.1f} % of the {format_bytes(reference)} that FedAvg "
+        f"of the whole model would have sent, which are {count} trainings that counted x 2 x {format_bytes(size)}, the "
+        f"model in the run's codec ({run.file.rounds.codec}). This run's bytes also have messages, frames, and what "
+        "devices got that only judged."
+    )
 
 
 def _added_up(points: plots.Line) -> list[tuple[float, float]]:

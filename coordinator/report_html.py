@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 from edge_client.files import format_bytes
@@ -16,6 +17,7 @@ __all__ = [
     "Html",
     "details",
     "image",
+    "images",
     "note",
     "page",
     "pairs",
@@ -100,6 +102,17 @@ def pairs(sections: Sequence[str]) -> str:
 def image(png: bytes, alt: str) -> str:
     """A picture, in the page itself."""
     return f'<img alt="{text(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
+
+
+def images(content: str) -> dict[str, bytes]:
+    """The pictures of a page by names that files may have: what each is said to show, in small letters."""
+    found = re.findall(r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)">', content)
+    return {_file_name(alt): base64.b64decode(data) for alt, data in found}
+
+
+def _file_name(alt: str) -> str:
+    words = re.findall(r"[a-z0-9]+", html.unescape(alt).lower().replace("'", ""))
+    return f"{'-'.join(words)}.png"
 
 
 def note(*lines: str) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from coordinator import evaluation
+from coordinator import evaluation, similarity_record
 from coordinator.run_directory import RunDirectory
 from coordinator.simulation_file import budgets_of
 from coordinator.store.base import EvaluationRow, Store, UpdateRow
@@ -63,9 +63,16 @@ class RoundLog:
             if self._store.model(run, version) is None or not (over or self._is_judged(run, version)):
                 return
             line = self._line(run, version, last=over and self._store.model(run, version + 1) is None)
+            self._keep_similarity(run, version)
             self._directory.add_round(line)
             self._lines.append(line)
             yield line
+
+    def _keep_similarity(self, run: str, version: int) -> None:
+        """Before the round's line: a killed simulation does it again."""
+        text = self._store.setting(similarity_record.setting_of(run))
+        if text and similarity_record.is_due(self._file, version):
+            self._directory.keep_similarity(text)
 
     def _is_judged(self, run: str, version: int) -> bool:
         every = self._file.evaluate.every

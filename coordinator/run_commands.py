@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator import environment, evaluation
+from coordinator import environment, evaluation, similarity_record
 from coordinator.eligibility import Obstacle
+from coordinator.reference_bytes import whole_model_bytes
 from coordinator.rounds import RunMachine
 from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, RoundRow, RunRow
 from edge_client.errors import ConflictError, InputError, NoSuchNameError, PayloadError
@@ -183,8 +184,11 @@ class RunCommands:
 
     # show
 
-    def _show(self, run: str, newest: int = 200) -> Json:
-        """`newest` evaluations and rounds' bytes and, of a long run, the newest models: the counts tell how many."""
+    def _show(self, run: str, newest: int = 200, report: bool = False) -> Json:
+        """`newest` evaluations and rounds' bytes and, of a long run, the newest models: the counts tell how many.
+
+        `report`: also what a page about the run needs, and nobody who watches it.
+        """
         row = self.find(run)
         store = self._service.store
         kept = store.models(row.id)
@@ -214,7 +218,27 @@ class RunCommands:
             "devices": self._devices(row),
             "barred": self._barred(from_map(RunFile, row.file)),
             "progress": self._progress(row),
+            **(self._for_report(row) if report else {}),
         }
+
+    def _for_report(self, run: RunRow) -> Json:
+        store = self._service.store
+        counted = store.num_updates(run.id)
+        similarity = similarity_record.parse(store.setting(similarity_record.setting_of(run.id)))
+        return {
+            "updates_by_round": [{"round": number, "num_updates": count} for number, count in counted.items()],
+            "whole_model_bytes": self._whole_model_bytes(run),
+            "similarity": to_map(similarity),
+        }
+
+    def _whole_model_bytes(self, run: RunRow) -> int | None:
+        """None before there is a model, or when its file is lost."""
+        model = self._service.store.last_model(run.id)
+        try:
+            path = self._service.blobs.path(model.sha256) if model is not None else None
+            return whole_model_bytes(path, from_map(RunFile, run.file).rounds.codec) if path is not None else None
+        except (OSError, PayloadError):
+            return None
 
     def _leases(self, run: RunRow) -> list[Json]:
         """The open or newest round's leases; their logs are among the failures."""
@@ -319,7 +343,11 @@ def _task_hash(file: RunFile, source: bytes) -> str:
 def _summaries(run: RunRow, judged: Mapping[int, list[EvaluationRow]]) -> list[Json]:
     num_classes = len(run.file["classes"])
     results = (evaluation.summarize(version, rows, num_classes) for version, rows in judged.items())
-    return [to_map(result) for result in results if result is not None]
+    return [
+        {**to_map(result), "per_architecture": evaluation.per_architecture(judged[result.version])}
+        for result in results
+        if result is not None
+    ]
 
 
 def _judged(row: EvaluationRow) -> Json:

@@ -2,6 +2,7 @@
 
     run.toml       the resolved run file; a run is finished or resumed only with the same one
     rounds.jsonl   one line per round, as soon as its model was judged
+    similarity.json  how alike the devices' models are (`similarity_record`), if they were compared
     state/, data/  of the coordinator and its virtual devices, while the run is not finished
     result.json    what the command prints, and model.bin, the last model: the run is finished
 
@@ -23,11 +24,12 @@ from edge_client.errors import ConflictError, InputError
 from edge_client.files import to_table
 from edge_client.run_file import RunFile, load_run_file
 
-__all__ = ["DATA", "LOG", "RESULT", "ROUNDS", "RUN", "STATE", "RunDirectory", "flat"]
+__all__ = ["DATA", "LOG", "RESULT", "ROUNDS", "RUN", "SIMILARITY", "STATE", "RunDirectory", "flat"]
 
 Json = dict[str, Any]
 
 RUN, ROUNDS, RESULT, STATE = "run.toml", "rounds.jsonl", "result.json", "state"
+SIMILARITY = "similarity.json"
 DATA = "data"  # a folder beside the run file: what the devices share, while there is something to train
 LOG = "log.txt"  # in `state`
 _MAX_TOLD = 5  # differences
@@ -42,6 +44,7 @@ class RunDirectory:
         self._run = path / RUN
         self._rounds = path / ROUNDS
         self._result = path / RESULT
+        self._similarity = path / SIMILARITY
         self.model = path / "model.bin"
 
     def check(self, file: RunFile) -> Json | None:
@@ -83,6 +86,7 @@ class RunDirectory:
         """Forget the rounds and the state of a run that cannot go on; the state directory itself stays claimed."""
         with durable.disk_errors(f"cannot clean up {self.path}"):
             self._rounds.unlink(missing_ok=True)
+            self._similarity.unlink(missing_ok=True)
             for entry in self.state.iterdir():
                 if entry.is_dir():
                     shutil.rmtree(entry)
@@ -102,6 +106,11 @@ class RunDirectory:
         """One more line."""
         with durable.disk_errors(f"cannot write to {self._rounds}"), open(self._rounds, "ab", buffering=0) as file:
             file.write(json.dumps(line).encode() + b"\n")
+
+    def keep_similarity(self, text: str) -> None:
+        """How alike the models are now."""
+        with durable.disk_errors(f"cannot write {self._similarity}"):
+            durable.write_bytes(self._similarity, text.encode() + b"\n", point="simulate.similarity", mode=0o644)
 
     def finish(self, result: Json, model: Path) -> None:
         """Keep the result and the model; the state is not needed any more."""

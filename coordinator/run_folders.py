@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from coordinator.round_log import budgets_by_name
-from coordinator.run_directory import RESULT, ROUNDS, RUN, STATE
+from coordinator.run_directory import RESULT, ROUNDS, RUN, SIMILARITY, STATE
 from coordinator.run_record import DeviceRecord, FailureRecord, RoundRecord, RunRecord, is_better
+from coordinator.similarity_record import Similarity
 from edge_client import durable
 from edge_client.errors import InputError, NoSuchNameError, PayloadError
 from edge_client.records import Between, Count, Positive, from_map
@@ -84,6 +85,7 @@ class _Result:
     rounds: Count
     accuracy_before: Share | None = None
     model_sha256: str = ""
+    whole_model_bytes: Positive | None = None
     reason: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     per_device: tuple[Mapping[str, Any], ...] = ()
@@ -159,6 +161,8 @@ def read_run(folder: Path) -> RunRecord:
         failures=log.failures,
         environment=result.environment if result is not None else {},
         model_sha256=result.model_sha256 if result is not None else "",
+        whole_model_bytes=result.whole_model_bytes if result is not None else None,
+        similarity=_read_similarity(folder / SIMILARITY),
         memory_of="training",
         folder=folder,
     )
@@ -216,6 +220,12 @@ def _read_result(folder: Path, num_rounds: int) -> _Result | None:
     return result
 
 
+def _read_similarity(path: Path) -> Similarity:
+    with durable.disk_errors(f"cannot read {path}"):
+        raw = path.read_bytes() if path.exists() else b"{}"
+    return _picked(Similarity, _json(raw, str(path)), str(path))
+
+
 def _json(raw: bytes, where: str) -> object:
     """NaN and infinity, which a diverged training brings, count as not known."""
     try:
@@ -245,6 +255,7 @@ def _round(line: _Line) -> RoundRecord:
         per_device=line.accuracy_per_device,
         bytes_up=line.bytes_up,
         bytes_down=line.bytes_down,
+        num_updates=len(line.devices),
         seconds=line.seconds,
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator.similarity_record import Similarity
 from edge_client.records import from_map
 from edge_client.run_file import RunFile
 
@@ -44,6 +45,7 @@ class RoundRecord:
     per_device: Mapping[str, float] = field(default_factory=dict)  # accuracy on each device's own test data
     bytes_up: int | None = None  # in this round
     bytes_down: int | None = None
+    num_updates: int | None = None  # that its model was made of
     seconds: float | None = None
 
     def value(self, metric: str) -> float | None:
@@ -100,6 +102,8 @@ class RunRecord:
     failures: Sequence[FailureRecord] = ()
     environment: Json = field(default_factory=dict)
     model_sha256: str = ""
+    whole_model_bytes: int | None = None  # of the model that FedAvg would send, one way
+    similarity: Similarity = field(default_factory=Similarity)
     memory_of: str = "a worker"  # what budgets, predictions and peaks are of: a worker | training
     folder: Path | None = None  # of a simulation
 
@@ -112,6 +116,19 @@ class RunRecord:
     def moved_bytes(self) -> int:
         """By all devices, both ways."""
         return sum((device.bytes_up or 0) + (device.bytes_down or 0) for device in self.devices)
+
+
+    @property
+    def counted_bytes(self) -> int:
+        """In the rounds that are known, both ways."""
+        return sum((found.bytes_up or 0) + (found.bytes_down or 0) for found in self.rounds)
+
+    @property
+    def fedavg_bytes(self) -> int | None:
+        """What FedAvg of the whole model would have moved with the same devices in the same rounds, both ways."""
+        trained = [found.num_updates for found in self.rounds if found.num_updates is not None]
+        known = self.whole_model_bytes is not None and trained
+        return 2 * sum(trained) * (self.whole_model_bytes or 0) if known else None
 
 
 def from_answer(show: Json) -> RunRecord:
@@ -130,6 +147,8 @@ def from_answer(show: Json) -> RunRecord:
         failures=list(_failures(show)),
         environment=show.get("environment") or {},
         model_sha256=models[-1]["sha256"] if models else "",
+        whole_model_bytes=show.get("whole_model_bytes"),
+        similarity=from_map(Similarity, show.get("similarity") or {}),
     )
 
 
@@ -142,10 +161,12 @@ def _rounds(show: Json) -> list[RoundRecord]:
     fields: dict[int, dict[str, Any]] = {}
     for row in show.get("evaluations") or []:
         told = {name: row[name] for name in _JUDGED}
-        fields[row["version"]] = {**told, "recall": tuple(row["recall"]), "per_device": own.get(row["version"], {})}
+        told |= {"recall": tuple(row["recall"]), "per_architecture": row["per_architecture"]}
+        fields[row["version"]] = {**told, "per_device": own.get(row["version"], {})}
+    counted = {row["round"]: row["num_updates"] for row in show.get("updates_by_round") or []}
     for row in show.get("moved_by_round") or []:
         moved = {"bytes_up": row["bytes_up"], "bytes_down": row["bytes_down"]}
-        fields[row["round"]] = fields.get(row["round"], {}) | moved
+        fields[row["round"]] = fields.get(row["round"], {}) | moved | {"num_updates": counted.get(row["round"], 0)}
     return [RoundRecord(number=number, **fields[number]) for number in sorted(fields)]
 
 

@@ -233,6 +233,7 @@ class Service:
             epoch=self.epoch,
             simulated=self._options.simulated,
             test_data=self._options.test_data,
+            own_models=self.state_dir / "devices" if self._options.simulated else None,
         )
         self.conductor.recover(now)
         self.deployments = Deployments(

@@ -10,10 +10,11 @@ n samples (or n equally long pieces of a gradient) in both; X and Y may be of di
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["linear_cka"]
+__all__ = ["centred_gram", "cka_matrix", "linear_cka"]
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
@@ -29,3 +30,22 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
         shared = float((y.T @ x).square().sum())
     size = float(grams[0].square().sum().sqrt() * grams[1].square().sum().sqrt())
     return shared / size if size > 0 else math.nan
+
+
+def centred_gram(x: Tensor) -> Tensor:
+    """XX' of the centred X [n, p], in float64: all that linear CKA asks of it, and of one size for any width."""
+    if x.ndim != 2:
+        raise ValueError(f"expected [n, p], got {list(x.shape)}")
+    centred = x.double() - x.double().mean(dim=0)
+    return centred @ centred.T
+
+
+def cka_matrix(grams: Sequence[Tensor]) -> list[list[float]]:
+    """The similarity of each two, from what `centred_gram` made of them: <K, L> / (||K|| ||L||)."""
+    sizes = [float(gram.square().sum().sqrt()) for gram in grams]
+    found = [[math.nan] * len(grams) for _ in grams]
+    for i, first in enumerate(grams):
+        for j, second in enumerate(grams[: i + 1]):
+            if sizes[i] > 0 and sizes[j] > 0:
+                found[i][j] = found[j][i] = float((first * second).sum()) / (sizes[i] * sizes[j])
+    return found

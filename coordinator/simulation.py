@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from coordinator.commands import Commands
 from coordinator.job_child import AGGREGATOR, JobChild
+from coordinator.reference_bytes import whole_model_bytes
 from coordinator.round_log import RoundLog, budgets_by_name
 from coordinator.run_directory import LOG, RunDirectory
 from coordinator.service import Service, ServiceOptions, allow_many_files
@@ -180,7 +181,9 @@ class Simulation:
         """What came of it."""
         model = self._store.last_model(self._run)
         assert model is not None
-        return {**self._log.summary(self._run), "model_sha256": model.sha256}
+        path = self.model_path
+        size = whole_model_bytes(path, self._file.rounds.codec) if path.exists() else None
+        return {**self._log.summary(self._run), "model_sha256": model.sha256, "whole_model_bytes": size}
 
     # beginning
 

@@ -123,6 +123,11 @@ class EvaluateSection:
         "devices",
     )
     every: Count = described("rounds between two evaluations; 0: never", 1)
+    similarity: Count = described(
+        "rounds between two comparisons of the devices' models on the server's test data, for `coordinator run "
+        "report`; the first round and the last of stop.rounds are compared, too; 0: never",
+        10,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

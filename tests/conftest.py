@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fleet import Undisturbed
+from hypothesis import settings
 from sites import BrokerSite, ExternalSite, HubSite, Site, access_of, close_all, find_mosquitto, mosquitto_config
 
 from coordinator.broker import EmbeddedBroker
@@ -22,8 +23,11 @@ from edge_client.wire.topics import Topics
 def pytest_configure(config: pytest.Config) -> None:
     """One cache of cost rows for the whole run of tests, xdist's processes included: each model is measured once.
 
-    One thread: several processes with several threads each wait for each other.
+    One thread: several processes with several threads each wait for each other. Hypothesis times nothing: the machine
+    may be busy.
     """
+    settings.register_profile("fedfit", deadline=None, derandomize=True)
+    settings.load_profile("fedfit")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "FEDFIT_CACHE_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="fedfit-cache-")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -428,6 +429,11 @@ class MemoryStore:
         found.sort(key=lambda row: row.device)
         found.sort(key=lambda row: (row.round, row.attempt), reverse=True)  # stable: by device within an attempt
         return found[:limit][::-1]
+
+    def num_updates(self, run_id: str) -> dict[int, int]:
+        """Round -> how many updates its model was made of."""
+        counted = sorted(row.round for row in self._in_rounds(_COUNTED) if row.run == run_id)
+        return {number: len(list(same)) for number, same in itertools.groupby(counted)}
 
     def update_of_lease(self, lease_id: str) -> UpdateRow | None:
         """The update that a lease brought."""

@@ -532,6 +532,13 @@ class SqliteStore:
         query = "SELECT * FROM update_ WHERE run = ? ORDER BY round DESC, attempt DESC, device LIMIT ?"
         return self._all(UpdateRow, query, run_id, limit)[::-1]
 
+    def num_updates(self, run_id: str) -> dict[int, int]:
+        """Round -> how many updates its model was made of."""
+        query = """SELECT r.number, count(*) AS count FROM round r CROSS JOIN update_ u
+                   ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
+                   WHERE r.run = ? AND r.state IN ('COMMITTED', 'ANNOUNCED') GROUP BY r.number ORDER BY r.number"""
+        return {row["number"]: row["count"] for row in self._read(query, run_id)}
+
     def update_of_lease(self, lease_id: str) -> UpdateRow | None:
         """The update that a lease brought."""
         return self._one(UpdateRow, "SELECT * FROM update_ WHERE lease = ?", lease_id)

@@ -571,6 +571,26 @@ def test_recent_updates_are_the_newest_oldest_first(store: Store) -> None:
     assert [update.lease for update in store.recent_updates("r-1", 2)] == ["lease-3", "lease-4"]
 
 
+def test_updates_are_counted_that_a_model_was_made_of(store: Store) -> None:
+    """Two in the attempt of round 1 that was committed; not the one of the attempt before, nor of the open round."""
+    _with_run(store)
+    store.open_round(round_row(), [lease_row(1, "a")])
+    store.save_update(update_row("a", "lease-1"), None, "lease-1")
+    store.abandon("r-1", 1, 1, "too few")
+    store.open_round(round_row(attempt=2), [lease_row(2, "a", attempt=2), lease_row(3, "b", attempt=2)])
+    for device, lease in (("a", "lease-2"), ("b", "lease-3")):
+        store.save_update(update_row(device, lease, attempt=2), None, lease)
+    assert store.num_updates("r-1") == {}
+    store.freeze("r-1", 1, 2, "set")
+    store.commit_round(1, 2, model_row(1))
+    store.open_round(round_row(2), [lease_row(4, "a", round=2)])
+    store.save_update(update_row("a", "lease-4", round=2), None, "lease-4")
+    assert store.num_updates("r-1") == {1: 2}
+    store.announce("r-1", 1, 2)
+    assert store.num_updates("r-1") == {1: 2}
+    assert store.num_updates("other") == {}
+
+
 def test_the_servers_evaluation_is_one_more(store: Store) -> None:
     """Without an update or a lease; repeated, it replaces the first."""
     _with_update(store)

@@ -163,6 +163,7 @@ CALLS |= {
 }
 ASKED_ONLY = {"setting", "devices", "runs", "run", "first_run", "next_run_number", "next_issue", "lease", "leases"}
 ASKED_ONLY |= {"rounds", "last_round", "updates", "recent_updates", "update_of_lease", "last_counted_lease"}
+ASKED_ONLY |= {"num_updates"}
 ASKED_ONLY |= {"last_model", "model", "models", "scores", "remembered_devices", "recent_failures", "run_failures"}
 ASKED_ONLY |= {"evaluations", "evaluated_versions", "last_plans", "recent_norms", "drop_rate", "traffic"}
 ASKED_ONLY |= {"needed_blobs", "is_needed", "parts"}
@@ -185,6 +186,7 @@ def _answers(store: Store) -> list[object]:
         told += [store.parts(run), store.is_needed(part_row(1, "full", run).sha256, 1)]
         told += [store.scores(run), store.remembered_devices(run), store.model(run, 1), store.evaluations(run, 1)]
         told += [store.recent_updates(run, 3), store.drop_rate(run, 4), store.run_failures(run, 2)]
+        told += [store.num_updates(run)]
         told += [store.recent_norms(run, rounds) for rounds in (0, 1, 2)]
         told += [store.last_counted_lease(run, device) for device in "abc"]
         places = [(number, attempt) for number in (1, 2, 3) for attempt in (1, 2, 3)]
@@ -214,7 +216,7 @@ BEGIN: list[Call] = [
 ]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(calls=st.lists(st.sampled_from(sorted(CALLS) + OFTEN).flatmap(CALLS.__getitem__), min_size=20, max_size=60))
 def test_both_stores_say_the_same_after_the_same_calls(tmp_path: Path, calls: list[Call]) -> None:
     """A call is refused by both or by neither; afterwards every question has one answer."""

@@ -395,6 +395,7 @@ def test_an_export_that_cannot_write_leaves_the_old_file(
 
 SIMULATED = (
     *(f"simulate.run.{step}" for step in ("write", "sync", "rename")),
+    *(f"simulate.similarity.{step}" for step in ("write", "sync", "rename")),
     *(f"simulate.model.{step}" for step in ("sync", "rename")),
     *(f"simulate.result.{step}" for step in ("write", "sync", "rename")),
 )

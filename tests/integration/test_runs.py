@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleet import Fleet, hashes, mlp_run
+from page import Page
 from typed import typed
 
 from coordinator import control
@@ -179,6 +180,30 @@ def test_the_fleets_result_is_that_of_the_pooled_data(
             assert there[metric] == server[metric]
         assert there["loss"] == pytest.approx(server["loss"], rel=1e-6)  # sums of other batches
     assert [row["device"] for row in on_server["device_evaluations"]] == ["server"] * 3
+    assert [found["per_architecture"] for found in on_server["evaluations"]] == [
+        {"full": found["accuracy"]} for found in judged["evaluations"]
+    ]
+    _check_report(fleet, on_server, judged, tmp_path)
+
+
+def _check_report(fleet: Fleet, on_server: dict[str, Any], judged: dict[str, Any], folder: Path) -> None:
+    """The devices' models were compared in both rounds, where the server has test data; else the page says why not.
+
+    FedAvg of the whole model: 2 rounds of 2 devices, each way, 1,040 + 170 numbers and the table of four tensors.
+    """
+    pages = {}
+    for shown in (on_server, judged):
+        out = folder / f"{shown['run']}.html"
+        done = type_command(fleet, "run", "report", shown["run"], "--out", str(out))
+        assert done.returncode == 0, done.stderr
+        pages[shown["run"]] = Page(out.read_text(encoding="utf-8"))
+    compared = pages[on_server["run"]]
+    assert {f"similarity of the devices' stages after round {number}" for number in (1, 2)} <= set(compared.images())
+    assert "t-SNE of features after round 2" in compared.images()
+    size = control.request(fleet.state_dir, "run-show", run=on_server["run"], report=True)["whole_model_bytes"]
+    assert 4 * 1210 < size < 4 * 1210 + 400
+    assert "4 trainings that counted x 2 x" in compared.text
+    assert "no test data to compare them on" in pages[judged["run"]].text
 
 
 def test_a_target_ends_a_run_early_and_follow_shows_it(fleet: Fleet, tmp_path: Path) -> None:

@@ -7,18 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from page import Page
 
 from coordinator import cli, simulation_data
+from coordinator.run_folders import read_run
 from coordinator.simulation import Processes, Setup, simulate
 from coordinator.simulation_file import Flags, combinations, complete
 from coordinator.worker_pool import WorkerPool
 from edge_client.errors import NothingFitsError
 from edge_client.wire.container import read_header
+from edge_client.wire.tensors import ContainerReader
 
 Json = dict[str, Any]
 
@@ -77,7 +81,11 @@ def run(folder: Path, processes: Processes, *more: str, **changes: Any) -> Json:
     fields: Json = {"name": "t", "model": "mlp", "devices": 6, "rounds": 3, "data": "digits"}
     fields |= {"partition": "dirichlet:0.5", "participation": 0.5}
     fields |= {"set": ["model.hidden=[16]", "train.max-steps=3", *more]}
-    (one,) = combinations(Flags(**fields | changes))
+    return _simulated(folder, processes, **fields | changes)
+
+
+def _simulated(folder: Path, processes: Processes, **flags: Any) -> Json:
+    (one,) = combinations(Flags(**flags))
     section = one.table["simulate"]
     file = complete(one, simulation_data.describe(section["data"], section.get("partition", "")))
     data = simulation_data.prepare(file, folder / "data")
@@ -117,7 +125,7 @@ def test_a_result_has_everything_and_its_folder_no_more_than_that(alone: Path) -
     assert {"device", "plan", "predicted", "peak", "budget", "samples"} <= first.keys()
     assert 0 < first["base"] <= first["peak"]
     files = sorted(path.name for path in alone.iterdir())
-    assert files == ["model.bin", "result.json", "rounds.jsonl", "run.toml"]
+    assert files == ["model.bin", "result.json", "rounds.jsonl", "run.toml", "similarity.json"]
 
 
 def test_bytes_are_those_of_the_wire(alone: Path) -> None:
@@ -129,6 +137,60 @@ def _check_bytes(result: Json, model: Path) -> None:
     payload = read_header(model).total_bytes
     for way in ("bytes_up", "bytes_down"):
         assert 9 * payload < result[way] < 9 * (payload + 4000)
+
+
+def test_models_are_compared_as_the_devices_made_them(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four devices, two with half of an mlp 4-8-3: HSIC by numpy over the hidden layer of each update's weights, on all
+    40 test samples. The page has the figures; bytes against FedAvg by hand: the model has 32 + 8 + 24 + 3 = 67 numbers.
+    """
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(160, 1, 2, 2)).astype(np.float32)
+    y = np.arange(160) % 3
+    np.savez(tmp_path / "d.npz", x_train=x[40:], y_train=y[40:], x_test=x[:40], y_test=y[:40])
+    weights: dict[str, dict[str, np.ndarray]] = {}  # device -> tensor -> values
+    submit = processes.aggregator.submit
+
+    def keep(job: Json, done: Callable[[Json], None]) -> None:
+        """The updates are gone when the round is over."""
+        for update in job["updates"] if job["job"] == "probe" else ():
+            with ContainerReader(Path(update["path"])) as reader:
+                weights[update["device"]] = {name: reader.tensor(name).numpy() for name in reader.names("model/")}
+        submit(job, done)
+
+    monkeypatch.setattr(processes.aggregator, "submit", keep)
+    fields: Json = {"name": "t", "model": "mlp", "devices": 4, "rounds": 1, "data": f"npz:{tmp_path / 'd.npz'}"}
+    fields |= {"slices": "full,width:1/2", "set": ["model.hidden=[8]"]}
+    result = _simulated(tmp_path, processes, **fields)
+    found = read_run(tmp_path / "run").similarity
+    assert found.last is not None
+    assert [(one.device, one.slice) for one in found.last.devices] == [
+        *((f"d000{number}", "full") for number in (1, 2)),
+        *((f"d000{number}", "width:1/2") for number in (3, 4)),
+    ]
+    hidden = [_hidden(x[:40], weights[one.device]) for one in found.last.devices]
+    expected = [[_hsic_cka(first, second) for second in hidden] for first in hidden]
+    assert np.asarray(found.last.stages[1].cka, dtype=float) == pytest.approx(np.array(expected), abs=1e-5)
+    assert result["whole_model_bytes"] - 4 * 67 == pytest.approx(200, abs=64)  # the table of four tensors
+    assert cli.main(["run", "report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")]) == 0
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    for piece in ("similarity of the devices' stages after round 1", "t-SNE of features after round 1"):
+        assert piece in page.images()
+    share = 100 * (result["bytes_up"] + result["bytes_down"]) / (2 * 4 * result["whole_model_bytes"])
+    assert f"{share:.1f} % of the" in page.text
+
+
+def _hidden(x: np.ndarray, own: dict[str, np.ndarray]) -> np.ndarray:
+    made = x.reshape(len(x), 4) @ own["model/block1.linear.weight"].T + own["model/block1.linear.bias"]
+    return np.maximum(made, 0).astype(np.float64)
+
+
+def _hsic_cka(x: np.ndarray, y: np.ndarray) -> float:
+    """tr(KHLH) / sqrt(tr(KHKH) tr(LHLH)), H = I - 1/n."""
+    h = np.eye(len(x)) - 1 / len(x)
+    k, t = h @ x @ x.T @ h, h @ y @ y.T @ h
+    return float(np.trace(k @ t) / np.sqrt(np.trace(k @ k) * np.trace(t @ t)))
 
 
 def test_devices_that_judge_see_what_the_server_sees(alone: Path, processes: Processes, tmp_path: Path) -> None:
@@ -191,7 +253,7 @@ def test_a_changed_run_is_refused(grid: Path, capsys: pytest.CaptureFixture[str]
 
 KILLS = (
     "kill:store.initial.commit",  # while the first model is made
-    "kill:store.update.committed:2@2",  # between two updates of a round
+    "kill:aggregator.probe,kill:store.update.committed:2@2",  # the aggregator, then between two updates of a round
     "kill:store.round.committed@2",  # between commit and announcement
     "kill:simulate.result.write",  # when everything is done
 )
@@ -200,20 +262,33 @@ KILLS = (
 def test_a_simulation_that_is_killed_again_and_again_ends_with_the_same_model(
     alone: Path, processes: Processes, tmp_path: Path
 ) -> None:
-    """kill -9, four times; the same command goes on: same model and results, a line per round, every byte counted."""
+    """kill -9, four times; the same command goes on: same model and results, a line per round, every byte counted.
+
+    Also the models of rounds 1 and 3 were compared, and are as alike as in the run that nobody killed.
+    """
     assert [_killed(tmp_path, fault) for fault in KILLS] == [-signal.SIGKILL] * len(KILLS)
     resumed = run(tmp_path, processes)
     assert resumed["model_sha256"] == read(alone)["model_sha256"]
     assert resumed["accuracy_per_round"] == read(alone)["accuracy_per_round"]
     assert len((tmp_path / "run/rounds.jsonl").read_text().splitlines()) == 3
     _check_bytes(resumed, tmp_path / "run/model.bin")
+    found, undisturbed = (read_run(folder).similarity for folder in (tmp_path / "run", alone))
+    assert [means.round for means in found.means] == [1, 3]
+    assert (found.means, found.labels, found.pictures) == (
+        undisturbed.means,
+        undisturbed.labels,
+        undisturbed.pictures,
+    )
 
 
 def _killed(folder: Path, fault: str) -> int:
     """The command on a machine where it is killed at that point; returns its exit code."""
     command = [sys.executable, "-m", "coordinator", "simulate", *FLAGS, "--workers", "1", "--out", str(folder / "run")]
-    environment = os.environ | {"FEDFIT_FAULT": fault}
-    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120).returncode
+    log = folder / f"{KILLS.index(fault)}.faults"
+    environment = os.environ | {"FEDFIT_FAULT": fault, "FEDFIT_FAULT_LOG": str(log)}
+    code = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=120).returncode
+    assert log.read_text().split() == fault.split(",")
+    return code
 
 
 def test_devices_that_cannot_take_part_end_a_simulation(processes: Processes, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def _tables(seed: int, classes: set[int], rows: int, shape: list[int]) -> list[K
     rows=st.integers(1, 40),
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 def test_a_round_trip_keeps_every_bit(
     seed: int, classes: set[int], rows: int, shape: list[int], tmp_path_factory: object
 ) -> None:
@@ -70,7 +70,7 @@ entries = st.builds(
 
 
 @given(st.lists(entries, max_size=6, unique_by=lambda row: row[0]))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_any_table_is_whole_or_refused(rows: list[tuple[str, str, tuple[int, ...]]]) -> None:
     """Only `PayloadError`; what passes has equal numbers of rows in each kind."""
     made = [

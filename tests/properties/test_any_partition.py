@@ -25,7 +25,7 @@ def labelled(draw: st.DrawFn) -> np.ndarray:
 
 @pytest.mark.parametrize("text", TEXTS)
 @given(labels=labelled(), num_parts=st.integers(1, 12), seed=SEEDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_sample_is_in_exactly_one_part(text: str, labels: np.ndarray, num_parts: int, seed: int) -> None:
     """None twice, none left, no part empty, each in ascending order; twice the same; or an input error."""
     keys = labels * 3 % 7
@@ -41,7 +41,7 @@ def test_every_sample_is_in_exactly_one_part(text: str, labels: np.ndarray, num_
 
 @pytest.mark.parametrize("text", ["iid", "balanced-dirichlet:0.01", "balanced-dirichlet:1", "balanced-dirichlet:1000"])
 @given(labels=labelled(), num_parts=st.integers(1, 12), seed=SEEDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_balanced_sizes_differ_by_one_at_most(text: str, labels: np.ndarray, num_parts: int, seed: int) -> None:
     """Whatever the classes; they divide whatever has a sample for each device."""
     if len(labels) >= num_parts:
@@ -50,7 +50,7 @@ def test_balanced_sizes_differ_by_one_at_most(text: str, labels: np.ndarray, num
 
 
 @given(labels=labelled(), num_parts=st.integers(1, 12), num_labels=st.integers(1, 8), seed=SEEDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_pathological_parts_have_exactly_their_labels(
     labels: np.ndarray, num_parts: int, num_labels: int, seed: int
 ) -> None:
@@ -66,7 +66,7 @@ def test_pathological_parts_have_exactly_their_labels(
 
 
 @given(labels=labelled(), num_parts=st.integers(1, 12), seed=SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_dirichlet_parts_have_ten_samples_at_least(labels: np.ndarray, num_parts: int, seed: int) -> None:
     """The rule of NIID-Bench."""
     try:
@@ -77,7 +77,7 @@ def test_dirichlet_parts_have_ten_samples_at_least(labels: np.ndarray, num_parts
 
 
 @given(labels=labelled(), others=labelled(), num_parts=st.integers(1, 12), seed=SEEDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_other_samples_are_divided_once_each(
     labels: np.ndarray, others: np.ndarray, num_parts: int, seed: int
 ) -> None:

@@ -57,7 +57,7 @@ def records(cls: type) -> st.SearchStrategy[Any]:
 
 
 any_message = st.sampled_from(KINDS).flatmap(records)
-_SETTINGS = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+_SETTINGS = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 def _context(message: Message) -> str:

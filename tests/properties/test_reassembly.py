@@ -54,7 +54,7 @@ class Link:
         return arrived
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120)
 @given(length=lengths, seed=st.integers(0, 2**32), loss=st.sampled_from([0, 0.1, 0.6]), window=st.integers(1, 4 << 20))
 def test_every_blob_arrives_whatever_the_link_does(length: int, seed: int, loss: float, window: int) -> None:
     """Without files: the requests stay inside the window and the allowance, and cover all that is missing."""
@@ -95,7 +95,7 @@ def test_every_blob_arrives_whatever_the_link_does(length: int, seed: int, loss:
     assert bytes(result) == data
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(length=st.integers(1, 6 * CHUNK_BYTES), seed=st.integers(0, 2**32), crashes=st.sampled_from([0, 0.05, 0.2]))
 def test_every_blob_arrives_on_disk_through_crashes_and_maps_that_lie(length: int, seed: int, crashes: float) -> None:
     """With files; a crash may leave any map, and a part without its newest bytes. The blob has its hash or no name."""

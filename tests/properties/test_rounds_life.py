@@ -341,7 +341,7 @@ class RoundsMachine(RuleBasedStateMachine):
 
 
 _SETTINGS = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 
 

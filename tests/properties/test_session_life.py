@@ -205,7 +205,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 _SETTINGS = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=40, suppress_health_check=list(HealthCheck)
 )
 
 

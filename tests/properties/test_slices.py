@@ -19,7 +19,7 @@ from edge_client.models.contract import Model
 from edge_client.models.slicing import FULL, SliceSpec, index_map, parse, take, take_tensor
 from edge_client.params import coverage_mean
 
-FAST = settings(max_examples=40, deadline=None, derandomize=True)
+FAST = settings(max_examples=40)
 
 # name, shape of a sample, options, most and fewest blocks per stage (None: no slices of the depth)
 MODELS: list[tuple[str, tuple[int, ...], dict[str, Any], list[tuple[int, int]] | None]] = [

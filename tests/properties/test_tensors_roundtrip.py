@@ -15,7 +15,7 @@ from torch import Tensor
 from edge_client.wire.container import tensor_bytes
 from edge_client.wire.tensors import ContainerReader, codec_for, decode, encode, write_container
 
-FAST = settings(max_examples=150, deadline=None, derandomize=True)
+FAST = settings(max_examples=150)
 shapes = hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=4)
 floats = hnp.arrays(np.float32, shapes, elements=st.floats(width=32, allow_nan=True, allow_infinity=True))
 matrices = hnp.arrays(
@@ -68,7 +68,7 @@ def test_int8_keeps_every_channel_within_half_a_step(array: np.ndarray) -> None:
         assert float(np.abs(row - got).max(initial=0.0)) <= room
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(floats, max_size=6), st.sampled_from(["fp32", "fp16", "bf16", "int8"]))
 def test_a_container_returns_what_each_codec_returns(tmp_path: Path, arrays: list[np.ndarray], run_codec: str) -> None:
     """A file adds nothing and loses nothing; its length is its header and the sum of its tensors."""

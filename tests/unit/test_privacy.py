@@ -186,7 +186,7 @@ def test_noise_without_clipping_is_refused(tmp_path: Path) -> None:
     drafts=st.booleans(),
     rounds=st.integers(1, 3),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_whatever_is_asked(
     counts: list[int],
     min_count: int,

@@ -8,11 +8,12 @@ from rows import round_row, run_file
 
 from coordinator.run_commands import _moved_by_round
 from coordinator.run_record import DeviceRecord, FailureRecord, RoundRecord, RunRecord, from_answer
+from coordinator.similarity_record import Similarity
 from edge_client.records import to_map
 
 FILE = run_file()
 EVALUATION: dict[str, Any] = {"version": 2, "accuracy": 0.5, "balanced_accuracy": 0.4, "macro_f1": 0.3, "loss": 1.5}
-EVALUATION |= {"num_samples": 10, "num_devices": 1, "recall": [0.25, None]}
+EVALUATION |= {"num_samples": 10, "num_devices": 1, "recall": [0.25, None], "per_architecture": {"full": 0.5}}
 DEVICE: dict[str, Any] = {"id": "a", "budget_bytes": 10, "plan": "full", "predicted_bytes": 0, "peak_bytes": 9}
 DEVICE |= {"inside_budget": True, "replans": 2, "num_samples": 7, "num_test": 3, "bytes_up": 1, "bytes_down": 2}
 
@@ -30,6 +31,8 @@ def test_an_answer_becomes_a_record() -> None:
     answer |= {"evaluations": [EVALUATION], "device_evaluations": own, "devices": [DEVICE], "failures": [failed]}
     answer |= {"round_rows": [abandoned], "models": [{"sha256": "ab"}], "created_s": 5, "environment": {"a": 1}}
     answer["moved_by_round"] = [{"round": number, "bytes_up": number, "bytes_down": 3} for number in (1, 2)]
+    answer["updates_by_round"] = [{"round": 1, "num_updates": 4}]
+    answer |= {"whole_model_bytes": 100, "similarity": {"problem": "round 1: why"}}
     judged = {name: EVALUATION[name] for name in EVALUATION if name not in ("version", "recall")}
     assert from_answer(answer) == RunRecord(
         name="r-1",
@@ -40,8 +43,16 @@ def test_an_answer_becomes_a_record() -> None:
         best=2,
         created_s=5,
         rounds=[
-            RoundRecord(number=1, bytes_up=1, bytes_down=3),
-            RoundRecord(number=2, **judged, recall=(0.25, None), per_device={"a": 0.75}, bytes_up=2, bytes_down=3),
+            RoundRecord(number=1, bytes_up=1, bytes_down=3, num_updates=4),
+            RoundRecord(
+                number=2,
+                **judged,
+                recall=(0.25, None),
+                per_device={"a": 0.75},
+                bytes_up=2,
+                bytes_down=3,
+                num_updates=0,
+            ),
         ],
         devices=[
             DeviceRecord(
@@ -54,6 +65,8 @@ def test_an_answer_becomes_a_record() -> None:
         ],
         environment={"a": 1},
         model_sha256="ab",
+        whole_model_bytes=100,
+        similarity=Similarity(problem="round 1: why"),
     )
 
 

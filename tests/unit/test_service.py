@@ -34,10 +34,11 @@ from coordinator import job_child
 from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
 from coordinator.commands import Commands
 from coordinator.service import Service, ServiceOptions
+from coordinator.similarity_record import Compared, Comparison, Similarity, setting_of
 from coordinator.store.memory import MemoryStore
 from edge_client.blobs import BlobStore
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.records import to_map
+from edge_client.records import from_map, to_map
 from edge_client.transport.inproc import Hub
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, transfer_id
 from edge_client.wire.messages import (
@@ -195,13 +196,13 @@ def test_what_a_client_calls_itself_cannot_move_the_cursor(site: Site, caplog: p
     assert "\\x1b" in line
 
 
-def _with_run(site: Site, *, state: str = "RUNNING", sha256: str | None = None) -> None:
+def _with_run(site: Site, *, state: str = "RUNNING", sha256: str | None = None, **evaluate: Any) -> None:
     """A run in round 1: a's update is stored, b's lease is accepted; all blobs are there."""
     model, settings, update = b"model", b"settings", b"update of a"
     names = [hashlib.sha256(data).hexdigest() for data in (model, settings, update)]
     for data, name in zip((model, settings, update), names, strict=True):
         site.blobs.write(data, name, point="test")
-    file = run_file(devices={"min": 1}, rounds={"deadline": "60s"}, evaluate={"every": 0})
+    file = run_file(devices={"min": 1}, rounds={"deadline": "60s"}, evaluate={"every": 0} | evaluate)
     site.store.add_run(run_row("r-1", file))
     site.store.add_initial_model(model_row(0, sha256=names[0], sent_sha256=names[0]), names[1], len(settings))
     leases = [lease_row(1, "a", state="accepted"), lease_row(2, "b", state="accepted")]
@@ -325,6 +326,53 @@ def test_a_run_that_fails_in_its_fold_gives_up_its_round(site: Site) -> None:
     assert [round_.state for round_ in site.store.rounds("r-1")] == ["ABANDONED"]
     assert not site.store.is_needed(update, 10)
     assert not site.blobs.has(update)
+
+
+_FOLDS = """
+import hashlib, json, sys
+compared = {"round": 1, "num_samples": 3, "devices": [{"device": "a", "slice": "full"}]}
+for line in sys.stdin:
+    job = json.loads(line)
+    answer = {"ok": False, "code": "input", "detail": "no such file"}
+    if job["job"] == "fold":
+        open(job["out"], "wb").write(b"next")
+        answer = {"ok": True, "sha256": hashlib.sha256(b"next").hexdigest(), "length": 4}
+    if job["job"] == "probe" and job["data"] == "/good.npz" and [u["device"] for u in job["updates"]] == ["a"]:
+        answer = {"ok": True, "comparison": compared, "labels": [], "pictures": []}
+    print(json.dumps({"id": job["id"], **answer}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["good", "bad"])
+def test_a_round_goes_on_whatever_came_of_comparing_its_models(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """The round is announced; what came of it, or why nothing did, is shown to who asks."""
+    monkeypatch.setattr(sys.modules[__name__], "_CHILD", _FOLDS)
+    _with_run(site, state="FROZEN", on=f"npz:/{name}.npz")
+    with site.serving() as service:
+        _read_until(service, lambda: site.store.rounds("r-1")[0].state == "ANNOUNCED")
+        shown = Commands(service).handle({"request": "run-show", "run": "r-1", "report": True})
+        assert "similarity" not in Commands(service).handle({"request": "run-show", "run": "r-1"})
+    assert shown["updates_by_round"] == [{"round": 1, "num_updates": 1}]
+    found = from_map(Similarity, shown["similarity"])
+    if name == "good":
+        assert found.last == Comparison(round=1, num_samples=3, devices=(Compared(device="a", slice="full"),))
+    else:
+        assert (found.last, found.problem) == (None, "round 1: no such file")
+        assert "the devices' models could not be compared: input: no such file" in caplog.text
+
+
+@pytest.mark.parametrize("evaluate", [{"on": "npz:/good.npz", "similarity": 0}, {"on": "devices"}])
+def test_models_are_not_compared_where_nobody_can_or_wants_to(
+    site: Site, monkeypatch: pytest.MonkeyPatch, evaluate: dict[str, Any]
+) -> None:
+    """Switched off, and without test data: nothing is asked for, and nothing is kept."""
+    monkeypatch.setattr(sys.modules[__name__], "_CHILD", _FOLDS)
+    _with_run(site, state="FROZEN", **evaluate)
+    with site.serving() as service:
+        _read_until(service, lambda: site.store.rounds("r-1")[0].state == "ANNOUNCED")
+    assert site.store.setting(setting_of("r-1")) == ""
 
 
 def _ended_run(site: Site) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.similarity import linear_cka
+from coordinator.similarity import centred_gram, cka_matrix, linear_cka
 
 
 def _column(*values: float) -> torch.Tensor:
@@ -44,6 +44,22 @@ def test_a_rotation_and_a_factor_change_nothing() -> None:
 def test_what_never_varies_is_like_nothing() -> None:
     """0/0."""
     assert math.isnan(linear_cka(_column(1, 2, 3), _column(5, 5, 5)))
+
+
+def test_a_matrix_has_the_similarity_of_each_two() -> None:
+    """X, 2X, Z of the worked values: 1, 1 and .2; a fourth that never varies has none, not even with itself."""
+    x = _column(1, 2, 3, 4)
+    found = cka_matrix([centred_gram(rows) for rows in (x, 2 * x, _column(1, -1, 1, -1), _column(5, 5, 5, 5))])
+    for row, expected in zip(found, ([1, 1, 0.2], [1, 1, 0.2], [0.2, 0.2, 1]), strict=False):
+        assert row[:3] == pytest.approx(expected)
+    assert all(math.isnan(found[i][3]) and math.isnan(found[3][i]) for i in range(4))
+
+
+def test_a_gram_matrix_says_all_that_is_asked() -> None:
+    """Widths 5 and 30 over the same 12 rows: what `linear_cka` says of the rows themselves."""
+    rng = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(12, width, generator=rng) for width in (5, 30))
+    assert cka_matrix([centred_gram(x), centred_gram(y)])[0][1] == pytest.approx(linear_cka(x, y), rel=1e-9)
 
 
 def test_rows_must_be_the_same_samples() -> None:

@@ -1,0 +1,25 @@
+"""What FedAvg would have moved in a run's place: the whole model to each device that trained, and back.
+
+    each way, in a round   devices whose updates counted x bytes of the whole model in the run's codec
+
+The model is a container as it travels, without messages and the frames of its chunks; what a run counts has those too,
+and what devices got that only judge. So FedAvg itself is a little above this reference, never below.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_client.wire.container import MODEL_PREFIX, TableRow, build_header, codec_rule, read_header, tensor_bytes
+
+__all__ = ["whole_model_bytes"]
+
+
+def whole_model_bytes(path: Path, codec: str) -> int:
+    """The length of a server's model as all of it would travel, without what its method keeps beside it."""
+    entries = [entry for entry in read_header(path).entries if entry.name.startswith(MODEL_PREFIX)]
+    table: list[TableRow] = [
+        (entry.name, codec_rule(len(entry.shape), codec, integer=entry.codec == "i64"), entry.shape)
+        for entry in entries
+    ]
+    return len(build_header({}, table)) + sum(tensor_bytes(kind, shape) for _, kind, shape in table)
