@@ -18,7 +18,7 @@ from coordinator.frozen import FrozenUpdate
 from edge_client.knowledge.kinds import Knowledge, PublicSamples, named_tensors, parse
 from edge_client.knowledge.schema import KNOWLEDGE_PREFIX, PUBLIC_PART, Limits
 from edge_client.methods import registry
-from edge_client.methods.base import Header, Lesson, Teacher
+from edge_client.methods.base import Header, LeftOut, Lesson, Received, Teacher
 from edge_client.run_file import RunFile
 from edge_client.wire.container import MEMORY_PREFIX, Entry, TableRow, read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry
@@ -60,10 +60,10 @@ def learnt(
     *,
     round_: int,
     studied: Mapping[str, Tensor],
-) -> Written:
-    """The memory after a round."""
+) -> tuple[Written, list[LeftOut]]:
+    """The memory after a round, and what could not be learnt from."""
     if teacher is None:
-        return [], []
+        return ([], []), []
     limits = registry.knowledge_limits(run)
 
     def received() -> Iterator[tuple[Header, tuple[Knowledge, ...]]]:
@@ -73,8 +73,20 @@ def learnt(
                 header = Header(device=update.device, num_samples=update.num_samples, slice=update.slice)
                 yield header, items
 
-    after = _stored(teacher.learn(Memory(reader), received, _lesson(run, round_), studied))
-    return [(name, codec_for(value, "fp32"), value.shape) for name, value in after.items()], list(after.values())
+    memory, lesson = Memory(reader), _lesson(run, round_)
+    after = _stored(teacher.learn(memory, received, lesson, studied))
+    missing = list(teacher.left_out(memory, received, lesson))
+    missing += _silent(received, updates) if limits.kinds and all(found.device for found in missing) else []
+    table: list[TableRow] = [(name, codec_for(value, "fp32"), value.shape) for name, value in after.items()]
+    return (table, list(after.values())), missing
+
+
+def _silent(received: Received, updates: Sequence[FrozenUpdate]) -> Iterator[LeftOut]:
+    """Devices that had nothing to tell: their owners, or too few samples, hold it back."""
+    heard = {header.device for header, _ in received()}
+    for update in updates:
+        if update.device not in heard:
+            yield LeftOut(device=update.device, code="silent", detail="it trained, and had no knowledge to tell")
 
 
 class Studies:
@@ -140,8 +152,9 @@ def told(teacher: Teacher, reader: ContainerReader, run: RunFile, *, cut: str, d
 
 
 def public(reader: ContainerReader, run: RunFile) -> Written:
-    """The shared samples, which every version has; devices fetch equal bytes once."""
-    return _travelling([PublicSamples(values=Memory(reader)[PUBLIC_PART])], run)
+    """The shared samples, which every version has; devices fetch equal bytes once. Of an empty set nothing travels."""
+    values = Memory(reader)[PUBLIC_PART]
+    return _travelling([PublicSamples(values=values)] if len(values) else [], run)
 
 
 def _travelling(items: Iterable[Knowledge], run: RunFile) -> Written:

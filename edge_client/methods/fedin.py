@@ -42,6 +42,7 @@ from edge_client.methods.base import (
     Exchange,
     Header,
     Job,
+    LeftOut,
     Lesson,
     Method,
     Outcome,
@@ -295,19 +296,31 @@ class PairTeacher:
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Put what came into the pools."""
-        said = [(header, item) for header, items in received() for item in items if isinstance(item, FeaturePairs)]
-        shapes = {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(said)
+        said = _said(received)
+        shapes = _shapes(memory, said)
         fitting = [
             (header.device, pairs)
             for header, pairs in said
             if pairs.signature == _signature(shapes[_SHAPE + header.slice])
         ]
-        for header, pairs in said:
-            if (header.device, pairs) not in fitting:
-                _log.warning("%s: pairs %s, others of its slice differ; left out", header.device, pairs.signature)
         pools = fold_pairs(_pools(memory), fitting, most=self._most)
         tensors = {f"{_POOL}{sign}/{name}": t for sign, pool in pools.items() for name, t in pool.tensors().items()}
         return {**tensors, **shapes}
+
+    def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
+        """Pairs of another signature than those of most devices of the slice."""
+        said = _said(received)
+        shapes = _shapes(memory, said)
+        usual = [_signature(shapes[_SHAPE + header.slice]) for header, _ in said]
+        return [
+            LeftOut(
+                device=header.device,
+                code="signature",
+                detail=f"its pairs are {pairs.signature}, those of slice {header.slice!r} are {wanted}; left out",
+            )
+            for (header, pairs), wanted in zip(said, usual, strict=True)
+            if pairs.signature != wanted
+        ]
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
@@ -326,6 +339,15 @@ class PairTeacher:
 
 _POOL = "pairs/"
 _SHAPE = "shape/"
+
+
+def _said(received: Received) -> list[tuple[Header, FeaturePairs]]:
+    return [(header, item) for header, items in received() for item in items if isinstance(item, FeaturePairs)]
+
+
+def _shapes(memory: Mapping[str, Tensor], said: Sequence[tuple[Header, FeaturePairs]]) -> dict[str, Tensor]:
+    """Of the pairs of each slice: in this round, or as long as nobody says it, before."""
+    return {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(said)
 
 
 def _signature(shape: Tensor) -> str:

@@ -111,12 +111,17 @@ def _run_of(**more: Any) -> RunFile:
     return parse_table(RunFile, table, source="t")
 
 
-def _learn(teacher: GktTeacher, memory: Any, round_: int, *said: tuple[str, FeatureMaps], **more: Any) -> Any:
+def _received(*said: tuple[str, FeatureMaps]) -> Any:
     def received() -> Any:
         for device, item in said:
             yield Header(device=device, num_samples=1), (item,)
 
-    return teacher.learn(memory, received, Lesson(round=round_, num_classes=3, seed=1, run=_run_of(**more)), {})
+    return received
+
+
+def _learn(teacher: GktTeacher, memory: Any, round_: int, *said: tuple[str, FeatureMaps], **more: Any) -> Any:
+    lesson = Lesson(round=round_, num_classes=3, seed=1, run=_run_of(**more))
+    return teacher.learn(memory, _received(*said), lesson, {})
 
 
 def test_the_server_learns_and_answers_each_device_for_its_own_samples() -> None:
@@ -156,6 +161,10 @@ def test_maps_of_a_shape_that_no_slice_has_get_no_answer() -> None:
         values=torch.zeros(4, 1, 8, 8),
     )
     assert _learn(GktTeacher(FedGktParameters()), {}, 1, ("a", maps)) == {}
+    teacher, lesson = GktTeacher(FedGktParameters()), Lesson(round=1, num_classes=3, seed=1, run=_run_of())
+    (found,) = teacher.left_out({}, _received(("a", maps)), lesson)
+    assert (found.device, found.code) == ("a", "signature")
+    assert found.detail == "its maps are 1x8x8, the run's slices have 2x8x8; left out"
     memory = _learn(GktTeacher(FedGktParameters()), {}, 1, ("a", maps), slices=["full", "width:1/2"])
     assert any(name.startswith("net/1x8x8/") for name in memory)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs
-from edge_client.methods.fedin import FedInClient, PairPool, check, extractor, fold_pairs, project
+from edge_client.methods.base import Header, Lesson
+from edge_client.methods.fedin import FedInClient, PairPool, PairTeacher, check, extractor, fold_pairs, project
 from edge_client.methods.fedprox import FedProxClient
 from edge_client.methods.parameters import FedInParameters, FedProxParameters
 from edge_client.models.contract import Model, from_sequential
@@ -253,3 +254,21 @@ def test_pairs_of_another_signature_are_left_out(caplog: pytest.LogCaptureFixtur
         results.append(weights(model))
     assert equal(*results)
     assert "pairs 1>1 are not of this model, which has 12>9; left out" in caplog.text
+
+
+def test_one_device_cannot_change_the_signature_of_a_slice() -> None:
+    """b and c send pairs of 2 numbers, a of 5: the pool has b's and c's, a is named and gets theirs."""
+    said = [*_uploads("a", width=5), *_uploads("b", "c")]
+
+    def received() -> Any:
+        for name, pairs in said:
+            yield Header(device=name, num_samples=1), (pairs,)
+
+    teacher, lesson = PairTeacher(FedInParameters()), Lesson(round=1, num_classes=2, seed=1)
+    memory = teacher.learn({}, received, lesson, {})
+    assert {name.split("/")[1] for name in memory if name.startswith("pairs/")} == {"2>1"}
+    (told,) = teacher.tell(memory, cut="full", device="a", lesson=lesson)
+    assert told.signature == "2>1"
+    (found,) = teacher.left_out({}, received, lesson)
+    assert (found.device, found.code) == ("a", "signature")
+    assert found.detail == "its pairs are 5>1, those of slice 'full' are 2>1; left out"

@@ -284,29 +284,89 @@ def test_both_optimizers_go_on_from_round_to_round(name: str) -> None:
     assert not torch.equal(learn.optimizer_state[key]["m"], local.optimizer_state[key]["m"])
 
 
-def _learn(teacher: Any, memory: Any, *said: tuple[str, str, Any]) -> Any:
+def _received(*said: tuple[str, str, Any]) -> Any:
     def received() -> Any:
         for device, cut, item in said:
             yield Header(device=device, num_samples=1, slice=cut), (item,)
 
-    return teacher.learn(memory, received, LESSON, {})
+    return received
 
 
-def test_the_draft_teacher_tells_every_architecture_its_own_targets(caplog: pytest.LogCaptureFixture) -> None:
+def _learn(teacher: Any, memory: Any, *said: tuple[str, str, Any]) -> Any:
+    return teacher.learn(memory, _received(*said), LESSON, {})
+
+
+def _left_out(teacher: Any, memory: Any, *said: tuple[str, str, Any]) -> list[tuple[str, str, str]]:
+    found = teacher.left_out(memory, _received(*said), LESSON)
+    return [(one.device, one.code, one.detail) for one in found]
+
+
+def test_the_draft_teacher_tells_every_architecture_its_own_targets() -> None:
     """Two slices of depths 1 and 2; a device with drafts of other samples is left out and named."""
     teacher = DraftTeacher(DraftFedParameters(draft_batch=1))
     shallow, deep = drafts({1: [[1.0, 3.0]]}), drafts({1: [[3.0]], 2: [[5.0]]})
     late = DraftSet(ids=torch.tensor([4]), depths=torch.tensor([1]), convs=shallow.convs, logits=shallow.logits)
-    memory = _learn(
-        teacher, {"public": torch.zeros(5, 2)}, ("a", "full", deep), ("b", "depth:1", shallow), ("c", "full", late)
-    )
+    before, said = {"public": torch.zeros(5, 2)}, (("a", "full", deep), ("b", "depth:1", shallow), ("c", "full", late))
+    memory = _learn(teacher, before, *said)
     (full,) = teacher.tell(memory, cut="full", device="", lesson=LESSON)
     (half,) = teacher.tell(memory, cut="depth:1", device="", lesson=LESSON)
     assert full.convs[1].tolist() == [[2.0]]
     assert half.convs[1].tolist() == [[2.0, 1.5]]
     assert full.depths.tolist() == half.depths.tolist() == [1, 2]
     assert teacher.tell(memory, cut="width:1/2", device="", lesson=LESSON) == ()
-    assert "c: its drafts are for other samples than round 1's" in caplog.text
+    detail = "its answers are for shared samples 4 to 4 (1), the round's are 0 to 0 (1); left out"
+    assert _left_out(teacher, before, *said) == [("c", "other_samples", detail)]
+
+
+def test_one_device_cannot_change_the_shapes_of_a_slices_targets() -> None:
+    """Two have drafts of 1 and 1 numbers, the first one of 3 and 1: targets are as most can use them, it is named."""
+    teacher, before = DraftTeacher(DraftFedParameters(draft_batch=1)), {"public": torch.zeros(5, 2)}
+    odd, usual = drafts({1: [[3.0, 3.0, 3.0]], 2: [[5.0]]}), drafts({1: [[3.0]], 2: [[5.0]]})
+    said = (("a", "full", odd), ("b", "full", usual), ("c", "full", usual))
+    (told,) = teacher.tell(_learn(teacher, before, *said), cut="full", device="", lesson=LESSON)
+    assert told.convs[1].tolist() == [[3.0]]
+    ((device, code, detail),) = _left_out(teacher, before, *said)
+    assert (device, code) == ("a", "signature")
+    assert "2 convolutions, (3,) to (1,)" in detail
+
+
+def test_targets_of_another_model_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Of five convolutions, or of fewer classes: nothing is learnt from them, and the log says so."""
+    model = model_of("resnet10")
+    client = begun(CLIENTS["draftfed"](), model, knowledge=(PUBLIC, drafts({1: [[3.0]], 5: [[5.0]]})), round=4)
+    assert [phase.name for phase in client.phases()] == ["train"]
+    assert "targets for 5 convolutions are not of this model" in caplog.text
+    fewer = SampleLogits(ids=torch.tensor([0]), values=torch.zeros(1, NUM_CLASSES - 1))
+    client = begun(CLIENTS["fedmd"](), model, knowledge=(PUBLIC, fewer), round=4)
+    assert [phase.name for phase in client.phases()] == ["train"]
+    assert f"the consensus is of {NUM_CLASSES - 1} classes, this model has {NUM_CLASSES}" in caplog.text
+
+
+def test_targets_for_samples_that_a_device_lacks_are_refused() -> None:
+    """Twelve shared samples, a target for number 12: the device says so instead of training on something else."""
+    beyond = SampleLogits(ids=torch.tensor([12]), values=torch.zeros(1, NUM_CLASSES))
+    client = begun(CLIENTS["fedmd"](), model_of("mlp"), knowledge=(PUBLIC, beyond))
+    with pytest.raises(InputError, match="up to number 12, this device has 12"):
+        client.phases()
+
+
+@pytest.mark.parametrize("name", ["fedmd", "draftfed"])
+def test_logits_of_other_class_counts_and_an_empty_set_are_named(name: str) -> None:
+    """The run has 2 classes, b says 3 numbers; without shared samples there is one line for all devices."""
+    teacher: Any = ConsensusTeacher(FedMdParameters(samples=1, public="npz:p"))
+    said = [SampleLogits(ids=torch.tensor([0]), values=torch.zeros(1, width)) for width in (2, 3)]
+    if name == "draftfed":
+        teacher = DraftTeacher(DraftFedParameters(draft_batch=1, public="npz:p"))
+        said = [drafts({1: [[1.0]]}, torch.zeros(1, width).tolist()) for width in (2, 3)]  # type: ignore[misc]
+    told = (("a", "full", said[0]), ("b", "depth:1", said[1]))
+    ((device, code, detail),) = _left_out(teacher, {"public": torch.zeros(5, 2)}, *told)
+    assert (device, code) == ("b", "class_count")
+    assert detail == "its logits have 3 numbers, the run has 2 classes; they are left out"
+    empty = {"public": torch.zeros(0, 2)}
+    ((device, code, detail),) = _left_out(teacher, empty)
+    assert (device, code) == ("", "no_public")
+    assert detail == "the shared samples 'npz:p' are none; devices learn from their own alone"
+    assert list(_learn(teacher, empty)) == ["public"]
 
 
 def test_the_consensus_teacher_has_the_last_rounds_mean() -> None:
@@ -340,13 +400,18 @@ def test_shared_samples_are_read_once_as_the_model_takes_them(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("", "needs shared samples: name them"), ("npz:/nowhere.npz", "does not exist"), ("npz:EMPTY", "got none")],
+    [("", "needs shared samples: name them"), ("npz:/nowhere.npz", "does not exist")],
 )
-def test_a_run_without_shared_samples_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    """None named, not there, empty: before any device is asked."""
-    np.savez(tmp_path / "e.npz", x=np.zeros((0, 4, 4), dtype=np.uint8), y=np.zeros(0, dtype=np.int64))
+def test_a_run_without_shared_samples_is_refused(text: str, told: str) -> None:
+    """None named, not there: before any device is asked."""
     with pytest.raises(InputError, match=told):
-        load_public(text.replace("EMPTY", str(tmp_path / "e.npz")), _run_of([1, 4, 4]), 5)
+        load_public(text, _run_of([1, 4, 4]), 5)
+
+
+def test_an_empty_set_of_shared_samples_is_one(tmp_path: Path) -> None:
+    """No rows of the shape that the model takes: devices learn from their own samples."""
+    np.savez(tmp_path / "e.npz", x=np.zeros((0, 4, 4), dtype=np.uint8), y=np.zeros(0, dtype=np.int64))
+    assert load_public(f"npz:{tmp_path / 'e.npz'}", _run_of([1, 4, 4]), 5).shape == (0, 1, 4, 4)
 
 
 def test_shared_samples_of_another_shape_are_refused_on_a_device() -> None:
