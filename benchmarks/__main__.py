@@ -22,6 +22,7 @@ _KNOWN = {
     "memory_prediction": ("memory_prediction", "measure"),
     "memory_budget": ("memory_budget", "measure"),
     "fedepth_memory": ("fedepth_memory", "measure"),
+    "fedin_memory": ("fedin_memory", "measure"),
     "simulator": ("simulator", "measure"),
     "thousand_virtual": ("thousand_virtual", "measure"),
     "recompute": ("recompute", "measure"),
