@@ -1,4 +1,4 @@
-"""What FedIN takes beyond FedAvg: peak memory of training with one batch of foreign feature pairs, as in any later round.
+"""What FedIN takes beyond FedAvg: peak memory of training with a batch of foreign feature pairs, as in later rounds.
 
 Each measurement is a process of its own, as a worker is: warmed up, then two epochs with a smaller last batch by the
 real loop. The peak of the worker is all that its device has to have for it; that of training is what comes on top of

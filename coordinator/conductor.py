@@ -835,6 +835,11 @@ class Conductor:
         def folded(answer: Answer) -> None:
             missing, number = answer.get("left_out", ()), fold.round.number
             self._left_out = [LeftOutRow(run=run.id, round=number, **found) for found in missing]
+            if study := answer.get("study"):
+                took = (study["ended_s"] - study["began_s"], study["began_s"], study["waited_s"])
+                whose = about(run=run.id, round=number)
+                said = "run %s round %d: a study beside it took %.3f s from %.3f on, its fold waited %.3f s for that"
+                log.info(said, run.id, number, *took, extra=whose)
             self._made(run, model.version + 1, out, fold.set_hash, answer, committed)
 
         def committed(_run: RunRow, row: ModelRow) -> None:

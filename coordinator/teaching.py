@@ -8,8 +8,10 @@ Does not cover: what is learnt (`edge_client.methods`), who is told when (`condu
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -23,7 +25,7 @@ from edge_client.run_file import RunFile
 from edge_client.wire.container import MEMORY_PREFIX, Entry, TableRow, read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry
 
-__all__ = ["Memory", "Studies", "Written", "check_values", "first_memory", "learnt", "public", "told"]
+__all__ = ["Memory", "Studies", "Study", "Written", "check_values", "first_memory", "learnt", "public", "told"]
 
 Written = tuple[list[TableRow], list[Tensor]]  # table and values of tensors that are to be written
 
@@ -89,6 +91,15 @@ def _silent(received: Received, updates: Sequence[FrozenUpdate]) -> Iterator[Lef
             yield LeftOut(device=update.device, code="silent", detail="it trained, and had no knowledge to tell")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What a teacher made beside a round, and when: seconds since the epoch, for people."""
+
+    made: dict[str, Tensor] = field(default_factory=dict)
+    began_s: float
+    ended_s: float
+
+
 class Studies:
     """What teachers make beside a round, in a thread of this process; of one version at a time.
 
@@ -97,7 +108,7 @@ class Studies:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="study")
-        self._begun: dict[tuple[str, int], Future[dict[str, Tensor]]] = {}
+        self._begun: dict[tuple[str, int], Future[Study]] = {}
 
     def begin(self, run: RunFile, model: Path, version: int) -> None:
         """Study a version's memory; what was begun for another is forgotten."""
@@ -105,17 +116,18 @@ class Studies:
         if key not in self._begun:
             self._begun = {key: self._pool.submit(_studied, run, model, version)}
 
-    def result(self, run: RunFile, model: Path, version: int) -> dict[str, Tensor]:
+    def result(self, run: RunFile, model: Path, version: int) -> Study:
         """What came out of it; waits until it is there."""
         self.begin(run, model, version)
         return self._begun.pop((str(model), version)).result()
 
 
-def _studied(run: RunFile, model: Path, version: int) -> dict[str, Tensor]:
-    teacher = registry.get(run.method.name, run.method.parameters).teacher
+def _studied(run: RunFile, model: Path, version: int) -> Study:
+    teacher, began = registry.get(run.method.name, run.method.parameters).teacher, time.time()
     assert teacher is not None
     with ContainerReader(model) as reader:
-        return dict(teacher.study(Memory(reader), _lesson(run, version)))
+        made = dict(teacher.study(Memory(reader), _lesson(run, version)))
+    return Study(made=made, began_s=began, ended_s=time.time())
 
 
 def _stored(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:

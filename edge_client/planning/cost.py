@@ -147,7 +147,7 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
 
 
 def _observed(rows: ModelRows, workload: Workload) -> int:
-    """What the method keeps of its own samples to send others such: outputs of the first units, the next ones beside."""
+    """Outputs of the first units that the method keeps to send them, beside the next ones."""
     return 2 * workload.again * max(unit.out_bytes for unit in rows.modes["plain"][:2])
 
 
