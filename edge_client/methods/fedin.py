@@ -449,7 +449,7 @@ def method(parameters: FedInParameters) -> Method:
         paper="Chan et al., arXiv:2304.00759",
         parameters=parameters,
         client=partial(FedInClient, parameters),
-        server=CoverageServer(),
+        server=CoverageServer(uniform=parameters.uniform),
         exchange=Exchange(down="model, feature pairs of others", up="model, its own feature pairs"),
         teacher=PairTeacher(parameters),
         traffic=partial(_traffic, parameters),

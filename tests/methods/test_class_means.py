@@ -17,7 +17,7 @@ from torch.nn import functional
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import ClassTable, one
 from edge_client.methods.base import Header, Lesson, PlainClient
-from edge_client.methods.class_means import ClassMeans, ClassMemory, ClassTeacher, fold_tables
+from edge_client.methods.class_means import TAPS, ClassMeans, ClassMemory, ClassTeacher, fold_tables
 from edge_client.methods.fedhe import FedHeClient
 from edge_client.methods.fedproto import FedProtoClient, nearest
 from edge_client.methods.felo import FeloClient
@@ -194,13 +194,19 @@ def _replayed(model: Model, data: Memory, epochs: int) -> dict[str, Tensor]:
     return {name: torch.cat(values) for name, values in seen.items()}
 
 
-@pytest.mark.parametrize("kind", ["mlp", "resnet10"])
-def test_class_means_are_those_of_the_last_epoch_in_training_mode(kind: str) -> None:
+SENT = {"felo": ("feature", "logit"), "fedhe": ("logit",), "fedproto": ("feature",)}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("felo", "mlp"), ("felo", "resnet10"), ("fedhe", "resnet10"), ("fedproto", "resnet10")]
+)
+def test_class_means_are_those_of_the_last_epoch_in_training_mode(method: str, kind: str) -> None:
     """Two epochs replayed step by step: the means of what was seen in the second, not of the first, nor afterwards."""
     data = Memory()
     reference = _replayed(model_of(kind), data, epochs=2)
-    outcome = run(FeloClient(FELO), model_of(kind), data, classes=NUM_CLASSES, epochs=2)
-    for label, name in (("feature", "features"), ("logit", "logits")):
+    outcome = run(CLIENTS[method](), model_of(kind), data, classes=NUM_CLASSES, epochs=2)
+    assert len(outcome.knowledge) == len(SENT[method])
+    for label, name in ((label, TAPS[label]) for label in SENT[method]):
         found = one(outcome.knowledge, ClassTable, label)
         assert found is not None
         assert found.counts.tolist() == torch.bincount(data.labels, minlength=NUM_CLASSES).tolist()
