@@ -1,5 +1,7 @@
 """What FedIN takes beyond FedAvg: peak memory of training with a batch of foreign feature pairs, as in later rounds.
 
+Beside it DraftFed, which learns towards outputs inside of the model, against its prediction.
+
 Each measurement is a process of its own, as a worker is: warmed up, then two epochs with a smaller last batch by the
 real loop. The peak of the worker is all that its device has to have for it; that of training is what comes on top of
 the warm process. Methods take turns. Both are held against FedAvg's in the same turn, and against what the planner
@@ -13,12 +15,16 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import Figure
 from benchmarks.memory_cases import MODELS, Case, cache, plan_of, predicted, rows_of
 from edge_client.device import guard, meter
 from edge_client.records import TrainingPlan, from_map, to_map
+
+if TYPE_CHECKING:
+    from edge_client.knowledge.kinds import Knowledge
+    from edge_client.models.contract import Model
 
 __all__ = ["measure"]
 
@@ -37,6 +43,13 @@ _WAYS: dict[str, dict[str, Any]] = {
     "projection": {"alleviation": "projection"},
     "sequential": {"alleviation": "sequential"},
 }
+_DRAFTS = [
+    Case(model="resnet50", batch=16, optimizer="momentum", method="draftfed"),
+    Case(model="densenet121", batch=8, optimizer="momentum", method="draftfed"),
+    Case(model="resnet18", batch=32, optimizer="momentum", method="draftfed", microbatch=8),
+]
+MODELS["resnet50"] = {"name": "resnet50", "input": [3, 32, 32]}
+MODELS["densenet121"] = {"name": "densenet121", "input": [3, 32, 32]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,10 @@ def measure(*, quick: bool) -> list[Figure]:
             for name, parameters in _WAYS.items() if holds else list(_WAYS.items())[:1]:
                 goal = _GOAL if holds and name in ("weighted", "without the proximal term") else None
                 figures += _against(plain, case, f"{case}: FedIN, {name}", parameters, folder, goal)
+        for case in _DRAFTS[:1] if quick else _DRAFTS:
+            found = [_trained(case, {"public": "digits"}, folder) for _ in range(repeats)]
+            excess = tuple(told / mine.peak_bytes for mine, told in found)
+            figures.append(Figure(name=f"{case}: predicted", unit="x measured", values=excess, at_least=1))
     return figures
 
 
@@ -86,8 +103,8 @@ def _trained(case: Case, parameters: dict[str, Any], folder: Path) -> tuple[_Pea
     asked = {"model": MODELS[case.model], "case": to_map(case), "parameters": parameters, "plan": to_map(plan)}
     command = [sys.executable, "-m", "benchmarks.fedin_memory", json.dumps(asked)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=600)
-    *found, told_bytes = json.loads(done.stdout)
-    return _Peak(*found), predicted(case, rows, parameters) + told_bytes
+    *found, told_bytes, sample_bytes = json.loads(done.stdout)
+    return _Peak(*found), predicted(case, rows, parameters, sample_bytes=sample_bytes) + told_bytes
 
 
 def _one(asked: dict[str, Any]) -> list[int]:
@@ -95,7 +112,7 @@ def _one(asked: dict[str, Any]) -> list[int]:
     import torch
 
     from benchmarks.memory_cases import run_of
-    from edge_client.knowledge.kinds import FeaturePairs, Knowledge
+    from edge_client.knowledge.kinds import FeaturePairs
     from edge_client.methods.fedin import extractor
     from edge_client.models.taps import flat_width
     from edge_client.rehearsal import prepare
@@ -114,11 +131,31 @@ def _one(asked: dict[str, Any]) -> list[int]:
         shape = next(unit.out_shape for unit in made.model.units if unit.name == extractor(made.model))
         out = torch.rand(count, flat_width(made.model, "features"))
         knowledge = (FeaturePairs(inputs=torch.rand(count, *shape), outputs=out),)
-    client = made.client(plan, epochs=2, knowledge=knowledge)
+    elif case.method == "draftfed":
+        knowledge = _targets(made.model)
+    client = made.client(plan, epochs=2, round=3, knowledge=knowledge)
     train(made.model, client, made.samples(case.batch + case.batch // 2), made.settings(case.batch, plan))
     client.end()
     told_bytes = sum(item.nbytes() for item in knowledge)  # a worker counts it to its base
-    return [base_bytes, meter.peak_rss_bytes() - base_bytes, told_bytes]
+    peak_bytes = meter.peak_rss_bytes() - base_bytes
+    return [base_bytes, peak_bytes, told_bytes, made.method.sample_bytes(made.model)]
+
+
+def _targets(model: Model) -> tuple[Knowledge, ...]:
+    """128 shared samples with random targets."""
+    import torch
+
+    from edge_client.knowledge.kinds import DraftSet, PublicSamples
+    from edge_client.methods.draftfed import draft_taps
+    from edge_client.methods.shared_samples import outputs
+
+    taps, count = draft_taps(model), 128
+    ends = {number: taps[number] for number in (1, max(taps))}
+    seen, logits = outputs(model, torch.zeros(1, *model.input_shape), sorted(set(ends.values())), 1)
+    convs = {number: torch.rand(count, *seen[tap].shape[1:]) for number, tap in ends.items()}
+    rows = torch.rand(count, logits.shape[1])
+    drafts = DraftSet(ids=torch.arange(count), depths=torch.tensor([max(taps)]), convs=convs, logits=rows)
+    return drafts, PublicSamples(values=torch.rand(count, *model.input_shape))
 
 
 if __name__ == "__main__":

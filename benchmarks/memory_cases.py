@@ -123,9 +123,9 @@ def shape_of(case: Case, rows: ModelRows) -> Shape:
     )
 
 
-def predicted(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}) -> int:
+def predicted(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}, **room: int) -> int:
     """What training adds at most."""
-    return training_bytes(rows, fitting_of(case, rows, parameters).workload(), shape_of(case, rows))
+    return training_bytes(rows, fitting_of(case, rows, parameters, **room).workload(), shape_of(case, rows))
 
 
 def plan_of(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}) -> TrainingPlan:

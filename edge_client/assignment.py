@@ -266,6 +266,7 @@ class _Work:
             half=half,
             num_samples=len(self.train_data),
             disk_bytes=min(durable.free_bytes(self.workdir) // 2, self.device.limits.disk),
+            sample_bytes=self.method.sample_bytes(self.model),
         )
         if self.fitting.rows.channels_last:
             to_channels_last(self.model)

@@ -91,13 +91,15 @@ class Rehearsal:
         """Random ones of the model's shape."""
         return RandomSamples(self.model.input_shape, num_samples, self.num_classes)
 
-    def client(self, plan: TrainingPlan, *, epochs: int = 1, knowledge: tuple[Knowledge, ...] = ()) -> Client:
+    def client(
+        self, plan: TrainingPlan, *, epochs: int = 1, round: int = 1, knowledge: tuple[Knowledge, ...] = ()
+    ) -> Client:
         """The method's client half, begun with a plan."""
         client, section, extra = self.method.client(), self.run.train, self._extra()
         job = Job(
             model=self.model,
-            round=1,
-            num_rounds=1,
+            round=round,
+            num_rounds=round,
             epochs=epochs,
             learning_rate=0.0,
             class_counts=(1,) * self.num_classes,

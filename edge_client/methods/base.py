@@ -188,6 +188,11 @@ def no_knowledge(model: Model) -> Traffic:
     return Traffic()
 
 
+def add_nothing(model: Model) -> int:
+    """Most methods keep nothing of a pass but what the model itself does."""
+    return 0
+
+
 def fit_every_model(model: Model) -> None:
     """Most methods train any model."""
 
@@ -231,6 +236,7 @@ class Method:
     kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
     teacher: Teacher | None = None  # where devices exchange knowledge
     traffic: Callable[[Model], Traffic] = no_knowledge
+    sample_bytes: Callable[[Model], int] = add_nothing  # that a pass on a device takes beyond the model's, per sample
     notes: Callable[[Model], Mapping[str, Any]] = note_nothing  # for `fold`, which has no model
     check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead
 

@@ -73,6 +73,7 @@ _log = logging.getLogger(__name__)
 
 _INTERPOLATED = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _TARGETS = "targets/"
+_COPIES = 4
 
 
 def draft_taps(model: Model) -> dict[int, str]:
@@ -127,8 +128,8 @@ class DraftFedClient(SharedSamplesClient):
         each = how.lambda3 * soft_cross_entropy(logits, self._targets.logits[batch.y])
         for (number, tap), weight in zip(ends.items(), (how.lambda1, how.lambda2), strict=False):
             wanted = self._targets.convs[number][batch.y]
-            each = each + weight * (seen[tap] - wanted).square().flatten(1).mean(dim=1)
-        del seen, logits
+            each = each + weight * functional.mse_loss(seen[tap], wanted, reduction="none").flatten(1).mean(dim=1)
+        del seen, logits, wanted
         yield Term(name="drafts", each=each)
         self.job.model.recompute = kind
 
@@ -326,6 +327,15 @@ def _odd_shapes(header: Header, drafts: DraftSet, usual: _Shapes) -> LeftOut:
     return LeftOut(device=header.device, code="signature", detail=detail)
 
 
+def _sample_bytes(model: Model) -> int:
+    """Of draft learning: of both ends the target, the output itself, the squares, and their gradient."""
+    taps = draft_taps(model) if hasattr(model, "taps") else {}
+    if not taps:
+        return 0
+    seen, logits = outputs(model, torch.zeros(1, *model.input_shape), sorted({taps[1], taps[max(taps)]}), 1)
+    return 4 * _COPIES * (sum(draft.numel() for draft in seen.values()) + logits.numel())
+
+
 def _traffic(parameters: DraftFedParameters, model: Model) -> Traffic:
     """Without supplements, whose number depends on the other models of a run."""
     total, taps = parameters.public_samples, draft_taps(model)
@@ -357,5 +367,6 @@ def method(parameters: DraftFedParameters) -> Method:
         kept=keep_the_model,
         teacher=DraftTeacher(parameters),
         traffic=partial(_traffic, parameters),
+        sample_bytes=_sample_bytes,
         check=check,
     )

@@ -265,6 +265,7 @@ _METHODS = {
     "draftfed": _Entry(
         DraftFedParameters,
         _from("draftfed"),
+        plans=lambda own: PlanRules(recomputes=own.draft_epochs == 0),
         refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(
@@ -321,6 +322,7 @@ def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
         again=max(rules.again for rules in every),
         apart=any(rules.apart for rules in every),
         optimizers=max(rules.optimizers for rules in every),
+        recomputes=all(rules.recomputes for rules in every),
     )
 
 

@@ -41,11 +41,13 @@ class Workload:
     again: int = 0  # samples that the method lets through once more, when all gradients are there
     apart: bool = False  # and keeps their gradients beside the others
     optimizers: int = 1  # with a state each
+    recomputes: bool = True  # units may be made again in backward
+    sample_bytes: int = 0  # that the method adds to a pass, per sample
     epochs: int = 1  # per group, for the time
     num_samples: int = 0  # of the device; 0: not known
 
     @classmethod
-    def of(cls, train: TrainSection, rules: PlanRules, *, num_samples: int = 0) -> Workload:
+    def of(cls, train: TrainSection, rules: PlanRules, *, num_samples: int = 0, sample_bytes: int = 0) -> Workload:
         """Of a run, on a device with so many samples."""
         return cls(
             batch=train.batch,
@@ -57,6 +59,8 @@ class Workload:
             again=rules.again,
             apart=rules.apart,
             optimizers=rules.optimizers,
+            recomputes=rules.recomputes,
+            sample_bytes=sample_bytes,
             epochs=train.epochs,
             num_samples=num_samples,
         )
@@ -141,7 +145,7 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
     step = (models + workload.apart) * parameters + workload.most_step_copies * group.largest_bytes
     # of several models, the others have their activations in memory, or their gradients already
     others = (models - 1) * max(parameters, _at_the_turn(group, shape.microbatch))
-    passes = waiting + others + max(_pass(group, shape.microbatch, adds))
+    passes = waiting + others + max(_pass(group, shape.microbatch, adds)) + shape.microbatch * workload.sample_bytes
     worst = max(step, waiting + models * _frozen(rows, shape, group), passes, _again(workload, shape, group))
     return models * workload.state_copies * parameters + worst
 

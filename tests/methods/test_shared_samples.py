@@ -421,6 +421,25 @@ def test_shared_samples_of_another_shape_are_refused_on_a_device() -> None:
         begun(CLIENTS["fedmd"](), model_of("mlp"), knowledge=(wrong,))
 
 
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.1, 1.0, 0.01), (0.0, 2.0, 0.0)])
+def test_the_loss_of_draft_learning_by_hand(weights: tuple[float, float, float]) -> None:
+    """x = (1,2): D1 = x, D2 = 2x, logits 2x; targets 0: MSE 5/2 and 20/2, CE of (2,4) against halves 1.126928."""
+    scales = (1.0, 1.0, 2.0, 1.0)
+    layers = [nn.Linear(2, 2, bias=False) for _ in scales]
+    for layer, scale in zip(layers, scales, strict=True):
+        layer.weight.data = scale * torch.eye(2)
+    model = from_sequential(nn.Sequential(*layers), input_shape=(2,))
+    aims = drafts({1: [[0.0, 0.0]], 2: [[0.0, 0.0]]})
+    first, last, logit = weights
+    client = DraftFedClient(DraftFedParameters(lambda1=first, lambda2=last, lambda3=logit))
+    begun(client, model, knowledge=(aims, PublicSamples(values=torch.tensor([[1.0, 2.0]]))), round=4)
+    learn = client.phases()[0]
+    y = torch.tensor([0])
+    (term,) = client.terms(Batch(x=torch.tensor([[1.0, 2.0]]), y=y, num_whole=1, whole_y=y, first=True), learn)
+    assert term.each is not None
+    assert term.each.item() == pytest.approx(2.5 * first + 10 * last + 1.126928 * logit, abs=1e-5)
+
+
 def test_cross_entropy_with_a_soft_target() -> None:
     """Logits (0,0): log 2 whatever the target."""
     assert soft_cross_entropy(torch.zeros(1, 2), torch.tensor([[3.0, 0.0]])).item() == pytest.approx(math.log(2))
