@@ -23,6 +23,7 @@ Legend: T = temperature, E_s = server_epochs.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -65,6 +66,8 @@ from edge_client.training.seeds import derive
 
 __all__ = ["FedGktClient", "GktTeacher", "check_gkt", "distillation", "method", "samples_within"]
 
+_log = logging.getLogger(__name__)
+
 _ANSWERS = "answers/"
 _NET = "net/"
 _CHUNK = 32
@@ -106,6 +109,9 @@ class FedGktClient(PersonalClient):
         if told is not None and told.values.shape[1] == shape[1] and int(told.ids[-1]) < shape[0]:
             self._answers["logits"][told.ids] = told.values
             self._answers["known"][told.ids] = 1.0
+        elif told is not None:
+            came = (int(told.ids[-1]), told.values.shape[1])
+            _log.warning("answers up to sample %d, of %d classes, are not for this device's %d of %d", *came, *shape)
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """One term: both losses come from one pass."""

@@ -127,6 +127,16 @@ def _fedin_plans(parameters: FedInParameters) -> PlanRules:
     )
 
 
+def _fedmd_plans(parameters: FedMdParameters) -> PlanRules:
+    """Learning from shared samples has an optimizer of its own, whose state stays."""
+    return PlanRules(optimizers=2) if parameters.digest_epochs else PlanRules()
+
+
+def _draftfed_plans(parameters: DraftFedParameters) -> PlanRules:
+    """The same; and it looks inside of units."""
+    return PlanRules(optimizers=2, recomputes=False) if parameters.draft_epochs else PlanRules()
+
+
 def _fedin_knowledge(parameters: FedInParameters) -> KnowledgeRules:
     kinds = ("pairs",) if parameters.pairs else ()
     return KnowledgeRules(kinds=kinds, per_device=True, max_rows=parameters.pairs)
@@ -258,6 +268,7 @@ _METHODS = {
     "fedmd": _Entry(
         FedMdParameters,
         _from("fedmd"),
+        plans=_fedmd_plans,
         refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(kinds=("logits",), public=True, max_rows=own.public_samples),
@@ -265,7 +276,7 @@ _METHODS = {
     "draftfed": _Entry(
         DraftFedParameters,
         _from("draftfed"),
-        plans=lambda own: PlanRules(recomputes=own.draft_epochs == 0),
+        plans=_draftfed_plans,
         refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(

@@ -143,6 +143,28 @@ def test_the_server_learns_and_answers_each_device_for_its_own_samples() -> None
     assert any(name.startswith("net/2x8x8/stage1") for name in memory)
 
 
+def test_the_server_learns_from_the_devices_logits() -> None:
+    """Logits of a device that say (4,0,-4) of every sample: with a weight on them the server's answers come nearer."""
+    (maps,) = run(client(), model_of("resnet10"), Memory(16), classes=3, round=1).knowledge
+    assert isinstance(maps, FeatureMaps)
+    said = torch.tensor([[4.0, 0.0, -4.0]]).expand(16, 3)
+    maps = FeatureMaps(ids=maps.ids, labels=maps.labels, logits=said, values=maps.values)
+    far = {}
+    for alpha in (0.0, 10.0):
+        teacher = GktTeacher(FedGktParameters(server_lr=0.01, server_epochs=20, alpha=alpha))
+        memory = _learn(teacher, {}, 1, ("a", maps))
+        (told,) = teacher.tell(memory, cut="full", device="a", lesson=Lesson(round=2, num_classes=3, seed=1))
+        far[alpha] = float(distillation(said, told.values, 3.0).mean())
+    assert far[10.0] < 0.2 * far[0.0]
+
+
+def test_answers_that_are_not_for_this_device_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Sample 99 of 16: nothing is known, as before the first answers, and the log says so."""
+    odd = SampleLogits(ids=torch.tensor([99]), values=torch.zeros(1, 3))
+    begun(client(), model_of("mlp"), classes=3, knowledge=(odd,), data=Memory(16))
+    assert "answers up to sample 99, of 3 classes, are not for this device's 16 of 3" in caplog.text
+
+
 def test_the_same_maps_give_the_same_bits() -> None:
     """Whatever torch's global generator did; another seed of the run would not."""
     (maps,) = run(client(), model_of("resnet10"), Memory(16), classes=3, round=1).knowledge

@@ -163,6 +163,14 @@ def test_what_fedin_needs_counts_in_the_plan(parameters: dict[str, Any], expecte
     assert (rules.step_copies, rules.again, rules.apart, rules.optimizers) == expected
 
 
+def test_learning_from_shared_samples_counts_in_the_plan() -> None:
+    """A second optimizer with a state; DraftFed looks inside of units, which then cannot be made again in backward."""
+    told = {name: registry.plan_rules(name, {}) for name in ("fedmd", "draftfed", "fedhe")}
+    assert {name: rules.optimizers for name, rules in told.items()} == {"fedmd": 2, "draftfed": 2, "fedhe": 1}
+    assert {name: rules.recomputes for name, rules in told.items()} == {"fedmd": True, "draftfed": False, "fedhe": True}
+    assert registry.plan_rules("draftfed", {"draft-epochs": 0}) == registry.plan_rules("fedhe", {})
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_methods_that_share_a_measurement_have_the_same_client(name: str) -> None:
     """What differs on the server alone takes no other memory on a device."""

@@ -24,6 +24,7 @@ from edge_client.methods.parameters import DraftFedParameters, FedMdParameters
 from edge_client.methods.shared_samples import load_public, outputs, window
 from edge_client.models import registry as models
 from edge_client.models.contract import from_sequential
+from edge_client.models.slicing import parse
 from edge_client.models.taps import tapped
 from edge_client.run_file import RunFile
 
@@ -243,6 +244,46 @@ def test_targets_are_learnt_and_can_be_switched_off(name: str, recompute: str | 
     assert equal(results["alone"], results["off"])
     first = next(iter(results["on"]))
     assert not torch.equal(results["alone"][first], results["on"][first])
+
+
+MIXES = {  # models, and the convolutions that each tells of in the second round
+    "resnets": {"resnet50": (1, 49), "resnet101": (1, 49, 100), "resnet152": (1, 49, 100, 151)},
+    "densenets": {"densenet121": (1, 120), "densenet161": (1, 120, 160)},
+    "mixed": {"small-cnn": (1, 2), "resnet10": (1, 2, 9), "densenet121": (1, 2, 9, 120)},
+}
+
+
+@pytest.mark.parametrize("mix", ["mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in list(MIXES)[:2])])
+def test_architectures_exchange_drafts_and_learn_from_their_targets(mix: str) -> None:
+    """An eighth of the channels. Round 1: first and last convolution; round 2: what shallower ones need as well.
+
+    In round 3 every model learns towards targets of its own shapes, and becomes another one by it.
+    """
+    shape, samples = (3, 32, 32), Memory(4)
+    samples.x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(2))
+    shared = PublicSamples(values=torch.randn(4, *shape, generator=torch.Generator().manual_seed(3)))
+    teacher, memory = DraftTeacher(DraftFedParameters(draft_batch=4)), {"public": shared.values}
+    samples.labels = torch.arange(4) % 2
+    told: dict[str, tuple[DraftSet, ...]] = dict.fromkeys(MIXES[mix], ())
+    for number in (1, 2, 3):
+        said = []
+        for name, positions in MIXES[mix].items():
+            torch.manual_seed(1)
+            model = models.build(name, input_shape=shape, num_classes=2, options={}, cut=parse("width:1/8"))
+            before = weights(model)
+            client = DraftFedClient(DraftFedParameters(draft_batch=4))
+            keys = {"classes": 2, "round": number, "batch": 4, "learning_rate": 0.01 if number == 3 else 0.0}
+            (sent,) = run(client, model, samples, knowledge=(shared, *told[name]), **keys).knowledge
+            assert isinstance(sent, DraftSet)
+            assert tuple(sent.convs) == (positions if number > 1 else (1, positions[-1]))
+            said.append((name, name, sent))
+            assert [phase.name for phase in client.phases()] == (["learn", "train"] if number == 3 else ["train"])
+            assert number < 3 or not equal(before, weights(model))
+        memory = _learn(teacher, memory, *said)
+        assert _left_out(teacher, memory, *said) == []
+        told = {name: teacher.tell(memory, cut=name, device="", lesson=LESSON) for name in told}
+        for (_, name, sent), (aims,) in zip(said, told.values(), strict=True):
+            assert {k: aims.convs[k].shape for k in aims.convs} == {k: sent.convs[k].shape for k in aims.convs}, name
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -75,6 +75,12 @@ def test_samples_that_go_through_again_come_when_all_gradients_are_there(again: 
     assert found == bound(kept + worst + 11 + 4)
 
 
+def test_what_a_method_adds_to_a_pass_counts_per_sample() -> None:
+    """Ten samples of 7 bytes on top of the pass."""
+    found = training_bytes(rows(), Workload(batch=10, sample_bytes=7), Shape(microbatch=10))
+    assert found == bound(1360 + 70 + 11)
+
+
 def test_gradients_that_are_kept_apart_come_on_top() -> None:
     """One sample: 640 gradients and a whole pass of 695, above twice 640 at the step; 40 are kept."""
     found = training_bytes(rows(), Workload(batch=1, again=1, apart=True), Shape(microbatch=1))
