@@ -31,13 +31,14 @@ _WAYS = ("down", "up", "once")
 def measure(*, quick: bool) -> list[Figure]:
     """Three figures for each method that is none over another."""
     names = [name for name in registry.names() if "+" not in name]
-    figures = []
     with tempfile.TemporaryDirectory(prefix="fedfit-bytes-") as folder:
-        for name in names[:3] if quick else names:
-            moved = simulated(name, Path(folder), settings={**_MODEL, **_MORE.get(name, {})})
-            found = {"down": moved.down, "up": moved.up, "once": moved.once}
-            figures += [Figure(name=f"{name}: {way}", unit="bytes", values=(found[way],)) for way in _WAYS]
-    return figures
+        return [figure for name in (names[:3] if quick else names) for figure in _of(name, Path(folder))]
+
+
+def _of(name: str, folder: Path) -> list[Figure]:
+    moved = simulated(name, folder, settings={**_MODEL, **_MORE.get(name, {})})
+    found = {"down": moved.down, "up": moved.up, "once": moved.once}
+    return [Figure(name=f"{name}: {way}", unit="bytes", values=(found[way],)) for way in _WAYS]
 
 
 def differs(name: str) -> str:

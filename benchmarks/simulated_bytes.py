@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -34,15 +33,20 @@ def simulated(method: str, folder: Path, *, settings: Mapping[str, object], roun
     for key, value in {**fixed, **settings}.items():
         flags += ["--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}"]
     command = [sys.executable, "-m", "coordinator", "simulate", *flags, "--format", "json", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, timeout=1800, env=dict(os.environ), check=False)
+    done = subprocess.run(command, capture_output=True, timeout=1800, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{method}: {done.stderr.decode()[-500:]}")
+    return _read(out)
+
+
+def _read(out: Path) -> Moved:
+    """Of a finished run."""
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     first, last = lines[0], lines[-1]
     return Moved(
         up=last["bytes_up"],
         down=last["bytes_down"],
-        once=first["bytes_down"] - last["bytes_down"],
+        once=max(0, first["bytes_down"] - last["bytes_down"]),
         model=out / "model.bin",
     )
 
