@@ -230,7 +230,8 @@ class Federation:
 
     # when things happened
 
-    def _said(self, name: str) -> Iterator[tuple[float, str]]:
+    def said(self, name: str) -> Iterator[tuple[float, str]]:
+        """Moments and lines of a log."""
         for line in (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").splitlines():
             if found := _LINE.match(line):
                 moment = datetime.datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f")
@@ -256,12 +257,16 @@ class Federation:
 
     def round_seconds(self, run: str) -> list[float]:
         """Per round, from the first assignment to the committed model; all that the coordinator's log tells."""
+        return [end - begin for begin, end in self.spans(run)]
+
+    def spans(self, run: str) -> list[tuple[float, float]]:
+        """Per round the moments of its first assignment and of its committed model."""
         asked = self._moments("coordinator", rf"run {run} round \d+: asks")
         committed = self._moments("coordinator", rf"run {run} round \d+: committed")
-        return [end - begin for begin, end in zip(asked, committed, strict=True)]
+        return list(zip(asked, committed, strict=True))
 
     def _moments(self, name: str, pattern: str) -> list[float]:
-        return [moment for moment, text in self._said(name) if re.match(pattern, text)]
+        return [moment for moment, text in self.said(name) if re.match(pattern, text)]
 
 
 def cpu_s(pid: int) -> float:

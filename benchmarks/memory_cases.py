@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,29 +78,29 @@ def cache() -> Iterator[Path]:
         yield Path(folder)
 
 
-def run_of(case: Case) -> RunFile:
-    """As a run file would say it."""
+def run_of(case: Case, parameters: Mapping[str, Any] = {}) -> RunFile:
+    """As a run file would say it; `parameters` are the method's."""
     table = {
         "name": "bench",
         "model": MODELS[case.model],
         "classes": [str(number) for number in range(10)],
-        "method": {"name": case.method, **({"mutual": case.num_models} if case.num_models > 1 else {})},
+        "method": {"name": case.method, **({"mutual": case.num_models} if case.num_models > 1 else {}), **parameters},
         "train": {"batch": case.batch, **OPTIMIZERS[case.optimizer]},
     }
     return parse_table(RunFile, table, source="benchmark")
 
 
-def rows_of(case: Case, folder: Path) -> ModelRows:
+def rows_of(case: Case, folder: Path, parameters: Mapping[str, Any] = {}) -> ModelRows:
     """Calibrated here, or found in the folder."""
-    run = run_of(case)
+    run = run_of(case, parameters)
     rules = methods.plan_rules(run.method.name, run.method.parameters)
     assert run.model is not None
     return calibrated(job_for(run, rules, run.model.input, cut=case.slice), folder)
 
 
-def fitting_of(case: Case, rows: ModelRows, **room: int) -> Fitting:
+def fitting_of(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}, **room: int) -> Fitting:
     """For plans."""
-    run = run_of(case)
+    run = run_of(case, parameters)
     return Fitting(run=run, rules=methods.plan_rules(run.method.name, run.method.parameters), rows=rows, **room)
 
 
@@ -123,12 +123,12 @@ def shape_of(case: Case, rows: ModelRows) -> Shape:
     )
 
 
-def predicted(case: Case, rows: ModelRows) -> int:
+def predicted(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}, **room: int) -> int:
     """What training adds at most."""
-    return training_bytes(rows, fitting_of(case, rows).workload(), shape_of(case, rows))
+    return training_bytes(rows, fitting_of(case, rows, parameters, **room).workload(), shape_of(case, rows))
 
 
-def plan_of(case: Case, rows: ModelRows) -> TrainingPlan:
+def plan_of(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}) -> TrainingPlan:
     """The case as a worker gets it."""
     shape = shape_of(case, rows)
     return TrainingPlan(
@@ -143,7 +143,7 @@ def plan_of(case: Case, rows: ModelRows) -> TrainingPlan:
         num_models=shape.num_models,
         budget_bytes=0,
         predicted_bytes=0,
-        training_bytes=predicted(case, rows),
+        training_bytes=predicted(case, rows, parameters),
     )
 
 

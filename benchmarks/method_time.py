@@ -12,10 +12,12 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from benchmarks.figures import Figure
 from edge_client.device import guard
@@ -38,10 +40,11 @@ def measure(*, quick: bool) -> list[Figure]:
     ]
 
 
-def _ratios(turns: int, names: Sequence[str]) -> dict[str, list[float]]:
+def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[float]]:
     import torch
     from torch import Tensor
 
+    from edge_client.assignment import StoredTensors
     from edge_client.errors import FedfitError
     from edge_client.methods import registry
     from edge_client.methods.base import Job, Method
@@ -50,6 +53,8 @@ def _ratios(turns: int, names: Sequence[str]) -> dict[str, list[float]]:
     from edge_client.models.layout import allows_channels_last, to_channels_last
     from edge_client.models.slicing import parse
     from edge_client.training.loop import Settings, generator, train
+    from edge_client.wire.container import MODEL_PREFIX
+    from edge_client.wire.tensors import codec_for, write_container
 
     torch.set_num_threads(1)
     x, labels = torch.randn(_STEPS * _BATCH, *_SHAPE), torch.randint(0, 10, (_STEPS * _BATCH,))
@@ -73,6 +78,13 @@ def _ratios(turns: int, names: Sequence[str]) -> dict[str, list[float]]:
             to_channels_last(made)
         return made
 
+    def stored(model: Model) -> StoredTensors:
+        """In a file, as they come to a device."""
+        tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
+        table = [(name, codec_for(value, "fp32"), tuple(value.shape)) for name, value in tensors.items()]
+        write_container(folder / "model.bin", {}, table, iter(tensors.values()))
+        return StoredTensors(folder / "model.bin", MODEL_PREFIX)
+
     def trained(name: str, state: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         """Seconds of a round that begins with this state, and the state that it leaves."""
         torch.manual_seed(1)
@@ -93,6 +105,7 @@ def _ratios(turns: int, names: Sequence[str]) -> dict[str, list[float]]:
                 rng=lambda purpose: generator(1, purpose),
                 state={key: value.clone() for key, value in state.items()},
                 extra=extra,
+                received=stored(model),
                 build=partial(built, method),
             )
         )
@@ -117,4 +130,5 @@ def _ratios(turns: int, names: Sequence[str]) -> dict[str, list[float]]:
 
 if __name__ == "__main__":
     guard.pin_malloc()
-    print(json.dumps(_ratios(int(sys.argv[1]), sys.argv[2:])))
+    with tempfile.TemporaryDirectory(prefix="fedfit-time-") as scratch:
+        print(json.dumps(_ratios(int(sys.argv[1]), sys.argv[2:], Path(scratch))))

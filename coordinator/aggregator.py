@@ -11,7 +11,8 @@ job's `id`; it ends at the end of its input, and dies with its parent. Paths are
     tell    run, model, slice, device, round, out    sha256, length: the knowledge that devices are told
     study   run, model, version                      begins what the method makes of a version beside the next round
     check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
-    fold    run, round, model, base, updates, ...    sha256, length: the next model
+    fold    run, round, model, base, updates, ...    sha256, length: the next model; left_out: knowledge of which
+                                                     devices could not be used, and why; study: when it was done
     evaluate run, task, model, data                  results: of each slice num_samples, num_correct, loss_sum and
                                                      confusion on an npz file
     probe   run, task, round, model, base, updates,  comparison, labels, pictures: how alike the devices' models are
@@ -33,6 +34,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -532,15 +534,25 @@ def _fold(job: FoldJob) -> Reply:
     faults.point("aggregator.fold.begin")
     with ContainerReader(Path(job.model)) as reader:
         teacher = _cutter(job.run, job.task).method.teacher
-        studied = _studies().result(job.run, Path(job.model), job.round - 1) if _does_study(job.run) else {}
-        rows, memory = learnt(teacher, reader, _updates(job), job.run, round_=job.round, studied=studied)
+        studied, told = _joined(job)
+        (rows, memory), missing = learnt(teacher, reader, _updates(job), job.run, round_=job.round, studied=studied)
         model = [entry for entry in reader.header.entries if not entry.name.startswith(MEMORY_PREFIX)]
         table = [*((entry.name, entry.codec, entry.shape) for entry in model), *rows]
         remembered = ((name, tensor) for (name, _, _), tensor in zip(rows, memory, strict=True))
         folded = itertools.chain(_folded(job, reader), remembered)
         reply = _write(job.out, table, _in_order(folded, table), reader.header.meta)
     faults.point("aggregator.fold.written")
-    return reply
+    return {**reply, "left_out": [records.to_map(found) for found in missing], **told}
+
+
+def _joined(job: FoldJob) -> tuple[Mapping[str, Tensor], Reply]:
+    """What the method made of the version before, beside the round; and how long this fold waited for it."""
+    if not _does_study(job.run):
+        return {}, {}
+    begin = time.monotonic()
+    study = _studies().result(job.run, Path(job.model), job.round - 1)
+    waited_s = time.monotonic() - begin
+    return study.made, {"study": {"began_s": study.began_s, "ended_s": study.ended_s, "waited_s": waited_s}}
 
 
 def _updates(job: FoldJob) -> list[FrozenUpdate]:

@@ -21,7 +21,9 @@ from edge_client import files
 from edge_client.errors import InputError
 from edge_client.files import format_bytes
 from edge_client.methods import coverage, registry
+from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.models import registry as models
+from edge_client.models.slicing import parse
 from edge_client.records import Report, TrainingPlan, to_map
 from edge_client.wire.container import (
     EXTRA_PREFIX,
@@ -36,7 +38,7 @@ from edge_client.wire.container import (
 
 if TYPE_CHECKING:
     from edge_client.knowledge.kinds import Knowledge
-    from edge_client.methods.base import Method
+    from edge_client.methods.base import Method, Traffic
     from edge_client.models.contract import Model
 
 __all__ = ["add_methods", "describe_method"]
@@ -112,7 +114,14 @@ def describe_method(
     method = registry.get(name, parameters, rungs)
     built = models.build(model, input_shape=input_shape, num_classes=num_classes, options={})
     method.check(built)
-    sizes = [_bytes(method, built, rung, codec) for rung in rungs]
+
+    def traffic(rung: str) -> Traffic:
+        """Features of a slice may be narrower."""
+        options: Json = {"input_shape": input_shape, "num_classes": num_classes, "options": {}}
+        whole = rung == WHOLE_MODEL or not registry.knowledge(name, parameters)
+        return method.traffic(built if whole else models.build(model, cut=parse(rung), **options))
+
+    sizes = [_bytes(method, built, rung, codec, traffic(rung)) for rung in rungs]
     return {
         "name": name,
         **_about(method),
@@ -123,7 +132,7 @@ def describe_method(
     }
 
 
-def _bytes(method: Method, model: Model, cut: str, codec: str) -> Json:
+def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -> Json:
     """What travels to and from a device with a slice."""
     meta = coverage.describe(
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
@@ -131,7 +140,6 @@ def _bytes(method: Method, model: Model, cut: str, codec: str) -> Json:
     table = _rows(method, model, cut, codec)
     lacking = coverage.left_out([name for name, _, _ in table], None, method.plans, meta)
     weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
-    known = method.traffic(model)
     down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
     up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]
     return {

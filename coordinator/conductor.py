@@ -26,7 +26,17 @@ from coordinator.rounds import RunMachine
 from coordinator.similarity_record import Compared, Findings
 from coordinator.slice_choice import SliceChoice
 from coordinator.stopping import learning_rate
-from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, ModelRow, PartRow, RunRow, Store, UpdateRow
+from coordinator.store.base import (
+    SERVER,
+    EvaluationRow,
+    LeaseRow,
+    LeftOutRow,
+    ModelRow,
+    PartRow,
+    RunRow,
+    Store,
+    UpdateRow,
+)
 from coordinator.transfers import Arrived, Downloads, Uploads
 from edge_client import durable, faults
 from edge_client.blobs import BlobStore
@@ -97,6 +107,7 @@ class Conductor:
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
         self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
         self._rules: KnowledgeRules | None = None  # of the active run, if its devices exchange knowledge
+        self._left_out: list[LeftOutRow] = []  # of the fold that is about to be committed
         self._is_cut = False  # whether devices may get different parts of the model
         self._parts: dict[str, PartRow] = {}  # of what is sent: slice or key of knowledge -> how it travels
         self._cutting: dict[str, dict[str, rounds.SendAssign]] = {}  # what is being made of these -> leases that wait
@@ -606,7 +617,8 @@ class Conductor:
                 case rounds.Fold():
                     self._fold(instruction)
                 case rounds.Commit(round_, model):
-                    store.commit_round(round_.number, round_.attempt, model)
+                    self._tell_left_out(round_.run)
+                    store.commit_round(round_.number, round_.attempt, model, self._left_out)
                     self.model = model
                     self._parts = {}
                     self._observe_drops()
@@ -826,11 +838,28 @@ class Conductor:
             "out": str(out),
         }
 
-        def folded(_run: RunRow, row: ModelRow) -> None:
+        def folded(answer: Answer) -> None:
+            missing, number = answer.get("left_out", ()), fold.round.number
+            self._left_out = [LeftOutRow(run=run.id, round=number, **found) for found in missing]
+            if study := answer.get("study"):
+                took = (study["ended_s"] - study["began_s"], study["began_s"], study["waited_s"])
+                whose = about(run=run.id, round=number)
+                said = "run %s round %d: a study beside it took %.3f s from %.3f on, its fold waited %.3f s for that"
+                log.info(said, run.id, number, *took, extra=whose)
+            self._made(run, model.version + 1, out, fold.set_hash, answer, committed)
+
+        def committed(_run: RunRow, row: ModelRow) -> None:
             self._compare(fold, row, then=lambda: self._handle(rounds.Folded(row), time.monotonic()))
 
-        version = model.version + 1
-        self._aggregation.submit(job, lambda answer: self._made(run, version, out, fold.set_hash, answer, folded))
+        self._aggregation.submit(job, folded)
+
+    def _tell_left_out(self, run_id: str) -> None:
+        """Log what is new; the same in every round is told once."""
+        known = {(row.device, row.code): row.detail for row in self._store.left_out(run_id)}
+        for row in self._left_out:
+            if known.get((row.device, row.code)) != row.detail:
+                whose = about(device=row.device or None, run=row.run, round=row.round)
+                log.warning("%s: %s: %s", row.device or "all devices", row.code, row.detail, extra=whose)
 
     def _compare(self, fold: rounds.Fold, made: ModelRow, *, then: Callable[[], None]) -> None:
         """Have the models of a round compared, if that is due, while its updates are there; then go on, whatever came.

@@ -166,6 +166,10 @@ class RoundLog:
                 "training": max((device["peak"] - device["base"] for device in self._trained()), default=0),
             },
             "per_device": self._per_device(run),
+            "left_out": [
+                {"device": found.device or None, "round": found.round, "code": found.code, "detail": found.detail}
+                for found in self._store.left_out(run)
+            ],
         }
 
     def _trained(self) -> Iterator[Json]:

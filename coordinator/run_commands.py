@@ -12,7 +12,7 @@ from coordinator import environment, evaluation, similarity_record
 from coordinator.eligibility import Obstacle
 from coordinator.reference_bytes import whole_model_bytes
 from coordinator.rounds import RunMachine
-from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, RoundRow, RunRow
+from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, LeftOutRow, RoundRow, RunRow
 from edge_client.errors import ConflictError, InputError, NoSuchNameError, PayloadError
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
@@ -215,6 +215,7 @@ class RunCommands:
             "moved_by_round": _moved_by_round(rounds)[-newest:] if newest > 0 else [],
             "leases": self._leases(row),
             "failures": [_failure(lease) for lease in store.run_failures(row.id, _SHOWN_FAILURES)],
+            "left_out": [_left_out(found) for found in store.left_out(row.id)],
             "devices": self._devices(row),
             "barred": self._barred(from_map(RunFile, row.file)),
             "progress": self._progress(row),
@@ -371,6 +372,10 @@ def _moved_by_round(rounds: Sequence[RoundRow]) -> list[Json]:
         for number, (up, down) in sorted(totals.items())
         if number - 1 in totals
     ]
+
+
+def _left_out(row: LeftOutRow) -> Json:
+    return {"device": row.device or None, "round": row.round, "code": row.code, "detail": row.detail}
 
 
 def _failure(lease: LeaseRow) -> Json:

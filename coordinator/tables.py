@@ -25,6 +25,8 @@ __all__ = [
 
 Json = dict[str, Any]
 
+_MAX_LEFT_OUT = 20
+
 
 def align(headers: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = ()) -> str:
     """A table with padded columns; those in `right` are numbers."""
@@ -189,9 +191,19 @@ def run(data: Json) -> str:
         pieces.append(_run_devices(data["devices"]))
     if data["failures"]:
         pieces.append("\n".join(failure(found) for found in data["failures"]))
+    if data["left_out"]:
+        pieces.append(_left_out(data["left_out"]))
     abandoned = [r for r in data["round_rows"] if r["state"] == "ABANDONED"]
     pieces += [f"round {r['number']}, try {r['attempt']}: abandoned, {plain(r['reason'])}" for r in abandoned]
     return "\n\n".join(piece for piece in pieces if piece)
+
+
+def _left_out(rows: Sequence[Json]) -> str:
+    """Knowledge that was not there or could not be used; the run goes on without it."""
+    shown = [[r["device"] or "all", r["round"], r["code"], plain(r["detail"])] for r in rows[:_MAX_LEFT_OUT]]
+    rest = len(rows) - len(shown)
+    more = f"\nand {rest} more (--format json has all)" if rest > 0 else ""
+    return align(["without", "last in round", "code", "why"], shown, right=(1,)) + more
 
 
 def failure(found: Json) -> str:

@@ -8,8 +8,10 @@ Does not cover: what is learnt (`edge_client.methods`), who is told when (`condu
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -18,12 +20,12 @@ from coordinator.frozen import FrozenUpdate
 from edge_client.knowledge.kinds import Knowledge, PublicSamples, named_tensors, parse
 from edge_client.knowledge.schema import KNOWLEDGE_PREFIX, PUBLIC_PART, Limits
 from edge_client.methods import registry
-from edge_client.methods.base import Header, Lesson, Teacher
+from edge_client.methods.base import Header, LeftOut, Lesson, Received, Teacher
 from edge_client.run_file import RunFile
 from edge_client.wire.container import MEMORY_PREFIX, Entry, TableRow, read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, read_entry
 
-__all__ = ["Memory", "Studies", "Written", "check_values", "first_memory", "learnt", "public", "told"]
+__all__ = ["Memory", "Studies", "Study", "Written", "check_values", "first_memory", "learnt", "public", "told"]
 
 Written = tuple[list[TableRow], list[Tensor]]  # table and values of tensors that are to be written
 
@@ -60,10 +62,10 @@ def learnt(
     *,
     round_: int,
     studied: Mapping[str, Tensor],
-) -> Written:
-    """The memory after a round."""
+) -> tuple[Written, list[LeftOut]]:
+    """The memory after a round, and what could not be learnt from."""
     if teacher is None:
-        return [], []
+        return ([], []), []
     limits = registry.knowledge_limits(run)
 
     def received() -> Iterator[tuple[Header, tuple[Knowledge, ...]]]:
@@ -73,8 +75,29 @@ def learnt(
                 header = Header(device=update.device, num_samples=update.num_samples, slice=update.slice)
                 yield header, items
 
-    after = _stored(teacher.learn(Memory(reader), received, _lesson(run, round_), studied))
-    return [(name, codec_for(value, "fp32"), value.shape) for name, value in after.items()], list(after.values())
+    memory, lesson = Memory(reader), _lesson(run, round_)
+    after = _stored(teacher.learn(memory, received, lesson, studied))
+    missing = list(teacher.left_out(memory, received, lesson))
+    missing += _silent(received, updates) if limits.kinds and all(found.device for found in missing) else []
+    table: list[TableRow] = [(name, codec_for(value, "fp32"), value.shape) for name, value in after.items()]
+    return (table, list(after.values())), missing
+
+
+def _silent(received: Received, updates: Sequence[FrozenUpdate]) -> Iterator[LeftOut]:
+    """Devices that had nothing to tell: their owners, or too few samples, hold it back."""
+    heard = {header.device for header, _ in received()}
+    for update in updates:
+        if update.device not in heard:
+            yield LeftOut(device=update.device, code="silent", detail="it trained, and had no knowledge to tell")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What a teacher made beside a round, and when: seconds since the epoch, for people."""
+
+    made: dict[str, Tensor] = field(default_factory=dict)
+    began_s: float
+    ended_s: float
 
 
 class Studies:
@@ -85,7 +108,7 @@ class Studies:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="study")
-        self._begun: dict[tuple[str, int], Future[dict[str, Tensor]]] = {}
+        self._begun: dict[tuple[str, int], Future[Study]] = {}
 
     def begin(self, run: RunFile, model: Path, version: int) -> None:
         """Study a version's memory; what was begun for another is forgotten."""
@@ -93,17 +116,18 @@ class Studies:
         if key not in self._begun:
             self._begun = {key: self._pool.submit(_studied, run, model, version)}
 
-    def result(self, run: RunFile, model: Path, version: int) -> dict[str, Tensor]:
+    def result(self, run: RunFile, model: Path, version: int) -> Study:
         """What came out of it; waits until it is there."""
         self.begin(run, model, version)
         return self._begun.pop((str(model), version)).result()
 
 
-def _studied(run: RunFile, model: Path, version: int) -> dict[str, Tensor]:
-    teacher = registry.get(run.method.name, run.method.parameters).teacher
+def _studied(run: RunFile, model: Path, version: int) -> Study:
+    teacher, began = registry.get(run.method.name, run.method.parameters).teacher, time.time()
     assert teacher is not None
     with ContainerReader(model) as reader:
-        return dict(teacher.study(Memory(reader), _lesson(run, version)))
+        made = dict(teacher.study(Memory(reader), _lesson(run, version)))
+    return Study(made=made, began_s=began, ended_s=time.time())
 
 
 def _stored(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -140,8 +164,9 @@ def told(teacher: Teacher, reader: ContainerReader, run: RunFile, *, cut: str, d
 
 
 def public(reader: ContainerReader, run: RunFile) -> Written:
-    """The shared samples, which every version has; devices fetch equal bytes once."""
-    return _travelling([PublicSamples(values=Memory(reader)[PUBLIC_PART])], run)
+    """The shared samples, which every version has; devices fetch equal bytes once. Of an empty set nothing travels."""
+    values = Memory(reader)[PUBLIC_PART]
+    return _travelling([PublicSamples(values=values)] if len(values) else [], run)
 
 
 def _travelling(items: Iterable[Knowledge], run: RunFile) -> Written:

@@ -266,6 +266,7 @@ class _Work:
             half=half,
             num_samples=len(self.train_data),
             disk_bytes=min(durable.free_bytes(self.workdir) // 2, self.device.limits.disk),
+            sample_bytes=self.method.sample_bytes(self.model),
         )
         if self.fitting.rows.channels_last:
             to_channels_last(self.model)
@@ -588,6 +589,7 @@ class _Work:
             rng=lambda purpose: generator(order.seed, "method", purpose),
             state=read_state(Path(order.method_state), order.slice) if order.method_state else {},
             extra=self.extra,
+            received=StoredTensors(self._received(), MODEL_PREFIX, whole=EXTRA_PREFIX),
             build=self._build_another,
             data=self.train_data,
             knowledge=self._told(),
@@ -706,16 +708,18 @@ def _read_json(path: Path) -> Any:
 class StoredTensors(Mapping[str, Tensor]):
     """Those of a file whose names begin with `prefix`, by the rest of their names; each is read when it is asked for.
 
-    Peers, control variates and earlier models are as large as the model, and not all of them are needed at once.
+    Peers, control variates and earlier models are as large as the model, and not all of them are needed at once. With
+    `whole`, also those whose names begin with that, by their whole names.
     """
 
-    def __init__(self, path: Path, prefix: str = "") -> None:
+    def __init__(self, path: Path, prefix: str = "", *, whole: str | None = None) -> None:
         self._path = path
         self._entries: dict[str, Entry] = {}
         if path.exists():
             header = read_header(path)
             self._offset = header.data_offset
-            found = (entry for entry in header.entries if entry.name.startswith(prefix))
+            known = (prefix,) if whole is None else (prefix, whole)
+            found = (entry for entry in header.entries if entry.name.startswith(known))
             self._entries = {entry.name.removeprefix(prefix): entry for entry in found}
 
     def __getitem__(self, name: str) -> Tensor:

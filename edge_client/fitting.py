@@ -88,6 +88,7 @@ class Fitting:
     half: ModelRows | None = None  # the same in bf16, where that may be used
     num_samples: int = 0
     disk_bytes: int = 0
+    sample_bytes: int = 0  # that the method adds to a pass, per sample
 
     @classmethod
     def of(
@@ -101,13 +102,21 @@ class Fitting:
         half: ModelRows | None,
         num_samples: int,
         disk_bytes: int,
+        sample_bytes: int = 0,
     ) -> Fitting:
         """With rows from shapes if there are no better ones."""
         if rows is None:
             _log.warning("this model was not measured: planned from shapes, which needs more room than the truth")
             rows = rows_from_shapes(model, channels_last=allows_channels_last(model))
         return cls(
-            run=run, rules=rules, rung=rung, rows=rows, half=half, num_samples=num_samples, disk_bytes=disk_bytes
+            run=run,
+            rules=rules,
+            rung=rung,
+            rows=rows,
+            half=half,
+            num_samples=num_samples,
+            disk_bytes=disk_bytes,
+            sample_bytes=sample_bytes,
         )
 
     def choose(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> planner.Choice:
@@ -135,7 +144,8 @@ class Fitting:
 
     def workload(self) -> Workload:
         """What decides the memory beside the model."""
-        return Workload.of(self.run.train, self.rules, num_samples=self.num_samples)
+        more = {"num_samples": self.num_samples, "sample_bytes": self.sample_bytes}
+        return Workload.of(self.run.train, self.rules, **more)
 
     def plan(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> TrainingPlan:
         """Only the plan."""

@@ -127,6 +127,10 @@ class PlanRules:
     max_models: int = 1  # models that a device with surplus memory trains side by side
     weight_copies: int = 0  # of all weights, that a device keeps while it trains
     step_copies: int = 0  # of one parameter, that a device makes after a pass
+    again: int = 0  # samples that go through the model once more in a step, unit by unit, when all gradients are there
+    apart: bool = False  # the gradients of those are kept beside the others, and the pass is a whole one
+    optimizers: int = 1  # that each have a state
+    recomputes: bool = True  # units may be made again in backward; not where the method looks inside of them
     cost: str = "measured"  # or table-1: groups by the rule of FeDepth's authors, to compare results with theirs
     masked: bool = True  # an update lacks what its plan leaves untrained; otherwise that is sent as it came
 

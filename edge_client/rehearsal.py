@@ -6,8 +6,9 @@ Covers: building, layout, warm-up, a client half that has begun. Does not cover:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 import edge_client.assignment  # all that a worker loads: its base is measured here  # noqa: F401
 from edge_client.data.sources import open_data
 from edge_client.files import DataSection
+from edge_client.knowledge.kinds import Knowledge
 from edge_client.methods import registry
 from edge_client.methods.base import Client, Job, Method
 from edge_client.models.contract import Model
@@ -26,8 +28,10 @@ from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, recipe
 from edge_client.task import read_source
 from edge_client.task_files import split_place
+from edge_client.training import optimizers
 from edge_client.training.loop import Settings, generator
 from edge_client.training.warmup import warm_up
+from edge_client.wire.container import EXTRA_PREFIX
 
 __all__ = ["RandomSamples", "Rehearsal", "prepare"]
 
@@ -45,6 +49,25 @@ class RandomSamples:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """New random numbers at every call."""
         return torch.rand(len(indices), *self._shape), self.labels[indices]
+
+
+class _Received(Mapping[str, Tensor]):
+    """The model's parameters as if they were read from the file that they came in: new memory at every call."""
+
+    def __init__(self, model: Model, extra: Mapping[str, Tensor]) -> None:
+        self._tensors = {**dict(model.named_parameters()), **{EXTRA_PREFIX + name: extra[name] for name in extra}}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name].detach().clone(memory_format=torch.contiguous_format)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +91,29 @@ class Rehearsal:
         """Random ones of the model's shape."""
         return RandomSamples(self.model.input_shape, num_samples, self.num_classes)
 
-    def client(self, plan: TrainingPlan, *, epochs: int = 1) -> Client:
+    def client(
+        self, plan: TrainingPlan, *, epochs: int = 1, round: int = 1, knowledge: tuple[Knowledge, ...] = ()
+    ) -> Client:
         """The method's client half, begun with a plan."""
-        client = self.method.client()
+        client, section, extra = self.method.client(), self.run.train, self._extra()
         job = Job(
             model=self.model,
-            round=1,
-            num_rounds=1,
+            round=round,
+            num_rounds=round,
             epochs=epochs,
             learning_rate=0.0,
             class_counts=(1,) * self.num_classes,
             slice=self.slice,
             plan=plan,
             rng=lambda purpose: generator(0, purpose),
-            extra=self._extra(),
+            extra=extra,
+            received=_Received(self.model, extra),
             build=self._build_another,
+            data=self.samples(plan.microbatch),
+            knowledge=knowledge,
+            optimizer=partial(
+                optimizers.make, section.optimizer, momentum=section.momentum, weight_decay=section.weight_decay
+            ),
         )
         client.begin(job)
         return client

@@ -11,6 +11,7 @@ from coordinator.store.base import (
     DeviceRow,
     EvaluationRow,
     LeaseRow,
+    LeftOutRow,
     ModelRow,
     PartRow,
     RoundRow,
@@ -63,6 +64,11 @@ def model_row(version: int, run: str = "r-1", **changes: Any) -> ModelRow:
 def part_row(version: int, cut: str = "width:1/2", run: str = "r-1") -> PartRow:
     """A slice of a version."""
     return PartRow(run=run, version=version, slice=cut, sha256=digest(f"{run} {version} {cut}"), length=50)
+
+
+def left_out_row(device: str = "a", code: str = "silent", round: int = 1, run: str = "r-1", **more: Any) -> LeftOutRow:
+    """A device of which something is missing."""
+    return LeftOutRow(**{"run": run, "device": device, "code": code, "round": round, "detail": "why"} | more)
 
 
 def round_row(number: int = 1, attempt: int = 1, run: str = "r-1", **changes: Any) -> RoundRow:

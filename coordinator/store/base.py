@@ -26,6 +26,7 @@ __all__ = [
     "DeviceRow",
     "EvaluationRow",
     "LeaseRow",
+    "LeftOutRow",
     "ModelRow",
     "PartRow",
     "RoundRow",
@@ -183,6 +184,17 @@ class DeploymentRow:
     created_s: int = 0  # wall clock, for people only
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutRow:
+    """Knowledge that a run could not use, of a device or of all (`device` is empty); one per run, device and code."""
+
+    run: str
+    device: str
+    code: str
+    round: int  # the newest in which it was so
+    detail: str
+
+
 class Store(Protocol):
     """The contract; `tests/contracts/test_store.py` runs over every implementation.
 
@@ -274,7 +286,14 @@ class Store(Protocol):
     def update_of_lease(self, lease_id: str) -> UpdateRow | None: ...
     def last_counted_lease(self, run_id: str, device: str) -> str | None: ...
     def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None: ...
-    def commit_round(self, number: int, attempt: int, model: ModelRow) -> None: ...
+    def commit_round(
+        self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()
+    ) -> None:
+        """The new version, the end of its round and what knowledge it was made without, together."""
+
+    def left_out(self, run_id: str) -> list[LeftOutRow]:
+        """What a run could not use, by device and code."""
+
     def announce(self, run_id: str, number: int, attempt: int) -> None:
         """The devices have been told; what has travelled for the run by now is kept with the round."""
 

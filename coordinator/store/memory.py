@@ -27,6 +27,7 @@ from coordinator.store.base import (
     DeviceRow,
     EvaluationRow,
     LeaseRow,
+    LeftOutRow,
     ModelRow,
     PartRow,
     RoundRow,
@@ -92,6 +93,7 @@ class MemoryStore:
         self._counted: _Table[tuple[str, int, int, str], str] = _Table(self._journal)  # run, round, attempt, device
         self._evaluations: _Table[tuple[str, int, str, str], EvaluationRow] = _Table(self._journal)
         self._traffic: _Table[tuple[str, str], tuple[int, int]] = _Table(self._journal)
+        self._left_out: _Table[tuple[str, str, str], LeftOutRow] = _Table(self._journal)  # run, device, code
         self._remembered: _Table[tuple[str, str], Mapping[str, Any]] = _Table(self._journal)
         self._deployments: _Table[tuple[str, str], DeploymentRow] = _Table(self._journal)  # id, device
 
@@ -194,6 +196,7 @@ class MemoryStore:
                 self._rounds,
                 self._evaluations,
                 self._traffic,
+                self._left_out,
                 self._remembered,
             )
             for table in tables:
@@ -457,10 +460,14 @@ class MemoryStore:
         with self._transaction("freeze"):
             self._rounds.change((run_id, number, attempt), state="FROZEN")
 
-    def commit_round(self, number: int, attempt: int, model: ModelRow) -> None:
-        """The new version and the end of its round, together."""
+    def commit_round(
+        self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()
+    ) -> None:
+        """The new version, the end of its round and what knowledge it was made without, together."""
         with self._transaction("round"):
             self._insert_model(model)
+            for row in left_out:
+                self._left_out.put((row.run, row.device, row.code), row)
             self._rounds.change((model.run, number, attempt), state="COMMITTED")
 
     def announce(self, run_id: str, number: int, attempt: int) -> None:
@@ -474,6 +481,10 @@ class MemoryStore:
         """The attempt ends without a model; its updates stay on record and count nowhere."""
         with self._transaction("abandon"):
             self._rounds.change((run_id, number, attempt), state="ABANDONED", reason=reason)
+
+    def left_out(self, run_id: str) -> list[LeftOutRow]:
+        """What a run could not use, by device and code."""
+        return [row for key, row in sorted(self._left_out.rows.items()) if key[0] == run_id]
 
     # what follows from it
 
@@ -597,9 +608,9 @@ class MemoryStore:
     def _copy_run(self, run: RunRow, other: SqliteStore) -> None:
         """Rows as they are: calls that would change another row name one that does not exist."""
         other.add_run(run)
-        nothing = -1
+        nothing, left_out = -1, self.left_out(run.id)
         for model in self.models(run.id):
-            other.commit_round(nothing, nothing, model)
+            other.commit_round(nothing, nothing, model, left_out)
         for part in self.parts(run.id):
             other.add_part(part)
         for round_ in self.rounds(run.id):

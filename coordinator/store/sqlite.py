@@ -16,6 +16,7 @@ from coordinator.store.base import (
     DeviceRow,
     EvaluationRow,
     LeaseRow,
+    LeftOutRow,
     ModelRow,
     PartRow,
     RoundRow,
@@ -30,7 +31,7 @@ __all__ = ["SqliteStore", "read_meta"]
 
 T = TypeVar("T")
 
-_LAYOUT = 6
+_LAYOUT = 7
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -87,6 +88,10 @@ CREATE TABLE deployment (
     input TEXT NOT NULL, classes_sha256 TEXT NOT NULL, state TEXT NOT NULL, code TEXT NOT NULL, detail TEXT NOT NULL,
     created_s INTEGER NOT NULL, PRIMARY KEY (id, device)
 ) STRICT;
+CREATE TABLE left_out (
+    run TEXT NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, round INTEGER NOT NULL, detail TEXT NOT NULL,
+    PRIMARY KEY (run, device, code)
+) STRICT;
 """
 _MIGRATIONS = {  # layout -> what makes the next one of it
     1: """
@@ -130,6 +135,12 @@ CREATE TABLE deployment (
     architecture TEXT NOT NULL, precision TEXT NOT NULL, sha256 TEXT NOT NULL, length INTEGER NOT NULL,
     input TEXT NOT NULL, classes_sha256 TEXT NOT NULL, state TEXT NOT NULL, code TEXT NOT NULL, detail TEXT NOT NULL,
     created_s INTEGER NOT NULL, PRIMARY KEY (id, device)
+) STRICT;
+""",
+    6: """
+CREATE TABLE left_out (
+    run TEXT NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, round INTEGER NOT NULL, detail TEXT NOT NULL,
+    PRIMARY KEY (run, device, code)
 ) STRICT;
 """,
 }
@@ -313,8 +324,8 @@ class SqliteStore:
     def remove_run(self, run_id: str) -> None:
         """Forget a run and everything of it."""
         with self._transaction("run") as db:
-            tables = ("update_", "evaluation", "traffic", "run_device", "lease", "round", "part", "model", "deployment")
-            for table in tables:
+            own = ("update_", "evaluation", "traffic", "run_device", "lease", "round", "part", "left_out", "deployment")
+            for table in (*own, "model"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run_id,))
             db.execute("DELETE FROM run WHERE id = ?", (run_id,))
 
@@ -560,10 +571,16 @@ class SqliteStore:
                 (set_hash, run_id, number, attempt),
             )
 
-    def commit_round(self, number: int, attempt: int, model: ModelRow) -> None:
-        """The new version and the end of its round, together."""
+    def commit_round(
+        self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()
+    ) -> None:
+        """The new version, the end of its round and what knowledge it was made without, together."""
         with self._transaction("round") as db:
             self._insert("model", model)
+            for row in left_out:
+                key = (row.run, row.device, row.code)
+                db.execute("DELETE FROM left_out WHERE run = ? AND device = ? AND code = ?", key)
+                self._insert("left_out", row)
             db.execute(
                 "UPDATE round SET state = 'COMMITTED' WHERE run = ? AND number = ? AND attempt = ?",
                 (model.run, number, attempt),
@@ -587,6 +604,10 @@ class SqliteStore:
                 "UPDATE round SET state = 'ABANDONED', reason = ? WHERE run = ? AND number = ? AND attempt = ?",
                 (reason, run_id, number, attempt),
             )
+
+    def left_out(self, run_id: str) -> list[LeftOutRow]:
+        """What a run could not use, by device and code."""
+        return self._all(LeftOutRow, "SELECT * FROM left_out WHERE run = ? ORDER BY device, code", run_id)
 
     # what follows from it
 

@@ -26,6 +26,7 @@ __all__ = [
     "describe_data",
     "input_shape",
     "open_both",
+    "open_even_empty",
     "open_named",
     "open_test",
     "open_train",
@@ -72,16 +73,21 @@ def open_both(
     text: str, partition: str, shape: tuple[int, ...] | None = None
 ) -> tuple[SampleSet, SampleSet | None]:
     """The training set of that name, and its test set if it has one; a key that `partition` names must be there."""
-    kind, place = registry.split_source(text)
     wanted = registry.parse_partition(partition)
     key = wanted.name if wanted.kind == "key" else None
-    path = _there(Path(place), f"data {text!r}")
-    train = open_train(kind, path, key=key, shape=shape)
+    train = open_even_empty(text, key=key, shape=shape)
     if not len(train.labels.values):
         raise InputError(f"{train.where}: expected training samples, got none")
     if key is not None:
         find_key(train.keys, key, train.where)
-    return train, open_test(kind, path, inside=True)
+    kind, place = registry.split_source(text)
+    return train, open_test(kind, Path(place), inside=True)
+
+
+def open_even_empty(text: str, *, key: str | None = None, shape: tuple[int, ...] | None = None) -> SampleSet:
+    """The training set of that name, for those who can do without samples."""
+    kind, place = registry.split_source(text)
+    return open_train(kind, _there(Path(place), f"data {text!r}"), key=key, shape=shape)
 
 
 def _there(path: Path, what: str) -> Path:

@@ -35,6 +35,7 @@ __all__ = [
     "Frozen",
     "Header",
     "Job",
+    "LeftOut",
     "Lesson",
     "Method",
     "Outcome",
@@ -110,6 +111,15 @@ class Lesson:
     run: RunFile | None = None  # for teachers that have a model of their own
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Knowledge of a round that could not be used, or was not there; people read it in `coordinator run show`."""
+
+    device: str = ""  # empty: of all
+    code: str  # missing_class | class_count | other_samples | signature | no_public | silent
+    detail: str
+
+
 class Teacher(Protocol):
     """What the server makes of knowledge: a memory of named tensors, which may be others after each round."""
 
@@ -120,6 +130,9 @@ class Teacher(Protocol):
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """The memory after a round; a tensor of the old one is read when it is asked for. `studied`: of that one."""
+
+    def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
+        """What `learn` cannot use of the same knowledge, or misses in it; the others' is used all the same."""
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """What takes long and needs nothing but the memory after a round, `lesson`'s; made beside the next round."""
@@ -175,6 +188,11 @@ def no_knowledge(model: Model) -> Traffic:
     return Traffic()
 
 
+def add_nothing(model: Model) -> int:
+    """Most methods keep nothing of a pass but what the model itself does."""
+    return 0
+
+
 def fit_every_model(model: Model) -> None:
     """Most methods train any model."""
 
@@ -218,6 +236,7 @@ class Method:
     kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
     teacher: Teacher | None = None  # where devices exchange knowledge
     traffic: Callable[[Model], Traffic] = no_knowledge
+    sample_bytes: Callable[[Model], int] = add_nothing  # that a pass on a device takes beyond the model's, per sample
     notes: Callable[[Model], Mapping[str, Any]] = note_nothing  # for `fold`, which has no model
     check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from edge_client.knowledge.kinds import ClassTable, one
-from edge_client.methods.base import Header, Lesson, Received, Traffic
+from edge_client.methods.base import Header, LeftOut, Lesson, Received, Traffic
 from edge_client.models.contract import Model
 from edge_client.models.taps import flat_width, tapped
 from edge_client.run_file import RunFile
@@ -270,26 +270,32 @@ class ClassTeacher:
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Replace what the devices of this round said before."""
-        said = [
-            (header, item) for header, items in received() for item in items if isinstance(item, ClassTable)
-        ]
-        widths = {name: memory[name] for name in memory if name.startswith(_WIDTH)} | _usual_widths(said)
-        odd = [
-            (header, table)
-            for header, table in said
-            if table.label == "feature" and table.width != int(widths[_WIDTH + header.slice])
-        ]
-        for header, table in odd:
-            _log.warning("%s: features of %d numbers, others of its slice differ; left out", header.device, table.width)
-        said = [pair for pair in said if pair not in odd]
+        said = _said(received)
+        widths = _widths(memory, said)
         folded = fold_tables(
             _groups(memory),
-            ((header.device, table) for header, table in said),
+            ((header.device, table) for header, table in said if _fits(header, table, widths)),
             round=lesson.round,
             max_age=self._max_age,
         )
         tensors = {f"{group}/{name}": t for group, kept in folded.items() for name, t in kept.tensors().items()}
         return {**tensors, **widths}
+
+    def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
+        """Features of another width than those of most devices of the slice; classes that a device tells nothing of."""
+        said = _said(received)
+        widths = _widths(memory, said)
+        odd = [
+            LeftOut(
+                device=header.device,
+                code="signature",
+                detail=f"its features have {table.width} numbers, those of slice {header.slice!r} have "
+                f"{int(widths[_WIDTH + header.slice])}; its class means of features are left out",
+            )
+            for header, table in said
+            if not _fits(header, table, widths)
+        ]
+        return [*odd, *_missing_classes(said, lesson)]
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
@@ -310,9 +316,39 @@ class ClassTeacher:
 
 _WIDTH = "width/"
 _ALL = -1
+_MAX_NAMED = 5
+_Said = Sequence[tuple[Header, ClassTable]]
 
 
-def _usual_widths(said: Sequence[tuple[Header, ClassTable]]) -> dict[str, Tensor]:
+def _said(received: Received) -> _Said:
+    return [(header, item) for header, items in received() for item in items if isinstance(item, ClassTable)]
+
+
+def _widths(memory: Mapping[str, Tensor], said: _Said) -> dict[str, Tensor]:
+    """How wide features are, by slice: in this round, or as long as nobody says it, before."""
+    return {name: memory[name] for name in memory if name.startswith(_WIDTH)} | _usual_widths(said)
+
+
+def _fits(header: Header, table: ClassTable, widths: Mapping[str, Tensor]) -> bool:
+    return table.label != "feature" or table.width == int(widths[_WIDTH + header.slice])
+
+
+def _missing_classes(said: _Said, lesson: Lesson) -> Iterator[LeftOut]:
+    """Of each device the classes that none of its tables has."""
+    there: dict[str, set[int]] = {}
+    for header, table in said:
+        there.setdefault(header.device, set()).update(table.classes.tolist())
+    names = lesson.run.classes if lesson.run is not None else [str(number) for number in range(lesson.num_classes)]
+    for device, classes in there.items():
+        lacking = [repr(name) for number, name in enumerate(names) if number not in classes]
+        if lacking:
+            rest = len(lacking) - _MAX_NAMED
+            listed = ", ".join(lacking[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+            detail = f"tells nothing of {len(lacking)} of {len(names)} classes, having no or too few samples: {listed}"
+            yield LeftOut(device=device, code="missing_class", detail=detail)
+
+
+def _usual_widths(said: _Said) -> dict[str, Tensor]:
     """By slice, the width of most of its devices: one that says something else speaks for itself alone."""
     widths: dict[str, list[int]] = {}
     for header, table in said:

@@ -38,11 +38,31 @@ from torch.nn import functional
 
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import DraftSet, PublicSamples, one
-from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Received, Term, Traffic
+from edge_client.methods.base import (
+    Batch,
+    Exchange,
+    Header,
+    Job,
+    LeftOut,
+    Lesson,
+    Method,
+    Outcome,
+    Received,
+    Term,
+    Traffic,
+)
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.local import keep_the_model
 from edge_client.methods.parameters import DraftFedParameters
-from edge_client.methods.shared_samples import SharedSamplesClient, load_public, outputs, window
+from edge_client.methods.shared_samples import (
+    SharedSamplesClient,
+    load_public,
+    no_samples,
+    other_classes,
+    other_samples,
+    outputs,
+    window,
+)
 from edge_client.models.contract import Model
 from edge_client.models.taps import tapped
 from edge_client.run_file import RunFile
@@ -53,6 +73,7 @@ _log = logging.getLogger(__name__)
 
 _INTERPOLATED = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _TARGETS = "targets/"
+_COPIES = 4
 
 
 def draft_taps(model: Model) -> dict[int, str]:
@@ -77,6 +98,19 @@ class DraftFedClient(SharedSamplesClient):
         super().begin(job)
         check(job.model)
         self._targets = one(job.knowledge, DraftSet)
+        if self._targets is not None and not self._fits(self._targets):
+            _log.warning("targets for %d convolutions are not of this model; they are left out", self._targets.depth)
+            self._targets = None
+
+    def _fits(self, targets: DraftSet) -> bool:
+        """Whether targets have the shapes of this model's own drafts."""
+        model = self.job.model
+        taps = draft_taps(model)
+        ends = {number: taps[number] for number in (1, max(taps))}
+        seen, logits = outputs(model, torch.zeros(1, *model.input_shape), sorted(set(ends.values())), 1)
+        own = {number: seen[tap].shape[1:] for number, tap in ends.items()}
+        told = {number: draft.shape[1:] for number, draft in targets.convs.items()}
+        return own == told and logits.shape[1] == targets.logits.shape[1]
 
     def lesson(self) -> tuple[Tensor, int]:
         """The samples of the targets; none in the first rounds, whose drafts are those of untrained models."""
@@ -94,8 +128,8 @@ class DraftFedClient(SharedSamplesClient):
         each = how.lambda3 * soft_cross_entropy(logits, self._targets.logits[batch.y])
         for (number, tap), weight in zip(ends.items(), (how.lambda1, how.lambda2), strict=False):
             wanted = self._targets.convs[number][batch.y]
-            each = each + weight * (seen[tap] - wanted).square().flatten(1).mean(dim=1)
-        del seen, logits
+            each = each + weight * functional.mse_loss(seen[tap], wanted, reduction="none").flatten(1).mean(dim=1)
+        del seen, logits, wanted
         yield Term(name="drafts", each=each)
         self.job.model.recompute = kind
 
@@ -219,21 +253,34 @@ class DraftTeacher:
         public = memory["public"]
         ids = window(lesson.round, len(public), self._how.draft_batch)
 
-        def drafts() -> Iterator[tuple[str, DraftSet]]:
-            for header, items in received():
-                found = one(items, DraftSet)
-                if found is not None and found.ids.equal(ids):
-                    yield header.slice, found
-                elif found is not None:
-                    _log.warning("%s: its drafts are for other samples than round %d's", header.device, lesson.round)
+        def drafts() -> Iterator[tuple[Header, DraftSet]]:
+            return ((header, found) for header, found in _drafts(received) if found.ids.equal(ids))
 
         known = {"public": public}
-        for cut in sorted({cut for cut, _ in drafts()}):
-            like = next(found for other, found in drafts() if other == cut)
+        for cut, shapes in _usual_shapes(drafts()).items():
+            like = next(found for header, found in drafts() if header.slice == cut and _shapes(found) == shapes)
             made = targets(like, (found for _, found in drafts()), mask_padding=self._how.mask_padding)
             stored = {"ids": made.ids, **made.tensors()}
             known |= {f"{_TARGETS}{cut}/{name}": tensor for name, tensor in stored.items() if name != "ranges"}
         return known
+
+    def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
+        """Drafts for other samples than the round's; logits that have no mean; shapes that no target will have."""
+        total = len(memory["public"])
+        if total == 0:
+            return [no_samples(self._how.public)]
+        ids = window(lesson.round, total, self._how.draft_batch)
+        usual = _usual_shapes((header, said) for header, said in _drafts(received) if said.ids.equal(ids))
+        found: list[LeftOut] = []
+        for header, said in _drafts(received):
+            if not said.ids.equal(ids):
+                found.append(other_samples(header.device, said.ids, ids))
+                continue
+            if said.logits.shape[1] != lesson.num_classes:
+                found.append(other_classes(header.device, said.logits.shape[1], lesson.num_classes))
+            if _shapes(said)[:3] != usual[header.slice][:3]:
+                found.append(_odd_shapes(header, said, usual[header.slice]))
+        return found
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
@@ -249,6 +296,44 @@ class DraftTeacher:
             return ()
         convs = {int(name[5:]): tensor for name, tensor in found.items() if name.startswith("conv_")}
         return (DraftSet(ids=found["ids"], depths=found["depths"], convs=convs, logits=found["logits"]),)
+
+
+_Shapes = tuple[int, tuple[int, ...], tuple[int, ...], int]  # depth, of the first and the last draft, classes
+
+
+def _shapes(drafts: DraftSet) -> _Shapes:
+    ends = (tuple(drafts.convs[number].shape[1:]) for number in (1, drafts.depth))
+    return drafts.depth, *ends, drafts.logits.shape[1]  # type: ignore[return-value]
+
+
+def _drafts(received: Received) -> Iterator[tuple[Header, DraftSet]]:
+    for header, items in received():
+        found = one(items, DraftSet)
+        if found is not None:
+            yield header, found
+
+
+def _usual_shapes(said: Iterable[tuple[Header, DraftSet]]) -> dict[str, _Shapes]:
+    """By slice, those of most of its devices: targets have the shapes that most can use."""
+    shapes: dict[str, list[_Shapes]] = {}
+    for header, drafts in said:
+        shapes.setdefault(header.slice, []).append(_shapes(drafts))
+    return {cut: max(sorted(found), key=found.count) for cut, found in sorted(shapes.items())}
+
+
+def _odd_shapes(header: Header, drafts: DraftSet, usual: _Shapes) -> LeftOut:
+    told, wanted = (f"{depth} convolutions, {first} to {last}" for depth, first, last, _ in (_shapes(drafts), usual))
+    detail = f"its drafts are of {told}, those of slice {header.slice!r} of {wanted}; it cannot use the slice's targets"
+    return LeftOut(device=header.device, code="signature", detail=detail)
+
+
+def _sample_bytes(model: Model) -> int:
+    """Of draft learning: of both ends the target, the output itself, the squares, and their gradient."""
+    taps = draft_taps(model) if hasattr(model, "taps") else {}
+    if not taps:
+        return 0
+    seen, logits = outputs(model, torch.zeros(1, *model.input_shape), sorted({taps[1], taps[max(taps)]}), 1)
+    return 4 * _COPIES * (sum(draft.numel() for draft in seen.values()) + logits.numel())
 
 
 def _traffic(parameters: DraftFedParameters, model: Model) -> Traffic:
@@ -282,5 +367,6 @@ def method(parameters: DraftFedParameters) -> Method:
         kept=keep_the_model,
         teacher=DraftTeacher(parameters),
         traffic=partial(_traffic, parameters),
+        sample_bytes=_sample_bytes,
         check=check,
     )

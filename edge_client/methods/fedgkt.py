@@ -23,6 +23,7 @@ Legend: T = temperature, E_s = server_epochs.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +35,19 @@ from torch.nn import functional
 
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeatureMaps, SampleLogits, one
-from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Phase, Received, Term, Traffic
+from edge_client.methods.base import (
+    Batch,
+    Exchange,
+    Job,
+    LeftOut,
+    Lesson,
+    Method,
+    Outcome,
+    Phase,
+    Received,
+    Term,
+    Traffic,
+)
 from edge_client.methods.class_means import device_number
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedin import extractor
@@ -52,6 +65,8 @@ from edge_client.training.optimizers import Adam
 from edge_client.training.seeds import derive
 
 __all__ = ["FedGktClient", "GktTeacher", "check_gkt", "distillation", "method", "samples_within"]
+
+_log = logging.getLogger(__name__)
 
 _ANSWERS = "answers/"
 _NET = "net/"
@@ -94,6 +109,9 @@ class FedGktClient(PersonalClient):
         if told is not None and told.values.shape[1] == shape[1] and int(told.ids[-1]) < shape[0]:
             self._answers["logits"][told.ids] = told.values
             self._answers["known"][told.ids] = 1.0
+        elif told is not None:
+            came = (int(told.ids[-1]), told.values.shape[1])
+            _log.warning("answers up to sample %d, of %d classes, are not for this device's %d of %d", *came, *shape)
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """One term: both losses come from one pass."""
@@ -112,7 +130,7 @@ class FedGktClient(PersonalClient):
         data, model = self.job.data, self.job.model
         if data is None:
             return outcome
-        shape = next(unit.out_shape for unit in model.units if unit.name == extractor(model))
+        shape = _map_shape(model, extractor(model))
         size = samples_within(self._how.max_bytes, shape, math.prod(model.units[-1].out_shape))
         ids = window(self.job.round, len(data), min(size, len(data)))
         chunk = self.job.plan.microbatch if self.job.plan is not None else _CHUNK
@@ -158,7 +176,7 @@ class GktTeacher:
         learnt = {name: memory[name] for name in memory}
         shapes = sorted({maps.values.shape[1:] for _, maps in _maps(received)})
         for shape in shapes:
-            own = f"{_NET}{'x'.join(str(dim) for dim in shape)}/"
+            own = f"{_NET}{_shape_text(shape)}/"
             upper = self._upper(lesson, tuple(shape))
             if upper is None:
                 continue
@@ -180,7 +198,7 @@ class GktTeacher:
         assert lesson.run is not None
         for rung in rungs(lesson.run):
             model, place = _built(lesson.run, rung)
-            if next(unit.out_shape for unit in model.units if unit.name == place) == shape:
+            if _map_shape(model, place) == shape:
                 return model, model.order[model.order.index(place) + 1]
         return None
 
@@ -207,6 +225,23 @@ class GktTeacher:
             if grad is not None:
                 optimizer.step(name, param, grad, self._how.server_lr)
 
+    def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
+        """Maps of a shape that no slice of the run's model continues."""
+        from edge_client.methods.registry import rungs  # it knows this module
+
+        assert lesson.run is not None
+        known = {_map_shape(*_built(lesson.run, rung)) for rung in rungs(lesson.run)}
+        listed = ", ".join(_shape_text(shape) for shape in sorted(known))
+        return [
+            LeftOut(
+                device=device,
+                code="signature",
+                detail=f"its maps are {_shape_text(maps.values.shape[1:])}, the run's slices have {listed}; left out",
+            )
+            for device, maps in _maps(received)
+            if tuple(maps.values.shape[1:]) not in known
+        ]
+
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
         return {}
@@ -219,6 +254,15 @@ class GktTeacher:
         if own + "ids" not in memory:
             return ()
         return (SampleLogits(ids=memory[own + "ids"], values=memory[own + "values"]),)
+
+
+def _map_shape(model: Model, place: str) -> tuple[int, ...]:
+    """Of what a unit puts out for one sample."""
+    return next(tuple(unit.out_shape) for unit in model.units if unit.name == place)
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return "x".join(str(dim) for dim in shape)
 
 
 def _maps(received: Received) -> Iterator[tuple[str, FeatureMaps]]:
@@ -252,7 +296,7 @@ def _built(run: RunFile, rung: str) -> tuple[Model, str]:
 
 def _traffic(parameters: FedGktParameters, model: Model) -> Traffic:
     """Of a device with more samples than fit into one round."""
-    shape = next(unit.out_shape for unit in model.units if unit.name == extractor(model))
+    shape = _map_shape(model, extractor(model))
     num_classes = math.prod(model.units[-1].out_shape)
     count = samples_within(parameters.max_bytes, shape, num_classes)
     ids, logits = torch.arange(count), torch.empty(count, num_classes, device="meta")

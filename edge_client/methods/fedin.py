@@ -42,6 +42,7 @@ from edge_client.methods.base import (
     Exchange,
     Header,
     Job,
+    LeftOut,
     Lesson,
     Method,
     Outcome,
@@ -109,22 +110,19 @@ class FedInClient(FedProxClient):
         for term in super().terms(batch, phase):
             yield replace(term, weight=term.weight / 2) if halved else term
         if self._pairs is not None and batch.first and self._how.alleviation != "sequential":
-            for share in self._mapping(len(batch.y)):
-                yield Term(name=_MAPPING, once=share)
+            yield from self._mapping(len(batch.y), apart=bool(phase.keep))
 
-    def _mapping(self, size: int) -> Iterator[Tensor]:
+    def _mapping(self, size: int, *, apart: bool = False) -> Iterator[Term]:
         """l_IN in pieces of `size` pairs: their shares add up to the mean over all elements."""
         assert self._pairs is not None
         model, pairs = self.job.model, self._pairs
-        start = model.order[model.order.index(extractor(model)) + 1]
         size = max(size, model.min_batch)
         count = len(pairs.inputs) - (len(pairs.inputs) % size if len(pairs.inputs) % size < model.min_batch else 0)
         for first in range(0, count, size):
             rows = slice(first, min(first + size, count))
+            part = FeaturePairs(inputs=pairs.inputs[rows], outputs=pairs.outputs[rows])
             with _buffers_kept(model):  # until its gradient has been taken
-                seen, _ = tapped(model, [_OUT], pairs.inputs[rows], start=start)
-                wanted = pairs.outputs[rows]
-                yield (seen[_OUT].flatten(1) - wanted).square().sum() / (count * wanted.shape[1])
+                yield from _at_once(model, part, count) if apart else _unit_by_unit(model, part, count)
 
     def adjust(self, name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Eq. 13; or Eq. 14 with the whole gradient outside of the middle."""
@@ -139,15 +137,15 @@ class FedInClient(FedProxClient):
         super().after_step(params, learning_rate)
         if self._pairs is None or self._optimizer is None:
             return
-        grads: dict[str, Tensor] = {}
+        size = self.job.plan.microbatch if self.job.plan is not None else len(self._pairs.inputs)
         with torch.enable_grad():
-            for share in self._mapping(len(self._pairs.inputs)):
-                found = torch.autograd.grad(share, list(params.values()), allow_unused=True)
-                for name, grad in zip(params, found, strict=True):
-                    if grad is not None:
-                        grads[name] = grads[name] + grad if name in grads else grad
-        for name, grad in grads.items():
-            self._optimizer.step(name, params[name], grad, learning_rate)
+            for term in self._mapping(size):
+                assert term.once is not None
+                term.once.backward()  # type: ignore[no-untyped-call]
+        for name, param in params.items():
+            if param.grad is not None:
+                self._optimizer.step(name, param, param.grad, learning_rate)
+                param.grad = None
 
     def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
         """Keep the newest rows of the last epoch."""
@@ -172,6 +170,64 @@ def project(local: Tensor, mapping: Tensor) -> Tensor:
     if b >= 0:
         return mapping.clone()
     return mapping - b / torch.sum(local * local) * local
+
+
+def _at_once(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Term]:
+    """The share of some of `count` pairs in l_IN."""
+    seen, _ = tapped(model, [_OUT], pairs.inputs, start=_middle(model)[0])
+    yield Term(name=_MAPPING, once=_distance(seen[_OUT], pairs, count))
+
+
+def _unit_by_unit(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Term]:
+    """The same, back-propagated from unit to unit, of which one at a time is in memory.
+
+    All gradients of the local loss are there as well. A unit's term is the inner product of its output with what the
+    units after it handed back, g: its gradient is that of l_IN, by the chain rule.
+    """
+    *units, last = _middle(model)
+    inputs, states, x = [], [], pairs.inputs
+    with _whole_units(model), torch.no_grad():
+        for unit in units:
+            inputs.append(x)
+            states.append(torch.get_rng_state())
+            x = model.run_units([unit], x.clone() if model.overwrites(unit) else x)
+    after = torch.get_rng_state()
+    x = x.detach().requires_grad_()
+    seen, _ = tapped(model, [_OUT], x.clone() if model.overwrites(last) else x, start=last)
+    yield Term(name=_MAPPING, once=_distance(seen.pop(_OUT), pairs, count))
+    while units:
+        unit, g, x = units.pop(), x.grad, inputs.pop().detach().requires_grad_(bool(inputs))
+        if g is None:  # the output does not depend on what is before
+            return
+        torch.set_rng_state(states.pop())  # the same random numbers as in the first pass
+        with _whole_units(model):
+            out = model.run_units([unit], x.clone() if model.overwrites(unit) else x)
+        torch.set_rng_state(after)
+        once = torch.dot(out.flatten(), g.flatten().to(out.dtype))
+        del out, g
+        yield Term(name=_MAPPING, once=once, told=False)
+
+
+def _middle(model: Model) -> list[str]:
+    """The units behind the extractor, up to the one that puts out the features, or has them inside."""
+    place = model.taps[_OUT]
+    end = next(number for number, unit in enumerate(model.order) if place == unit or place.startswith(f"{unit}."))
+    return list(model.order[model.order.index(extractor(model)) + 1 : end + 1])
+
+
+def _distance(out: Tensor, pairs: FeaturePairs, count: int) -> Tensor:
+    return (out.flatten(1) - pairs.outputs).square().sum() / (count * pairs.outputs.shape[1])
+
+
+@contextmanager
+def _whole_units(model: Model) -> Iterator[None]:
+    """A single unit that ran again in backward would run a third time."""
+    before = model.recompute
+    model.recompute = None if before == "units" else before
+    try:
+        yield
+    finally:
+        model.recompute = before
 
 
 @contextmanager
@@ -295,19 +351,31 @@ class PairTeacher:
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Put what came into the pools."""
-        said = [(header, item) for header, items in received() for item in items if isinstance(item, FeaturePairs)]
-        shapes = {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(said)
+        said = _said(received)
+        shapes = _shapes(memory, said)
         fitting = [
             (header.device, pairs)
             for header, pairs in said
             if pairs.signature == _signature(shapes[_SHAPE + header.slice])
         ]
-        for header, pairs in said:
-            if (header.device, pairs) not in fitting:
-                _log.warning("%s: pairs %s, others of its slice differ; left out", header.device, pairs.signature)
         pools = fold_pairs(_pools(memory), fitting, most=self._most)
         tensors = {f"{_POOL}{sign}/{name}": t for sign, pool in pools.items() for name, t in pool.tensors().items()}
         return {**tensors, **shapes}
+
+    def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
+        """Pairs of another signature than those of most devices of the slice."""
+        said = _said(received)
+        shapes = _shapes(memory, said)
+        usual = [_signature(shapes[_SHAPE + header.slice]) for header, _ in said]
+        return [
+            LeftOut(
+                device=header.device,
+                code="signature",
+                detail=f"its pairs are {pairs.signature}, those of slice {header.slice!r} are {wanted}; left out",
+            )
+            for (header, pairs), wanted in zip(said, usual, strict=True)
+            if pairs.signature != wanted
+        ]
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
@@ -326,6 +394,15 @@ class PairTeacher:
 
 _POOL = "pairs/"
 _SHAPE = "shape/"
+
+
+def _said(received: Received) -> list[tuple[Header, FeaturePairs]]:
+    return [(header, item) for header, items in received() for item in items if isinstance(item, FeaturePairs)]
+
+
+def _shapes(memory: Mapping[str, Tensor], said: Sequence[tuple[Header, FeaturePairs]]) -> dict[str, Tensor]:
+    """Of the pairs of each slice: in this round, or as long as nobody says it, before."""
+    return {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(said)
 
 
 def _signature(shape: Tensor) -> str:
@@ -372,7 +449,7 @@ def method(parameters: FedInParameters) -> Method:
         paper="Chan et al., arXiv:2304.00759",
         parameters=parameters,
         client=partial(FedInClient, parameters),
-        server=CoverageServer(),
+        server=CoverageServer(uniform=parameters.uniform),
         exchange=Exchange(down="model, feature pairs of others", up="model, its own feature pairs"),
         teacher=PairTeacher(parameters),
         traffic=partial(_traffic, parameters),

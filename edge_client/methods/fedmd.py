@@ -15,8 +15,9 @@ device's own data.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,15 +25,25 @@ import torch
 from torch import Tensor
 
 from edge_client.knowledge.kinds import PublicSamples, SampleLogits, one
-from edge_client.methods.base import Batch, Exchange, Job, Lesson, Method, Outcome, Received, Term, Traffic
+from edge_client.methods.base import Batch, Exchange, Job, LeftOut, Lesson, Method, Outcome, Received, Term, Traffic
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.local import keep_the_model
 from edge_client.methods.parameters import FedMdParameters
-from edge_client.methods.shared_samples import SharedSamplesClient, load_public, outputs, window
+from edge_client.methods.shared_samples import (
+    SharedSamplesClient,
+    load_public,
+    no_samples,
+    other_classes,
+    other_samples,
+    outputs,
+    window,
+)
 from edge_client.models.contract import Model
 from edge_client.run_file import RunFile
 
 __all__ = ["ConsensusTeacher", "FedMdClient", "consensus", "method"]
+
+_log = logging.getLogger(__name__)
 
 
 class FedMdClient(SharedSamplesClient):
@@ -47,6 +58,11 @@ class FedMdClient(SharedSamplesClient):
         """Keep the consensus, if there is one."""
         super().begin(job)
         self._consensus = one(job.knowledge, SampleLogits)
+        own = math.prod(job.model.units[-1].out_shape)
+        if self._consensus is not None and self._consensus.values.shape[1] != own:
+            told = self._consensus.values.shape[1]
+            _log.warning("the consensus is of %d classes, this model has %d; it is left out", told, own)
+            self._consensus = None
 
     def lesson(self) -> tuple[Tensor, int]:
         """The samples of the consensus."""
@@ -101,6 +117,21 @@ class ConsensusTeacher:
         fitting = (item for item in said if item.values.shape[1] == lesson.num_classes)
         agreed = consensus(fitting, ids)
         return {"public": public} if agreed is None else {"public": public, "ids": agreed.ids, "values": agreed.values}
+
+    def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
+        """Logits for other samples than the round's, or of another number of classes."""
+        total = len(memory["public"])
+        if total == 0:
+            return [no_samples(self._how.public)]
+        ids = window(lesson.round, total, self._how.samples)
+        found: list[LeftOut] = []
+        for header, items in received():
+            said = one(items, SampleLogits)
+            if said is not None and not said.ids.equal(ids):
+                found.append(other_samples(header.device, said.ids, ids))
+            elif said is not None and said.values.shape[1] != lesson.num_classes:
+                found.append(other_classes(header.device, said.values.shape[1], lesson.num_classes))
+        return found
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""

@@ -5,6 +5,8 @@ w_t, so that devices with different data or different amounts of work drift apar
 
 Covers the proximal term over the parameters that a phase trains (not over buffers). Does not cover the paper's
 gamma-inexact solutions as a stopping rule: a device's work is bounded by the run's epochs and max-steps.
+The anchor is read from the file that it came in, a few parameters at a time, in every step: a copy of all weights would
+be there while activations are.
 
 Legend: mu = parameters.mu, w = a parameter, w_t = its anchor, the received value.
 """
@@ -35,7 +37,7 @@ class FedProxClient(PlainClient):
         self._anchor: dict[str, Tensor] = {}
 
     def begin(self, job: Job) -> None:
-        """Keep the received weights as the anchor."""
+        """The received weights are the anchor; what can be read again is not kept."""
         super().begin(job)
         self._keep_anchors()
 
@@ -45,9 +47,17 @@ class FedProxClient(PlainClient):
 
     def _keep_anchors(self) -> None:
         if self._mu > 0:
-            received = named_parameters(self.job.model, self.job.modules)
-            new = {name: param for name, param in received.items() if name not in self._anchor}
+            known = self.job.received if self.job.received is not None else {}
+            params = named_parameters(self.job.model, self.job.modules)
+            new = {name: param for name, param in params.items() if name not in self._anchor and name not in known}
             self._anchor |= {name: param.detach().clone() for name, param in new.items()}
+
+    def _received(self, name: str) -> Tensor:
+        kept = self._anchor.get(name)
+        if kept is not None:
+            return kept
+        assert self.job.received is not None
+        return self.job.received[name]
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """Cross entropy, then the proximal term of a few parameters at a time, together as large as the largest."""
@@ -57,7 +67,7 @@ class FedProxClient(PlainClient):
         params = named_parameters(self.job.model, self.job.modules)
         for names in _groups({name: param.numel() for name, param in params.items() if name in phase.trainable}):
             # in one function: w - w_t and its square would each take as much again as the parameter
-            near = [functional.mse_loss(params[name], self._anchor[name], reduction="none").sum() for name in names]
+            near = [functional.mse_loss(params[name], self._received(name), reduction="none").sum() for name in names]
             yield Term(name="proximal", weight=self._mu / 2, once=torch.stack(near).sum())
 
 

@@ -330,6 +330,10 @@ class FedInParameters:
     pool_batches: Annotated[int, Between(1, 10**4)] = field(
         default=20, metadata={"symbol": "-", "help": "uploads of pairs of one signature that the server keeps"}
     )
+    uniform: bool = field(
+        default=False,
+        metadata={"symbol": "Eq. 2", "help": "all devices count the same in a layer's mean; false: by their samples"},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

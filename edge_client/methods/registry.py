@@ -89,8 +89,8 @@ def _m_fedepth_plans(parameters: FeDepthParameters) -> PlanRules:
 
 
 def _fedprox_plans(parameters: FedProxParameters) -> PlanRules:
-    """The anchor; the gradient of the proximal term, of one parameter at a time."""
-    return PlanRules(weight_copies=1, step_copies=1) if parameters.mu > 0 else PlanRules()
+    """Of one parameter at a time the anchor, and the proximal term's values, then its gradient."""
+    return PlanRules(step_copies=2) if parameters.mu > 0 else PlanRules()
 
 
 def _scaffold_plans(parameters: ScaffoldParameters) -> PlanRules:
@@ -116,10 +116,25 @@ def _whole_model(parameters: Any) -> Slicing:
 
 
 def _fedin_plans(parameters: FedInParameters) -> PlanRules:
-    """FedProx's anchor; all gradients are there while the pairs go through; where two are compared, both are."""
-    apart = parameters.alleviation != "weighted" or parameters.rescale_outer
-    copies = int(parameters.mu > 0) + (1 + int(apart) if parameters.pairs else 0)
-    return PlanRules(weight_copies=copies, step_copies=1 if copies else 0)
+    """As FedProx; all gradients are there while the pairs go through; where two are compared, both are."""
+    projects, steps = parameters.alleviation == "projection", parameters.alleviation == "sequential"
+    apart = projects or (not steps and parameters.rescale_outer)
+    return PlanRules(
+        step_copies=max(2 if parameters.mu > 0 else 0, 2 if projects else 0),
+        again=parameters.pairs,
+        apart=apart and parameters.pairs > 0,
+        optimizers=2 if steps and parameters.pairs else 1,
+    )
+
+
+def _fedmd_plans(parameters: FedMdParameters) -> PlanRules:
+    """Learning from shared samples has an optimizer of its own, whose state stays."""
+    return PlanRules(optimizers=2) if parameters.digest_epochs else PlanRules()
+
+
+def _draftfed_plans(parameters: DraftFedParameters) -> PlanRules:
+    """The same; and it looks inside of units."""
+    return PlanRules(optimizers=2, recomputes=False) if parameters.draft_epochs else PlanRules()
 
 
 def _fedin_knowledge(parameters: FedInParameters) -> KnowledgeRules:
@@ -253,6 +268,7 @@ _METHODS = {
     "fedmd": _Entry(
         FedMdParameters,
         _from("fedmd"),
+        plans=_fedmd_plans,
         refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(kinds=("logits",), public=True, max_rows=own.public_samples),
@@ -260,6 +276,7 @@ _METHODS = {
     "draftfed": _Entry(
         DraftFedParameters,
         _from("draftfed"),
+        plans=_draftfed_plans,
         refuses=_KNOWING,
         has_global_model=lambda own: False,
         knowledge=lambda own: KnowledgeRules(
@@ -313,6 +330,10 @@ def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
         every[decides],  # says how a device trains; what others keep and make comes on top
         weight_copies=sum(rules.weight_copies for rules in every),
         step_copies=max(rules.step_copies for rules in every),
+        again=max(rules.again for rules in every),
+        apart=any(rules.apart for rules in every),
+        optimizers=max(rules.optimizers for rules in every),
+        recomputes=all(rules.recomputes for rules in every),
     )
 
 

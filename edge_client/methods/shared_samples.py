@@ -17,17 +17,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edge_client.data.named import input_shape, open_both
+from edge_client.data.named import input_shape, open_even_empty
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import PublicSamples, one
-from edge_client.methods.base import Batch, Job, Outcome, Phase, Term
+from edge_client.methods.base import Batch, Job, LeftOut, Outcome, Phase, Term
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.models.contract import Model
 from edge_client.models.taps import tapped
 from edge_client.run_file import RunFile
 from edge_client.training.seeds import derive
 
-__all__ = ["SharedSamples", "SharedSamplesClient", "load_public", "outputs", "window"]
+__all__ = [
+    "SharedSamples",
+    "SharedSamplesClient",
+    "load_public",
+    "no_samples",
+    "other_classes",
+    "other_samples",
+    "outputs",
+    "window",
+]
 
 _LEARN = "learn"
 _STATE = "learning/"
@@ -62,10 +71,13 @@ def outputs(model: Model, x: Tensor, taps: Collection[str], size: int) -> tuple[
     """What a model in evaluation mode puts out at `taps`, and its logits, `size` samples at a time."""
     was_training = model.training
     model.eval()
-    pieces = [tapped(model, taps, x[start : start + size]) for start in range(0, len(x), size)]
+    made: dict[str, Tensor] = {}
+    for start in range(0, len(x), size):  # into one place: all of them twice would be much
+        seen, logits = tapped(model, taps, x[start : start + size])
+        for tap, value in {**{tap: seen[tap] for tap in taps}, "": logits}.items():
+            made.setdefault(tap, torch.empty(len(x), *value.shape[1:]))[start : start + size] = value
     model.train(was_training)
-    seen = {tap: torch.cat([piece[tap] for piece, _ in pieces]).float() for tap in taps}
-    return seen, torch.cat([logits for _, logits in pieces]).float()
+    return {tap: made[tap] for tap in taps}, made[""]
 
 
 class SharedSamplesClient(PersonalClient):
@@ -101,6 +113,10 @@ class SharedSamplesClient(PersonalClient):
         ids, epochs = self.lesson()
         if self.public is None or epochs == 0 or len(ids) == 0:
             return local
+        if int(ids[-1]) >= len(self.public):
+            raise InputError(
+                f"targets are for shared samples up to number {int(ids[-1])}, this device has {len(self.public)}"
+            )
         learning = replace(
             local[0],
             name=_LEARN,
@@ -131,10 +147,30 @@ class SharedSamplesClient(PersonalClient):
         return replace(outcome, state={**outcome.state, **own})
 
 
+def no_samples(source: str) -> LeftOut:
+    """Nobody can be asked for anything."""
+    detail = f"the shared samples {source!r} are none; devices learn from their own alone"
+    return LeftOut(code="no_public", detail=detail)
+
+
+def other_samples(device: str, ids: Tensor, wanted: Tensor) -> LeftOut:
+    """Answers for something else than the others were asked for; both are ascending."""
+    told, asked = (f"{int(some[0])} to {int(some[-1])} ({len(some)})" for some in (ids, wanted))
+    detail = f"its answers are for shared samples {told}, the round's are {asked}; left out"
+    return LeftOut(device=device, code="other_samples", detail=detail)
+
+
+def other_classes(device: str, told: int, num_classes: int) -> LeftOut:
+    """Logits that have no mean with those of others."""
+    detail = f"its logits have {told} numbers, the run has {num_classes} classes; they are left out"
+    return LeftOut(device=device, code="class_count", detail=detail)
+
+
 def load_public(text: str, run: RunFile, most: int) -> Tensor:
     """Shared samples of a data source on the server, as the run's model takes them; `most` of them, drawn once.
 
     Grey images get as many channels as the model wants, and images another size by interpolation. Labels are not read.
+    An empty source is no error: devices have their own samples.
     """
     if not text:
         raise InputError(
@@ -142,12 +178,14 @@ def load_public(text: str, run: RunFile, most: int) -> Tensor:
             f"in [method] (on the server)"
         )
     shape = tuple(run.model.input) if run.model is not None else None
-    found, _ = open_both(text, "", shape)
+    found = open_even_empty(text, shape=shape)
     own = input_shape(found.shape) or shape
     if own is None:
         raise InputError(f"{found.where}: how large is a sample? name a source whose files tell it")
     rng = np.random.Generator(np.random.PCG64(derive(run.seed, "public")))
     total = len(found.labels.values)
+    if total == 0:
+        return torch.empty(0, *(shape or own))
     chosen = np.sort(rng.permutation(total)[:most])
     rows, convert = found.rows(chosen, own)
     values = torch.from_numpy(np.ascontiguousarray(convert(rows.take(np.arange(len(chosen)))))).reshape(-1, *own)

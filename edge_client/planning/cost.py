@@ -38,11 +38,16 @@ class Workload:
     weight_decay: float = 0.0
     weight_copies: int = 0  # of all weights, that the method keeps
     step_copies: int = 0  # of one parameter, that the method makes after a pass
+    again: int = 0  # samples that the method lets through once more, when all gradients are there
+    apart: bool = False  # and keeps their gradients beside the others
+    optimizers: int = 1  # with a state each
+    recomputes: bool = True  # units may be made again in backward
+    sample_bytes: int = 0  # that the method adds to a pass, per sample
     epochs: int = 1  # per group, for the time
     num_samples: int = 0  # of the device; 0: not known
 
     @classmethod
-    def of(cls, train: TrainSection, rules: PlanRules, *, num_samples: int = 0) -> Workload:
+    def of(cls, train: TrainSection, rules: PlanRules, *, num_samples: int = 0, sample_bytes: int = 0) -> Workload:
         """Of a run, on a device with so many samples."""
         return cls(
             batch=train.batch,
@@ -51,6 +56,11 @@ class Workload:
             weight_decay=train.weight_decay,
             weight_copies=rules.weight_copies,
             step_copies=rules.step_copies,
+            again=rules.again,
+            apart=rules.apart,
+            optimizers=rules.optimizers,
+            recomputes=rules.recomputes,
+            sample_bytes=sample_bytes,
             epochs=train.epochs,
             num_samples=num_samples,
         )
@@ -62,9 +72,9 @@ class Workload:
 
     @property
     def state_copies(self) -> int:
-        """Tensors that the optimizer keeps per parameter."""
+        """Tensors that the optimizers keep per parameter."""
         kind = "momentum" if self.optimizer == "sgd" and self.momentum else self.optimizer
-        return _STATE_COPIES[kind]
+        return self.optimizers * _STATE_COPIES[kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +96,7 @@ def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
         _phase(rows, workload, shape, group) + shape.num_models * _hidden(rows, workload, shape, groups[: number + 1])
         for number, group in enumerate(groups)
     )
-    kept = (workload.weight_copies + shape.num_models - 1) * rows.model_bytes
+    kept = (workload.weight_copies + shape.num_models - 1) * rows.model_bytes + _observed(rows, workload)
     predicted = (kept + worst) * _MARGIN * rows.margin + _SLACK_BYTES
     return int(predicted * faults.scale("planning.predicted"))
 
@@ -132,18 +142,34 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
     models, parameters = shape.num_models, group.parameter_bytes
     adds = shape.microbatch < workload.batch  # gradients of earlier pieces wait for the later ones
     waiting = models * parameters if adds else 0
-    step = models * parameters + workload.most_step_copies * group.largest_bytes
+    step = (models + workload.apart) * parameters + workload.most_step_copies * group.largest_bytes
     # of several models, the others have their activations in memory, or their gradients already
     others = (models - 1) * max(parameters, _at_the_turn(group, shape.microbatch))
-    passes = waiting + others + max(_pass(group, shape.microbatch, adds))
-    worst = max(step, waiting + models * _frozen(rows, shape, group), passes)
+    passes = waiting + others + max(_pass(group, shape.microbatch, adds)) + shape.microbatch * workload.sample_bytes
+    worst = max(step, waiting + models * _frozen(rows, shape, group), passes, _again(workload, shape, group))
     return models * workload.state_copies * parameters + worst
+
+
+def _observed(rows: ModelRows, workload: Workload) -> int:
+    """Outputs of the first units that the method keeps to send them, beside the next ones."""
+    return 2 * workload.again * max(unit.out_bytes for unit in rows.modes["plain"][:2])
+
+
+def _again(workload: Workload, shape: Shape, group: _Group) -> float:
+    """The worst moment of the method's own pass, which comes when all gradients are there."""
+    if not workload.again:
+        return 0.0
+    size = min(workload.again, shape.microbatch)
+    if workload.apart:
+        return group.parameter_bytes + max(_pass(group, size, adds=False))
+    between = size * sum(unit.out_bytes for unit in group.units)
+    return group.parameter_bytes + between + max(peak(unit.adding, size) for unit in group.units)
 
 
 def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[_Group]) -> float:
     """What libraries have taken until the last of these groups is trained."""
     # the last piece of a batch may be a smaller one, that of an epoch still another
-    third = workload.batch % shape.microbatch > 0
+    third = workload.batch % shape.microbatch > 0 or 0 < workload.again != shape.microbatch
     rest = rows.hidden_rest_bytes if _last_piece(workload, shape) == rows.min_batch else 0
     whole = rows.hidden_bytes + third * rows.hidden_size_bytes
     if groups[-1].head is None:

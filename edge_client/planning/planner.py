@@ -89,7 +89,8 @@ def whole_batch_bytes(rows: ModelRows, workload: Workload) -> int:
     A device of a run with several slices trains the first for which this fits. Smaller microbatches would let nearly
     every device train the whole model slowly, on statistics of a few samples.
     """
-    shapes = [Shape(microbatch=workload.batch, recompute=_kind(mode)) for mode in _FREE_MODES if mode in rows.modes]
+    free = _FREE_MODES if workload.recomputes else ("plain",)
+    shapes = [Shape(microbatch=workload.batch, recompute=_kind(mode)) for mode in free if mode in rows.modes]
     return min(training_bytes(rows, workload, shape) for shape in shapes)
 
 
@@ -212,7 +213,7 @@ def _ways(request: Request, sizes: Sequence[int], limit: int) -> Iterator[Candid
 
 def _whole(request: Request, name: str, rows: ModelRows, size: int, modes: Sequence[str]) -> Iterator[Candidate]:
     for mode in modes:
-        if mode in rows.modes:
+        if mode in rows.modes and (mode == "plain" or request.workload.recomputes):
             yield _candidate(request, name, Shape(microbatch=size, recompute=_kind(mode)))
 
 

@@ -18,6 +18,7 @@ from rows import (
     digest,
     evaluation_row,
     lease_row,
+    left_out_row,
     model_row,
     part_row,
     report,
@@ -72,6 +73,7 @@ def _dump(store: Store) -> list[object]:
         store.evaluations("r-1"),
         store.traffic("r-1"),
         store.scores("r-1"),
+        store.left_out("r-1"),
         store.remembered_devices("r-1"),
         store.recent_failures("b", 9),
         store.run_failures("r-1", 9),
@@ -103,7 +105,7 @@ WRITES: dict[str, Step] = {
     "deadline": lambda s: s.save_deadline("r-1", 1, 1, remaining_s=5.0, extended=True, elapsed_s=7.0),
     "update": lambda s: s.save_update(None, evaluation_row("b"), "lease-2"),
     "freeze": lambda s: s.freeze("r-1", 1, 1, "hash"),
-    "round": lambda s: s.commit_round(1, 1, model_row(1)),
+    "round": lambda s: s.commit_round(1, 1, model_row(1), [left_out_row()]),
     "announce": lambda s: s.announce("r-1", 1, 1),
     "abandon": lambda s: s.abandon("r-1", 1, 1, "few"),
     "open": lambda s: s.open_round(round_row(2), [lease_row(4, round=2)]),
@@ -782,6 +784,7 @@ def test_a_database_without_deployments_is_brought_up_to_date(tmp_path: Path) ->
     _with_update(SqliteStore(tmp_path / "state.db")).close()
     old = sqlite3.connect(tmp_path / "state.db")
     old.execute("DROP TABLE deployment")
+    old.execute("DROP TABLE left_out")
     old.execute("PRAGMA user_version = 5")
     old.commit()
     old.close()
@@ -792,11 +795,42 @@ def test_a_database_without_deployments_is_brought_up_to_date(tmp_path: Path) ->
     store.close()
 
 
+def test_what_a_run_could_not_use_is_kept_once_for_each_device_and_code(store: Store) -> None:
+    """A later round's word replaces the one before; other codes and runs stay; with the run all of it goes."""
+    _with_run(store).add_run(run_row("r-2"))
+    store.commit_round(1, 1, model_row(1), [left_out_row("b"), left_out_row("a"), left_out_row("", "no_public")])
+    store.commit_round(2, 1, model_row(2), [left_out_row("a", round=2, detail="else"), left_out_row("a", "signature")])
+    store.commit_round(1, 1, model_row(1, "r-2"), [left_out_row("c", run="r-2")])
+    told = [(row.device, row.code, row.round, row.detail) for row in store.left_out("r-1")]
+    first, second = ("", "no_public", 1, "why"), ("a", "signature", 1, "why")
+    assert told == [first, second, ("a", "silent", 2, "else"), ("b", "silent", 1, "why")]
+    store.remove_run("r-1")
+    assert store.left_out("r-1") == []
+    assert len(store.left_out("r-2")) == 1
+
+
+def test_a_database_that_knows_nothing_of_knowledge_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Layout 6: nothing was noted; from now on it is."""
+    store = _with_run(SqliteStore(tmp_path / "state.db"))
+    store.close()
+    old = sqlite3.connect(tmp_path / "state.db")
+    old.execute("DROP TABLE left_out")
+    old.execute("PRAGMA user_version = 6")
+    old.commit()
+    old.close()
+    store = SqliteStore(tmp_path / "state.db")
+    assert store.left_out("r-1") == []
+    store.commit_round(1, 1, model_row(1), [left_out_row()])
+    assert store.left_out("r-1") == [left_out_row()]
+    store.close()
+
+
 def _without_slices(database: sqlite3.Connection) -> None:
     """As layout 4 was."""
     database.execute("DROP TABLE deployment")
     database.execute("ALTER TABLE lease DROP COLUMN slice")
     database.execute("DROP TABLE part")
+    database.execute("DROP TABLE left_out")
     database.execute("ALTER TABLE evaluation RENAME TO newer")
     columns = "run, version, device, num_samples, num_correct, loss_sum, confusion"
     database.execute(f"CREATE TABLE evaluation AS SELECT {columns} FROM newer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rows import (
     digest,
     evaluation_row,
     lease_row,
+    left_out_row,
     model_row,
     part_row,
     report,
@@ -103,6 +105,14 @@ def _adds(draw: st.DrawFn) -> Call:
     return f"add_leases({leases})", lambda store: store.add_leases(leases)
 
 
+@st.composite
+def _commits(draw: st.DrawFn) -> Call:
+    number, attempt, model = draw(SMALL), draw(SMALL), draw(_model())
+    known = st.builds(left_out_row, st.sampled_from(["", "a"]), st.sampled_from(["silent", "signature"]), SMALL)
+    rows = [replace(row, run=model.run) for row in draw(st.lists(known, max_size=2))]
+    return f"commit_round({model}, {rows})", lambda store: store.commit_round(number, attempt, model, rows)
+
+
 CALLS: dict[str, st.SearchStrategy[Call]] = {
     "next_epoch": _call("next_epoch", wall_s=ISSUES),
     "federation": _call("federation", fresh=st.sampled_from(["one", "two"])),
@@ -140,7 +150,7 @@ CALLS: dict[str, st.SearchStrategy[Call]] = {
     "save_evaluation": _call("save_evaluation", evaluation=_evaluation()),
     "drop_update": _call("drop_update", update=_update()),
     "freeze": _attempt("freeze", set_hash=TEXTS),
-    "commit_round": _call("commit_round", number=SMALL, attempt=SMALL, model=_model()),
+    "commit_round": _commits(),
     "announce": _attempt("announce"),
     "abandon": _attempt("abandon", reason=TEXTS),
     "add_traffic": _call(
@@ -166,7 +176,7 @@ ASKED_ONLY |= {"rounds", "last_round", "updates", "recent_updates", "update_of_l
 ASKED_ONLY |= {"num_updates"}
 ASKED_ONLY |= {"last_model", "model", "models", "scores", "remembered_devices", "recent_failures", "run_failures"}
 ASKED_ONLY |= {"evaluations", "evaluated_versions", "last_plans", "recent_norms", "drop_rate", "traffic"}
-ASKED_ONLY |= {"needed_blobs", "is_needed", "parts"}
+ASKED_ONLY |= {"needed_blobs", "is_needed", "parts", "left_out"}
 ASKED_ONLY |= {"trained_slices", "next_deployment", "deployments", "wanted_deployments"}
 
 
@@ -183,7 +193,7 @@ def _answers(store: Store) -> list[object]:
         about_run = (store.run, store.last_model, store.models, store.last_round, store.rounds, store.evaluations)
         told += [ask(run) for ask in (*about_run, store.evaluated_versions, store.last_plans, store.traffic)]
         told += [store.deployments(run), store.trained_slices(run)]
-        told += [store.parts(run), store.is_needed(part_row(1, "full", run).sha256, 1)]
+        told += [store.parts(run), store.left_out(run), store.is_needed(part_row(1, "full", run).sha256, 1)]
         told += [store.scores(run), store.remembered_devices(run), store.model(run, 1), store.evaluations(run, 1)]
         told += [store.recent_updates(run, 3), store.drop_rate(run, 4), store.run_failures(run, 2)]
         told += [store.num_updates(run)]

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fleet import Fleet, hashes, mlp_run
 from torch import Tensor
 
+from coordinator import control, tables
 from edge_client.wire.tensors import ContainerReader
 
 pytestmark = pytest.mark.broker
@@ -36,6 +38,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 more=f'labels = {{ slice = "{cut}", group = "{group}" }}\nshare = {share}',
             )
         yield fleet
+
+
+@pytest.fixture
+def lonely(fleet: Fleet) -> Fleet:
+    """With a device that has two classes of ten."""
+    if "e" not in [row["id"] for row in control.request(fleet.state_dir, "device-list")["devices"]]:
+        fleet.add_devices("e")
+        data = '{ source = "digits", partition = "pathological:2", part = [0, 5] }'
+        fleet.start_device("e", data=data, more=f'labels = {{ group = "lonely" }}\nshare = {SHARE}')
+    return fleet
 
 
 def finished(fleet: Fleet, method: str, *, rounds: int = 2, codec: str = "fp32", **parameters: Any) -> dict[str, Any]:
@@ -152,6 +164,29 @@ def test_fedgkt_trains_a_model_of_the_server_for_each_shape(fleet: Fleet) -> Non
     assert {name.split("/")[2] for name in last if name.startswith("memory/net/")} == {"16", "8"}
     answers = [value for name, value in last.items() if name.startswith("memory/answers/") and "values" in name]
     assert sorted(tuple(value.shape) for value in answers) == [(60, 10), (60, 10), (85, 10)]
+
+
+def test_what_knowledge_a_run_lacks_is_shown_also_after_a_restart(lonely: Fleet, tmp_path: Path) -> None:
+    """A device with two classes of ten, then shared samples that are none: both runs end well, and tell of it."""
+    fleet = lonely
+    np.savez(tmp_path / "none.npz", x=np.zeros((0, 8, 8), dtype=np.float32), y=np.zeros(0, dtype=np.int64))
+    common = {"rounds": 1, "devices": 1, "where": ["group=lonely"], "model": MODEL, "evaluate": {"every": 0}}
+    few = mlp_run(name="few", method={"name": "felo"}, train={"max-steps": 1000}, **common)
+    none = mlp_run(name="none", method={"name": "fedmd", "public": f"npz:{tmp_path / 'none.npz'}"}, **common)
+    for file in (few, none):
+        shown = fleet.wait_finished(fleet.start_run(file), 120)
+        assert shown["state"] == "finished", shown["reason"]
+    fleet.stop("coordinator")
+    fleet.start_coordinator()
+    (missing,) = fleet.show("few-1")["left_out"]
+    assert (missing["device"], missing["round"], missing["code"]) == ("e", 1, "missing_class")
+    assert missing["detail"].startswith("tells nothing of 8 of 10 classes")
+    (empty,) = fleet.show("none-1")["left_out"]
+    assert (empty["device"], empty["code"]) == (None, "no_public")
+    assert missing["detail"] in tables.run(fleet.show("few-1"))
+    log = fleet.log("coordinator")
+    assert f"e: missing_class: {missing['detail']}" in log
+    assert f"all devices: no_public: {empty['detail']}" in log
 
 
 def test_an_owner_who_shares_nothing_is_asked_and_says_no(fleet: Fleet) -> None:

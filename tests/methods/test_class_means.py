@@ -10,13 +10,14 @@ import torch
 from depth import NUM_CLASSES, Memory, equal, model_of
 from knowing import batch_of, begun, identity_model, loss_of, run, table, weights
 from linear import linear_model
+from rows import run_file
 from torch import Tensor
 from torch.nn import functional
 
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import ClassTable, one
 from edge_client.methods.base import Header, Lesson, PlainClient
-from edge_client.methods.class_means import ClassMeans, ClassMemory, ClassTeacher, fold_tables
+from edge_client.methods.class_means import TAPS, ClassMeans, ClassMemory, ClassTeacher, fold_tables
 from edge_client.methods.fedhe import FedHeClient
 from edge_client.methods.fedproto import FedProtoClient, nearest
 from edge_client.methods.felo import FeloClient
@@ -193,13 +194,19 @@ def _replayed(model: Model, data: Memory, epochs: int) -> dict[str, Tensor]:
     return {name: torch.cat(values) for name, values in seen.items()}
 
 
-@pytest.mark.parametrize("kind", ["mlp", "resnet10"])
-def test_class_means_are_those_of_the_last_epoch_in_training_mode(kind: str) -> None:
+SENT = {"felo": ("feature", "logit"), "fedhe": ("logit",), "fedproto": ("feature",)}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("felo", "mlp"), ("felo", "resnet10"), ("fedhe", "resnet10"), ("fedproto", "resnet10")]
+)
+def test_class_means_are_those_of_the_last_epoch_in_training_mode(method: str, kind: str) -> None:
     """Two epochs replayed step by step: the means of what was seen in the second, not of the first, nor afterwards."""
     data = Memory()
     reference = _replayed(model_of(kind), data, epochs=2)
-    outcome = run(FeloClient(FELO), model_of(kind), data, classes=NUM_CLASSES, epochs=2)
-    for label, name in (("feature", "features"), ("logit", "logits")):
+    outcome = run(CLIENTS[method](), model_of(kind), data, classes=NUM_CLASSES, epochs=2)
+    assert len(outcome.knowledge) == len(SENT[method])
+    for label, name in ((label, TAPS[label]) for label in SENT[method]):
         found = one(outcome.knowledge, ClassTable, label)
         assert found is not None
         assert found.counts.tolist() == torch.bincount(data.labels, minlength=NUM_CLASSES).tolist()
@@ -294,12 +301,19 @@ def test_targets_of_another_width_are_left_out(caplog: pytest.LogCaptureFixture)
     assert "targets for 'feature' have 1 numbers, this model puts out 2; they are left out" in caplog.text
 
 
-def _taught(teacher: ClassTeacher, memory: Any, *said: tuple[str, str, ClassTable]) -> Any:
+Said = tuple[str, str, ClassTable]
+
+
+def _received(*said: Said) -> Any:
     def received() -> Any:
         for device, cut, told in said:
             yield Header(device=device, num_samples=1, slice=cut), (told,)
 
-    return teacher.learn(memory, received, Lesson(round=1, num_classes=2, seed=1), {})
+    return received
+
+
+def _taught(teacher: ClassTeacher, memory: Any, *said: Said) -> Any:
+    return teacher.learn(memory, _received(*said), Lesson(round=1, num_classes=2, seed=1), {})
 
 
 def test_a_slice_is_told_the_features_of_its_own_width() -> None:
@@ -323,19 +337,34 @@ def test_a_slice_is_told_the_features_of_its_own_width() -> None:
     assert told["width:1/4"] == {"class/logit": [[1.0, 2.0]]}
 
 
-def test_one_device_cannot_change_the_width_of_a_slice(caplog: pytest.LogCaptureFixture) -> None:
-    """Two devices say 2 numbers, one says 3: it is left out, and the log names it."""
+def test_one_device_cannot_change_the_width_of_a_slice() -> None:
+    """Two devices say 2 numbers, one says 3: it is left out, and named."""
     teacher = ClassTeacher()
-    memory = _taught(
-        teacher,
-        {},
+    said: list[Said] = [
         ("a", "full", table("feature", [[9.0, 9.0, 9.0]] * 2)),
         ("b", "full", table("feature", [[1.0, 1.0]] * 2)),
         ("c", "full", table("feature", [[3.0, 3.0]] * 2)),
-    )
+    ]
+    memory = _taught(teacher, {}, *said)
     (told,) = teacher.tell(memory, cut="full", device="", lesson=Lesson(round=2, num_classes=2, seed=1))
     assert told.values.tolist() == [[2.0, 2.0]] * 2
-    assert "a: features of 3 numbers, others of its slice differ; left out" in caplog.text
+    (found,) = teacher.left_out({}, _received(*said), Lesson(round=1, num_classes=2, seed=1))
+    assert (found.device, found.code) == ("a", "signature")
+    assert "its features have 3 numbers, those of slice 'full' have 2" in found.detail
+
+
+def test_a_class_that_a_device_tells_nothing_of_is_named() -> None:
+    """a has class 0 alone, of features and logits; b both. A class counts as told if any table has it."""
+    said: list[Said] = [
+        ("a", "full", table("logit", [[1.0, 2.0], None])),
+        ("a", "full", table("feature", [[1.0], None])),
+        ("b", "full", table("logit", [[1.0, 2.0], [3.0, 4.0]])),
+        ("b", "full", table("feature", [[1.0], None])),
+    ]
+    file = run_file(classes=["ok", "dent"])
+    (found,) = ClassTeacher().left_out({}, _received(*said), Lesson(round=1, num_classes=2, seed=1, run=file))
+    assert (found.device, found.code) == ("a", "missing_class")
+    assert found.detail == "tells nothing of 1 of 2 classes, having no or too few samples: 'dent'"
 
 
 @pytest.mark.parametrize("name", ["felo", "fedproto"])

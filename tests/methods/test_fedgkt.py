@@ -111,12 +111,17 @@ def _run_of(**more: Any) -> RunFile:
     return parse_table(RunFile, table, source="t")
 
 
-def _learn(teacher: GktTeacher, memory: Any, round_: int, *said: tuple[str, FeatureMaps], **more: Any) -> Any:
+def _received(*said: tuple[str, FeatureMaps]) -> Any:
     def received() -> Any:
         for device, item in said:
             yield Header(device=device, num_samples=1), (item,)
 
-    return teacher.learn(memory, received, Lesson(round=round_, num_classes=3, seed=1, run=_run_of(**more)), {})
+    return received
+
+
+def _learn(teacher: GktTeacher, memory: Any, round_: int, *said: tuple[str, FeatureMaps], **more: Any) -> Any:
+    lesson = Lesson(round=round_, num_classes=3, seed=1, run=_run_of(**more))
+    return teacher.learn(memory, _received(*said), lesson, {})
 
 
 def test_the_server_learns_and_answers_each_device_for_its_own_samples() -> None:
@@ -138,6 +143,28 @@ def test_the_server_learns_and_answers_each_device_for_its_own_samples() -> None
     assert any(name.startswith("net/2x8x8/stage1") for name in memory)
 
 
+def test_the_server_learns_from_the_devices_logits() -> None:
+    """Logits of a device that say (4,0,-4) of every sample: with a weight on them the server's answers come nearer."""
+    (maps,) = run(client(), model_of("resnet10"), Memory(16), classes=3, round=1).knowledge
+    assert isinstance(maps, FeatureMaps)
+    said = torch.tensor([[4.0, 0.0, -4.0]]).expand(16, 3)
+    maps = FeatureMaps(ids=maps.ids, labels=maps.labels, logits=said, values=maps.values)
+    far = {}
+    for alpha in (0.0, 10.0):
+        teacher = GktTeacher(FedGktParameters(server_lr=0.01, server_epochs=20, alpha=alpha))
+        memory = _learn(teacher, {}, 1, ("a", maps))
+        (told,) = teacher.tell(memory, cut="full", device="a", lesson=Lesson(round=2, num_classes=3, seed=1))
+        far[alpha] = float(distillation(said, told.values, 3.0).mean())
+    assert far[10.0] < 0.2 * far[0.0]
+
+
+def test_answers_that_are_not_for_this_device_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Sample 99 of 16: nothing is known, as before the first answers, and the log says so."""
+    odd = SampleLogits(ids=torch.tensor([99]), values=torch.zeros(1, 3))
+    begun(client(), model_of("mlp"), classes=3, knowledge=(odd,), data=Memory(16))
+    assert "answers up to sample 99, of 3 classes, are not for this device's 16 of 3" in caplog.text
+
+
 def test_the_same_maps_give_the_same_bits() -> None:
     """Whatever torch's global generator did; another seed of the run would not."""
     (maps,) = run(client(), model_of("resnet10"), Memory(16), classes=3, round=1).knowledge
@@ -156,6 +183,10 @@ def test_maps_of_a_shape_that_no_slice_has_get_no_answer() -> None:
         values=torch.zeros(4, 1, 8, 8),
     )
     assert _learn(GktTeacher(FedGktParameters()), {}, 1, ("a", maps)) == {}
+    teacher, lesson = GktTeacher(FedGktParameters()), Lesson(round=1, num_classes=3, seed=1, run=_run_of())
+    (found,) = teacher.left_out({}, _received(("a", maps)), lesson)
+    assert (found.device, found.code) == ("a", "signature")
+    assert found.detail == "its maps are 1x8x8, the run's slices have 2x8x8; left out"
     memory = _learn(GktTeacher(FedGktParameters()), {}, 1, ("a", maps), slices=["full", "width:1/2"])
     assert any(name.startswith("net/1x8x8/") for name in memory)
 

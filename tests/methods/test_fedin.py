@@ -8,13 +8,17 @@ import pytest
 import torch
 from depth import NUM_CLASSES, Memory, equal, model_of
 from knowing import batch_of, begun, identity_model, job_for, run, weights
+from linear import TensorFrozen, TensorState
 from torch import Tensor, nn
 
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs
-from edge_client.methods.fedin import FedInClient, PairPool, check, extractor, fold_pairs, project
+from edge_client.methods import registry
+from edge_client.methods.base import Header, Lesson
+from edge_client.methods.fedin import FedInClient, PairPool, PairTeacher, check, extractor, fold_pairs, project
 from edge_client.methods.fedprox import FedProxClient
 from edge_client.methods.parameters import FedInParameters, FedProxParameters
+from edge_client.models import registry as models
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.taps import tapped
 from edge_client.training.loop import Settings, train
@@ -42,6 +46,57 @@ def test_the_projection_by_hand(local: Any, mapping: Any, expected: Any) -> None
     z = project(torch.tensor(local), torch.tensor(mapping))
     assert z.tolist() == list(expected)
     assert float(torch.dot(z, torch.tensor(local))) >= 0
+
+
+def test_the_inner_product_of_matrices_is_that_of_their_elements() -> None:
+    """tr(A^T B) = 70 for A = [[1,2],[3,4]], B = [[5,6],[7,8]]: with -B, Z = -B + 70/30 A, at right angles to A."""
+    a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    assert torch.trace(a.T @ b) == 70
+    torch.testing.assert_close(project(a, -b), -b + 70 / 30 * a)
+
+
+@pytest.mark.parametrize(
+    ("local", "mapping", "expected", "inner"),
+    [
+        ((1.0, 0.0), (-1.0, 1.0), (-0.5, 1.0), -0.5),
+        ((2.0, 0.0), (-0.5, 1.0), (0.5, 1.0), 1.0),
+        ((1.0, 1.0), (2.0, 0.0), (2.5, 0.5), 3.0),
+    ],
+)
+def test_the_weighted_sum_by_hand(local: Any, mapping: Any, expected: Any, inner: float) -> None:
+    """Eq. 14 with the weights of the client's terms; its inner product with G_local may be negative."""
+    model, fedin = _scalar(), client(mu=0.0)
+    fedin.begin(job_for(model, knowledge=(PAIRS,)))
+    (phase,) = fedin.phases()
+    terms = fedin.terms(batch_of([[1.0]], [0]), phase)
+    own, foreign = (next(terms).weight for _ in range(2))
+    z = own * torch.tensor(local) + foreign * torch.tensor(mapping)
+    assert z.tolist() == list(expected)
+    assert float(torch.dot(z, torch.tensor(local))) == inner
+
+
+@pytest.mark.parametrize(("uniform", "expected"), [(False, (4.0, 23 / 3, 7.0)), (True, (3.0, 7.0, 7.0))])
+def test_layers_are_averaged_over_the_devices_that_have_them(uniform: bool, expected: tuple[float, ...]) -> None:
+    """10 samples: b0=1; 30: b0=3, b1=5; 60: b0=5, b1=9, b2=7. b0 = (10 + 90 + 300)/100, b1 = (150 + 540)/90."""
+    devices = [(10, (1.0,)), (30, (3.0, 5.0)), (60, (5.0, 9.0, 7.0))]
+    updates = [
+        (Header(device=f"d{n}", num_samples=n), {f"b{k}": torch.tensor([v]) for k, v in enumerate(values)})
+        for n, values in devices
+    ]
+    state = TensorState({f"b{k}": torch.zeros(1) for k in range(4)})
+    server = registry.get("fedin", {"uniform": uniform}).server
+    folded = {name: float(value) for name, value in server.fold(state, TensorFrozen(updates), round=1)}
+    assert [folded[f"b{k}"] for k in range(3)] == pytest.approx(expected)
+    assert folded["b3"] == 0.0  # nobody has it: as it was
+
+
+@pytest.mark.parametrize(("side", "values", "nbytes"), [(32, 73_728, 294_912), (28, 58_368, 233_472)])
+def test_the_payload_of_sixteen_pairs(side: int, values: int, nbytes: int) -> None:
+    """A ResNet18's stem halves twice: 16 (64 x 8 x 8 + 512) values of 32x32 images, 16 (64 x 7 x 7 + 512) of 28x28."""
+    model = models.build("resnet18", input_shape=(3, side, side), num_classes=10, options={})
+    (pairs,) = registry.get("fedin", {}).traffic(model).up
+    assert sum(tensor.numel() for tensor in pairs.tensors().values()) == values
+    assert pairs.nbytes() == nbytes
 
 
 def _scalar() -> Model:
@@ -253,3 +308,21 @@ def test_pairs_of_another_signature_are_left_out(caplog: pytest.LogCaptureFixtur
         results.append(weights(model))
     assert equal(*results)
     assert "pairs 1>1 are not of this model, which has 12>9; left out" in caplog.text
+
+
+def test_one_device_cannot_change_the_signature_of_a_slice() -> None:
+    """b and c send pairs of 2 numbers, a of 5: the pool has b's and c's, a is named and gets theirs."""
+    said = [*_uploads("a", width=5), *_uploads("b", "c")]
+
+    def received() -> Any:
+        for name, pairs in said:
+            yield Header(device=name, num_samples=1), (pairs,)
+
+    teacher, lesson = PairTeacher(FedInParameters()), Lesson(round=1, num_classes=2, seed=1)
+    memory = teacher.learn({}, received, lesson, {})
+    assert {name.split("/")[1] for name in memory if name.startswith("pairs/")} == {"2>1"}
+    (told,) = teacher.tell(memory, cut="full", device="a", lesson=lesson)
+    assert told.signature == "2>1"
+    (found,) = teacher.left_out({}, received, lesson)
+    assert (found.device, found.code) == ("a", "signature")
+    assert found.detail == "its pairs are 5>1, those of slice 'full' are 2>1; left out"

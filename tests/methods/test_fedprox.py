@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -70,6 +71,25 @@ def test_the_anchor_is_what_was_received_not_zero() -> None:
     weight.data += 1.0  # in place, as an optimizer does
     _, later = client.terms(_batch(), phase)
     assert later.once.item() == 2.0
+
+
+def test_an_anchor_that_can_be_read_again_is_not_kept() -> None:
+    """It is asked for in every step, also that of a module beside the model; the term is the same as with a copy."""
+    asked: list[str] = []
+
+    class Stored(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            asked.append(name)
+            return super().__getitem__(name)
+
+    client = registry.get("fedprox", {"mu": 1.0}).client()
+    job = _client(1.0, [3.0, 4.0]).job
+    client.begin(dataclasses.replace(job, received=Stored({"0.weight": torch.tensor([[1.0], [1.0]])})))
+    (phase,) = client.phases()
+    for _ in range(2):
+        _, proximal = client.terms(_batch(), phase)
+        assert proximal.once.item() == (3 - 1) ** 2 + (4 - 1) ** 2
+    assert asked == ["0.weight", "0.weight"]
 
 
 def test_the_term_counts_once_per_step_whatever_the_microbatch() -> None:

@@ -135,20 +135,40 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
     """Copies of all weights add up over the parts of a name; what a step makes is the largest of them."""
     kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
     assert {name: copies for name, copies in kept.items() if copies} == {
-        "fedepth+fedprox": 1,
-        "fedin": 2,
-        "fedprox": 1,
-        "inco+fedprox": 1,
         "inco+moon": 2,
         "inco+scaffold": 2,
-        "m-fedepth+fedprox": 1,
         "moon": 2,
         "scaffold": 2,
         "splitmix": 21,  # weights, gradients and momentum of seven bases
     }
     rules = registry.plan_rules("fedepth+fedprox", {})
-    assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 1)
+    assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 2)
     assert registry.plan_rules("moon", {"mu": 0}).weight_copies == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, (2, 16, False, 1)),
+        ({"mu": 0}, (0, 16, False, 1)),
+        ({"pairs": 0}, (2, 0, False, 1)),
+        ({"rescale-outer": True}, (2, 16, True, 1)),
+        ({"alleviation": "projection", "mu": 0}, (2, 16, True, 1)),
+        ({"alleviation": "sequential"}, (2, 16, False, 2)),
+    ],
+)
+def test_what_fedin_needs_counts_in_the_plan(parameters: dict[str, Any], expected: tuple[int, int, bool, int]) -> None:
+    """Copies of a parameter, foreign samples, whether their gradients are kept apart, optimizers with a state."""
+    rules = registry.plan_rules("fedin", parameters)
+    assert (rules.step_copies, rules.again, rules.apart, rules.optimizers) == expected
+
+
+def test_learning_from_shared_samples_counts_in_the_plan() -> None:
+    """A second optimizer with a state; DraftFed looks inside of units, which then cannot be made again in backward."""
+    told = {name: registry.plan_rules(name, {}) for name in ("fedmd", "draftfed", "fedhe")}
+    assert {name: rules.optimizers for name, rules in told.items()} == {"fedmd": 2, "draftfed": 2, "fedhe": 1}
+    assert {name: rules.recomputes for name, rules in told.items()} == {"fedmd": True, "draftfed": False, "fedhe": True}
+    assert registry.plan_rules("draftfed", {"draft-epochs": 0}) == registry.plan_rules("fedhe", {})
 
 
 @pytest.mark.parametrize("name", registry.names())

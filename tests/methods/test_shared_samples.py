@@ -24,6 +24,7 @@ from edge_client.methods.parameters import DraftFedParameters, FedMdParameters
 from edge_client.methods.shared_samples import load_public, outputs, window
 from edge_client.models import registry as models
 from edge_client.models.contract import from_sequential
+from edge_client.models.slicing import parse
 from edge_client.models.taps import tapped
 from edge_client.run_file import RunFile
 
@@ -245,6 +246,46 @@ def test_targets_are_learnt_and_can_be_switched_off(name: str, recompute: str | 
     assert not torch.equal(results["alone"][first], results["on"][first])
 
 
+MIXES = {  # models, and the convolutions that each tells of in the second round
+    "resnets": {"resnet50": (1, 49), "resnet101": (1, 49, 100), "resnet152": (1, 49, 100, 151)},
+    "densenets": {"densenet121": (1, 120), "densenet161": (1, 120, 160)},
+    "mixed": {"small-cnn": (1, 2), "resnet10": (1, 2, 9), "densenet121": (1, 2, 9, 120)},
+}
+
+
+@pytest.mark.parametrize("mix", ["mixed", *(pytest.param(name, marks=pytest.mark.slow) for name in list(MIXES)[:2])])
+def test_architectures_exchange_drafts_and_learn_from_their_targets(mix: str) -> None:
+    """An eighth of the channels. Round 1: first and last convolution; round 2: what shallower ones need as well.
+
+    In round 3 every model learns towards targets of its own shapes, and becomes another one by it.
+    """
+    shape, samples = (3, 32, 32), Memory(4)
+    samples.x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(2))
+    shared = PublicSamples(values=torch.randn(4, *shape, generator=torch.Generator().manual_seed(3)))
+    teacher, memory = DraftTeacher(DraftFedParameters(draft_batch=4)), {"public": shared.values}
+    samples.labels = torch.arange(4) % 2
+    told: dict[str, tuple[DraftSet, ...]] = dict.fromkeys(MIXES[mix], ())
+    for number in (1, 2, 3):
+        said = []
+        for name, positions in MIXES[mix].items():
+            torch.manual_seed(1)
+            model = models.build(name, input_shape=shape, num_classes=2, options={}, cut=parse("width:1/8"))
+            before = weights(model)
+            client = DraftFedClient(DraftFedParameters(draft_batch=4))
+            keys = {"classes": 2, "round": number, "batch": 4, "learning_rate": 0.01 if number == 3 else 0.0}
+            (sent,) = run(client, model, samples, knowledge=(shared, *told[name]), **keys).knowledge
+            assert isinstance(sent, DraftSet)
+            assert tuple(sent.convs) == (positions if number > 1 else (1, positions[-1]))
+            said.append((name, name, sent))
+            assert [phase.name for phase in client.phases()] == (["learn", "train"] if number == 3 else ["train"])
+            assert number < 3 or not equal(before, weights(model))
+        memory = _learn(teacher, memory, *said)
+        assert _left_out(teacher, memory, *said) == []
+        told = {name: teacher.tell(memory, cut=name, device="", lesson=LESSON) for name in told}
+        for (_, name, sent), (aims,) in zip(said, told.values(), strict=True):
+            assert {k: aims.convs[k].shape for k in aims.convs} == {k: sent.convs[k].shape for k in aims.convs}, name
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_shared_samples_do_not_move_running_statistics(name: str) -> None:
     """Learning rate 0: the same buffers with targets as without."""
@@ -284,29 +325,89 @@ def test_both_optimizers_go_on_from_round_to_round(name: str) -> None:
     assert not torch.equal(learn.optimizer_state[key]["m"], local.optimizer_state[key]["m"])
 
 
-def _learn(teacher: Any, memory: Any, *said: tuple[str, str, Any]) -> Any:
+def _received(*said: tuple[str, str, Any]) -> Any:
     def received() -> Any:
         for device, cut, item in said:
             yield Header(device=device, num_samples=1, slice=cut), (item,)
 
-    return teacher.learn(memory, received, LESSON, {})
+    return received
 
 
-def test_the_draft_teacher_tells_every_architecture_its_own_targets(caplog: pytest.LogCaptureFixture) -> None:
+def _learn(teacher: Any, memory: Any, *said: tuple[str, str, Any]) -> Any:
+    return teacher.learn(memory, _received(*said), LESSON, {})
+
+
+def _left_out(teacher: Any, memory: Any, *said: tuple[str, str, Any]) -> list[tuple[str, str, str]]:
+    found = teacher.left_out(memory, _received(*said), LESSON)
+    return [(one.device, one.code, one.detail) for one in found]
+
+
+def test_the_draft_teacher_tells_every_architecture_its_own_targets() -> None:
     """Two slices of depths 1 and 2; a device with drafts of other samples is left out and named."""
     teacher = DraftTeacher(DraftFedParameters(draft_batch=1))
     shallow, deep = drafts({1: [[1.0, 3.0]]}), drafts({1: [[3.0]], 2: [[5.0]]})
     late = DraftSet(ids=torch.tensor([4]), depths=torch.tensor([1]), convs=shallow.convs, logits=shallow.logits)
-    memory = _learn(
-        teacher, {"public": torch.zeros(5, 2)}, ("a", "full", deep), ("b", "depth:1", shallow), ("c", "full", late)
-    )
+    before, said = {"public": torch.zeros(5, 2)}, (("a", "full", deep), ("b", "depth:1", shallow), ("c", "full", late))
+    memory = _learn(teacher, before, *said)
     (full,) = teacher.tell(memory, cut="full", device="", lesson=LESSON)
     (half,) = teacher.tell(memory, cut="depth:1", device="", lesson=LESSON)
     assert full.convs[1].tolist() == [[2.0]]
     assert half.convs[1].tolist() == [[2.0, 1.5]]
     assert full.depths.tolist() == half.depths.tolist() == [1, 2]
     assert teacher.tell(memory, cut="width:1/2", device="", lesson=LESSON) == ()
-    assert "c: its drafts are for other samples than round 1's" in caplog.text
+    detail = "its answers are for shared samples 4 to 4 (1), the round's are 0 to 0 (1); left out"
+    assert _left_out(teacher, before, *said) == [("c", "other_samples", detail)]
+
+
+def test_one_device_cannot_change_the_shapes_of_a_slices_targets() -> None:
+    """Two have drafts of 1 and 1 numbers, the first one of 3 and 1: targets are as most can use them, it is named."""
+    teacher, before = DraftTeacher(DraftFedParameters(draft_batch=1)), {"public": torch.zeros(5, 2)}
+    odd, usual = drafts({1: [[3.0, 3.0, 3.0]], 2: [[5.0]]}), drafts({1: [[3.0]], 2: [[5.0]]})
+    said = (("a", "full", odd), ("b", "full", usual), ("c", "full", usual))
+    (told,) = teacher.tell(_learn(teacher, before, *said), cut="full", device="", lesson=LESSON)
+    assert told.convs[1].tolist() == [[3.0]]
+    ((device, code, detail),) = _left_out(teacher, before, *said)
+    assert (device, code) == ("a", "signature")
+    assert "2 convolutions, (3,) to (1,)" in detail
+
+
+def test_targets_of_another_model_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Of five convolutions, or of fewer classes: nothing is learnt from them, and the log says so."""
+    model = model_of("resnet10")
+    client = begun(CLIENTS["draftfed"](), model, knowledge=(PUBLIC, drafts({1: [[3.0]], 5: [[5.0]]})), round=4)
+    assert [phase.name for phase in client.phases()] == ["train"]
+    assert "targets for 5 convolutions are not of this model" in caplog.text
+    fewer = SampleLogits(ids=torch.tensor([0]), values=torch.zeros(1, NUM_CLASSES - 1))
+    client = begun(CLIENTS["fedmd"](), model, knowledge=(PUBLIC, fewer), round=4)
+    assert [phase.name for phase in client.phases()] == ["train"]
+    assert f"the consensus is of {NUM_CLASSES - 1} classes, this model has {NUM_CLASSES}" in caplog.text
+
+
+def test_targets_for_samples_that_a_device_lacks_are_refused() -> None:
+    """Twelve shared samples, a target for number 12: the device says so instead of training on something else."""
+    beyond = SampleLogits(ids=torch.tensor([12]), values=torch.zeros(1, NUM_CLASSES))
+    client = begun(CLIENTS["fedmd"](), model_of("mlp"), knowledge=(PUBLIC, beyond))
+    with pytest.raises(InputError, match="up to number 12, this device has 12"):
+        client.phases()
+
+
+@pytest.mark.parametrize("name", ["fedmd", "draftfed"])
+def test_logits_of_other_class_counts_and_an_empty_set_are_named(name: str) -> None:
+    """The run has 2 classes, b says 3 numbers; without shared samples there is one line for all devices."""
+    teacher: Any = ConsensusTeacher(FedMdParameters(samples=1, public="npz:p"))
+    said = [SampleLogits(ids=torch.tensor([0]), values=torch.zeros(1, width)) for width in (2, 3)]
+    if name == "draftfed":
+        teacher = DraftTeacher(DraftFedParameters(draft_batch=1, public="npz:p"))
+        said = [drafts({1: [[1.0]]}, torch.zeros(1, width).tolist()) for width in (2, 3)]  # type: ignore[misc]
+    told = (("a", "full", said[0]), ("b", "depth:1", said[1]))
+    ((device, code, detail),) = _left_out(teacher, {"public": torch.zeros(5, 2)}, *told)
+    assert (device, code) == ("b", "class_count")
+    assert detail == "its logits have 3 numbers, the run has 2 classes; they are left out"
+    empty = {"public": torch.zeros(0, 2)}
+    ((device, code, detail),) = _left_out(teacher, empty)
+    assert (device, code) == ("", "no_public")
+    assert detail == "the shared samples 'npz:p' are none; devices learn from their own alone"
+    assert list(_learn(teacher, empty)) == ["public"]
 
 
 def test_the_consensus_teacher_has_the_last_rounds_mean() -> None:
@@ -340,13 +441,18 @@ def test_shared_samples_are_read_once_as_the_model_takes_them(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("", "needs shared samples: name them"), ("npz:/nowhere.npz", "does not exist"), ("npz:EMPTY", "got none")],
+    [("", "needs shared samples: name them"), ("npz:/nowhere.npz", "does not exist")],
 )
-def test_a_run_without_shared_samples_is_refused(text: str, told: str, tmp_path: Path) -> None:
-    """None named, not there, empty: before any device is asked."""
-    np.savez(tmp_path / "e.npz", x=np.zeros((0, 4, 4), dtype=np.uint8), y=np.zeros(0, dtype=np.int64))
+def test_a_run_without_shared_samples_is_refused(text: str, told: str) -> None:
+    """None named, not there: before any device is asked."""
     with pytest.raises(InputError, match=told):
-        load_public(text.replace("EMPTY", str(tmp_path / "e.npz")), _run_of([1, 4, 4]), 5)
+        load_public(text, _run_of([1, 4, 4]), 5)
+
+
+def test_an_empty_set_of_shared_samples_is_one(tmp_path: Path) -> None:
+    """No rows of the shape that the model takes: devices learn from their own samples."""
+    np.savez(tmp_path / "e.npz", x=np.zeros((0, 4, 4), dtype=np.uint8), y=np.zeros(0, dtype=np.int64))
+    assert load_public(f"npz:{tmp_path / 'e.npz'}", _run_of([1, 4, 4]), 5).shape == (0, 1, 4, 4)
 
 
 def test_shared_samples_of_another_shape_are_refused_on_a_device() -> None:
@@ -354,6 +460,25 @@ def test_shared_samples_of_another_shape_are_refused_on_a_device() -> None:
     wrong = PublicSamples(values=torch.zeros(2, 5))
     with pytest.raises(InputError, match=r"shared samples are \[5\], this device's are \[1, 8, 8\]"):
         begun(CLIENTS["fedmd"](), model_of("mlp"), knowledge=(wrong,))
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.1, 1.0, 0.01), (0.0, 2.0, 0.0)])
+def test_the_loss_of_draft_learning_by_hand(weights: tuple[float, float, float]) -> None:
+    """x = (1,2): D1 = x, D2 = 2x, logits 2x; targets 0: MSE 5/2 and 20/2, CE of (2,4) against halves 1.126928."""
+    scales = (1.0, 1.0, 2.0, 1.0)
+    layers = [nn.Linear(2, 2, bias=False) for _ in scales]
+    for layer, scale in zip(layers, scales, strict=True):
+        layer.weight.data = scale * torch.eye(2)
+    model = from_sequential(nn.Sequential(*layers), input_shape=(2,))
+    aims = drafts({1: [[0.0, 0.0]], 2: [[0.0, 0.0]]})
+    first, last, logit = weights
+    client = DraftFedClient(DraftFedParameters(lambda1=first, lambda2=last, lambda3=logit))
+    begun(client, model, knowledge=(aims, PublicSamples(values=torch.tensor([[1.0, 2.0]]))), round=4)
+    learn = client.phases()[0]
+    y = torch.tensor([0])
+    (term,) = client.terms(Batch(x=torch.tensor([[1.0, 2.0]]), y=y, num_whole=1, whole_y=y, first=True), learn)
+    assert term.each is not None
+    assert term.each.item() == pytest.approx(2.5 * first + 10 * last + 1.126928 * logit, abs=1e-5)
 
 
 def test_cross_entropy_with_a_soft_target() -> None:

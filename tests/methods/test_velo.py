@@ -108,6 +108,16 @@ def test_means_are_sent_until_the_network_has_made_something() -> None:
     assert torch.equal(made.values, studied["made/2/values"])
 
 
+def test_what_is_made_of_a_class_is_like_what_devices_said_of_it() -> None:
+    """Twelve devices say about (3,3,..) of class 0 and (-3,-3,..) of class 1: synthetic features say so, too."""
+    velo = teacher(vae_epochs=200, vae_lr=1e-2, vae_width=8)
+    near = torch.randn(12, 2, 8, generator=rng(2)) * 0.1 + torch.tensor([3.0, -3.0])[:, None]
+    said = {f"d{k:02}": table("feature", [*rows.tolist(), None]) for k, rows in enumerate(near)}
+    made = velo.study(learn(velo, {}, 1, {}, **said), Lesson(round=1, num_classes=3, seed=1))["made/8/values"]
+    assert made[0].mean() > 1
+    assert made[1].mean() < -1
+
+
 def test_a_class_that_the_network_has_not_seen_gets_its_mean() -> None:
     """Class 2 appears in round 2, after the study of round 1."""
     velo = teacher()

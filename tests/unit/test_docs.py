@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 import torch
 
+from benchmarks import method_bytes
 from coordinator.run_commands import check_run
 from edge_client import errors, files, records
 from edge_client.data import registry as data
@@ -146,6 +147,15 @@ def test_methods_page_has_every_method_and_parameter_and_runs_that_are_accepted(
         assert table in page, f"put this table into docs/methods.md:\n{table}"
     for block in re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         check_run(files.parse_table(RunFile, tomllib.loads(block), source="methods.md"))
+
+
+def test_methods_page_has_the_bytes_that_were_measured() -> None:
+    """Every method that is none over another, as `python -m benchmarks.method_bytes` prints it."""
+    made = method_bytes.table()
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    assert made in page, f"put this table into docs/methods.md:\n{made}"
+    names = {line.split("`")[1] for line in made.splitlines()[2:]}
+    assert names == {name for name in methods.names() if "+" not in name}
 
 
 @pytest.mark.parametrize("cls", get_args(messages.Message), ids=lambda cls: cls.__name__)

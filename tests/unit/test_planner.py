@@ -74,6 +74,13 @@ def test_batchnorm_keeps_the_batch_whole() -> None:
     assert way(choose(request(1400 * MB, rows(scale=MB, units=True, has_batchnorm=True)))) == (16, "units", (), ())
 
 
+def test_units_are_not_made_again_where_a_method_looks_inside_of_them() -> None:
+    """The same room: four pieces, though the statistics are theirs."""
+    looks = Workload(batch=16, recomputes=False)
+    made = rows(scale=MB, units=True, has_batchnorm=True)
+    assert way(choose(request(1400 * MB, made, workload=looks))) == (4, None, (), ())
+
+
 def test_without_batchnorm_the_fastest_comes_first() -> None:
     """Pieces cost hardly anything, a second forward pass a third."""
     choice = choose(request(1400 * MB, rows(scale=MB, units=True)))

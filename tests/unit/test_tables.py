@@ -19,7 +19,7 @@ def _run(**changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"run": "r-1", "state": "running", "reason": "", "round": 1, "rounds": 3, "progress": None}
     row |= {"metric": "accuracy", "best_score": None, "best_version": None, "file": {"classes": ["no", "yes"]}}
     row |= {"evaluations": [], "device_evaluations": [], "devices": [], "failures": [], "round_rows": []}
-    return row | changes
+    return row | {"left_out": []} | changes
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -53,6 +53,19 @@ def test_empty_lists_say_what_to_do() -> None:
     """The command that makes the first one."""
     assert "coordinator device add" in tables.devices([])
     assert "coordinator run start" in tables.runs([])
+
+
+def test_knowledge_that_was_not_there_is_listed() -> None:
+    """By device, or of all; the newest round and why. More than 20 are counted."""
+    one = {"device": None, "round": 3, "code": "no_public", "detail": "there are none"}
+    two = {"device": "pi", "round": 2, "code": "missing_class", "detail": "tells nothing of 'no'"}
+    lines = tables.run(_run(left_out=[one, two])).splitlines()
+    assert lines[2].split() == ["without", "last", "in", "round", "code", "why"]
+    assert lines[4].split() == ["all", "3", "no_public", "there", "are", "none"]
+    assert lines[5].split(maxsplit=3) == ["pi", "2", "missing_class", "tells nothing of 'no'"]
+    many = tables.run(_run(left_out=[two] * 23))
+    assert many.count("missing_class") == 20
+    assert many.endswith("and 3 more (--format json has all)")
 
 
 def test_a_run_without_a_model_is_shown() -> None:

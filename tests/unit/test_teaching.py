@@ -117,6 +117,34 @@ def test_a_study_is_the_same_whether_it_was_begun_before_or_not(tmp_path: Path) 
     assert results[0]["memory/made/3/values"].shape == (1, 3)
 
 
+def test_a_fold_tells_whose_knowledge_it_was_made_without(tmp_path: Path) -> None:
+    """a has class 'no' alone, b had nothing to tell; a method without knowledge misses none."""
+    run = _run("felo")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    a, b = _update(tmp_path / "a", tmp_path / "m", _table("logit", 1.0)), _update(tmp_path / "b", tmp_path / "m")
+    listed = [{"device": path.name, "path": str(path), "num_samples": 10} for path in (a, b)]
+    fields = {"round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "updates": listed}
+    told = _answer("fold", tmp_path / "v1", run=run, **fields)["left_out"]
+    assert [(found["device"], found["code"]) for found in told] == [("a", "missing_class"), ("b", "silent")]
+    assert told[0]["detail"].endswith("having no or too few samples: 'yes'")
+    plain = _answer("fold", tmp_path / "v2", run=_run("fedavg"), **fields)
+    assert plain["left_out"] == []
+
+
+def test_of_an_empty_set_of_shared_samples_nothing_travels(tmp_path: Path) -> None:
+    """The run begins, devices get a container without tensors, and the fold says once why: not of each device."""
+    np.savez(tmp_path / "p.npz", x=np.zeros((0, 2, 2), dtype=np.float32), y=np.zeros(0, dtype=np.int64))
+    run = _run("draftfed", parameters={"public": f"npz:{tmp_path / 'p.npz'}"})
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    assert _answer("tell", tmp_path / "p", run=run, model=str(tmp_path / "m"), round=1, public=True)["ok"]
+    assert _tensors(tmp_path / "p") == {}
+    fields = {"round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m")}
+    update = _update(tmp_path / "a", tmp_path / "m", weights=False)
+    listed = [{"device": "a", "path": str(update), "num_samples": 10}]
+    told = _answer("fold", tmp_path / "v1", run=run, updates=listed, **fields)["left_out"]
+    assert [(found["device"], found["code"]) for found in told] == [("", "no_public")]
+
+
 HOSTILE = [
     (_table("logit", float("nan")), "not_finite"),
     (_table("logit", 1e7), "range"),
