@@ -1,6 +1,6 @@
 """Bytes per round of every method: one device with the whole of a PreResNet-20, in the simulator, fp32.
 
-Counted by the coordinator in the third round, when everything that a method exchanges is on its way: messages, chunks
+Counted by the coordinator after the first round, when all that a method exchanges is on its way: messages, chunks
 and their frames. What comes once, in the first round, stands apart. The table of docs/methods.md is made of this:
 `python -m benchmarks.method_bytes` prints it from the results.
 """
@@ -24,6 +24,7 @@ _MORE: dict[str, dict[str, object]] = {
     "fedmd": {key: value for key, value in _SHARED.items() if not key.endswith("batch")},
     "fedgkt": {"max-bytes": 2**20},
     "scalefl": {"slices": ["full", "exit:6", "exit:3"]},
+    "splitmix": {"slices": ["full", "width:1/8"]},  # the device has all; more would only be measured
 }
 _WAYS = ("down", "up", "once")
 
