@@ -1,7 +1,7 @@
 """What came of the papers' relations: verdicts, curves, the tables of docs/science.md.
 
-`python -m benchmarks.science_table` puts them into the page. Differences are taken seed by seed, and verdicts follow from
-their signs alone, by a rule made before the runs:
+`python -m benchmarks.science_table` puts them into the page. Differences are taken seed by seed, and verdicts follow
+from their signs alone, by a rule made before the runs:
 
     reproduced           the paper's sign for every seed, of three or more; of methods that should be about equal: a
                          mean difference of at most 0.015, the spread over seeds that the paper itself has
