@@ -68,7 +68,7 @@ def runs_table() -> str:
             found = [seed["accuracy"] for seed in seeds]
             size = _mean(seed["bytes"] for seed in seeds) / 1e6
             parts = _architectures([seed["accuracy_per_architecture"] for seed in seeds])
-            rows.append(f"| {name} | {run} | {_mean(found):.3f} ± {_spread(found):.3f} | {size:.1f} | {parts} |")
+            rows.append(f"| {name} | {run} | {_told(found, '.3f')} | {size:.1f} | {parts} |")
     return "\n".join(rows)
 
 
@@ -161,7 +161,13 @@ def _judged(accuracies: Sequence[float | None]) -> Iterator[tuple[int, float]]:
 
 
 def _difference(gains: Sequence[float]) -> str:
-    return f"{_mean(gains):+.3f} ± {_spread(gains):.3f}, {len(gains)}"
+    return f"{_told(gains, '+.3f')}, {len(gains)}"
+
+
+def _told(values: Sequence[float], form: str) -> str:
+    """Mean and standard deviation, of which one seed has none."""
+    mean = format(_mean(values), form)
+    return f"{mean} ± {_spread(values):.3f}" if len(values) > 1 else mean
 
 
 def _mean(values: Iterable[float]) -> float:
