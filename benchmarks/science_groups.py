@@ -90,6 +90,11 @@ _DEPTH_RELATIONS = [
     Relation(better=_LAYERS, worse=_ONE_EACH, source="InCo, Table 5: 64.8 against 52.3 on CIFAR-10"),
     Relation(better="InCo over FedAvg", worse=_LAYERS, source="InCo, Table 5: 67.8 against 64.8"),
 ]
+_FEDIN_RELATIONS = [
+    Relation(better="FedIN", worse="FedProx", source="FedIN, Table 3: 75.9 against 72.0 on CIFAR-10"),
+    Relation(better="FedProx", worse=_LAYERS, source="FedIN, Table 3: 72.0 against 66.2"),
+    Relation(better="FedIN", worse=_LAYERS, source="FedIN, Table 3: 75.9 against 66.2"),
+]
 _WIDTH_RUNS: dict[str, dict[str, Any]] = {
     _SMALLEST: {"slices": WIDTHS[-1:]},
     "HeteroFL": {"method": {"name": "heterofl"}, "slices": WIDTHS},
@@ -132,11 +137,7 @@ GROUPS = {
             "FedProx": _FEDPROX,
             "FedIN": _BY_LAYER | {"method": _FEDIN},
         },
-        relations=[
-            Relation(better="FedIN", worse="FedProx", source="FedIN, Table 3: 75.9 against 72.0 on CIFAR-10"),
-            Relation(better="FedProx", worse=_LAYERS, source="FedIN, Table 3: 72.0 against 66.2"),
-            Relation(better="FedIN", worse=_LAYERS, source="FedIN, Table 3: 75.9 against 66.2"),
-        ],
+        relations=_FEDIN_RELATIONS,
     ),
     "felo": Group(
         setting=_FASHION,
@@ -184,6 +185,11 @@ GROUPS = {
             Relation(better="FedIN without opt", worse="FedProx", source="FedIN, Table 7: 74.9 against 72.0 w/o IN"),
             Relation(better="FedProx", worse="FedIN without prox", source="FedIN, Table 7: 72.0 w/o IN, 66.4 w/o prox"),
         ],
+    ),
+    "longer": Group(
+        setting=Setting(name="fashion-longer", rounds=30, every=3),
+        runs=_DEPTH_RUNS | {"FedProx": _FEDPROX, "FedIN": _BY_LAYER | {"method": _FEDIN}},
+        relations=[*_DEPTH_RELATIONS, *_FEDIN_RELATIONS],
     ),
     "cifar-depth": Group(
         setting=Setting(name="cifar-depth", data="cifar10", samples=20000, batch=64),
