@@ -150,7 +150,7 @@ GROUPS = {
         relations=[
             Relation(better="Felo", worse="FedHe", source="Felo, Table 3: 52.6 against 39.0 on CIFAR-10"),
             Relation(better="Velo", worse="Felo", source="Felo: 57.2 against 56.9", about=True),
-            Relation(better="Felo", worse=_ONE_EACH, source="what class means add to averaging by architecture"),
+            Relation(better="Felo", worse=_ONE_EACH, source="Felo: beats FedAvg, with one exception in its table"),
         ],
     ),
     "extreme": Group(
