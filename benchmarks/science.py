@@ -103,9 +103,10 @@ def _run_file(group: Group, name: str, data: Path, out: Path, *, seed: int) -> R
 
 
 def _model(setting: Setting) -> Json:
+    width = "width" if setting.model == "preresnet20" else "base_width"
     return {
         "name": "science",
-        "model": {"name": setting.model, "input": list(setting.shape), "base_width": setting.width},
+        "model": {"name": setting.model, "input": list(setting.shape), width: setting.width},
         "classes": [str(number) for number in range(10)],
     }
 

@@ -105,7 +105,7 @@ _WIDTH_RUNS: dict[str, dict[str, Any]] = {
     # widths and exits go down together, as in its code
     "ScaleFL": {
         "method": {"name": "scalefl"},
-        "slices": ["full", "exit:9-width:3/4", "exit:6-width:1/2", "exit:3-width:1/4"],
+        "slices": ["full", "exit:8-width:3/4", "exit:6-width:1/2", "exit:3-width:1/4"],
     },
     "SplitMix": {"method": {"name": "splitmix", "bases": 4}, "slices": WIDTHS},
 }
@@ -126,7 +126,8 @@ _WIDTH_RELATIONS = [
 _BUDGETED = ("HeteroFL", "FedRolex", "FeDepth", "FeDepth, epochs split", "m-FeDepth")
 
 _FASHION = Setting(name="fashion-depth")
-_WIDE = Setting(name="fashion-width", width=16, rounds=15, every=3)
+# as in the papers: no running statistics, which models of different width cannot share (group `statistics`)
+_WIDE = Setting(name="fashion-preresnet", model="preresnet20", rounds=15, every=3)
 
 GROUPS = {
     "depth": Group(setting=_FASHION, runs=_DEPTH_RUNS, relations=_DEPTH_RELATIONS),
@@ -172,6 +173,12 @@ GROUPS = {
         relations=[Relation(better="DraftFed", worse="Local", source="DraftFed: 64.2 against 62.8 on CIFAR-10")],
     ),
     "width": Group(setting=_WIDE, by_budget=_BUDGETED, runs=_WIDTH_RUNS, relations=_WIDTH_RELATIONS),
+    "statistics": Group(
+        setting=Setting(name="fashion-width", width=16, rounds=15, every=3),
+        by_budget=_BUDGETED,
+        runs={name: _WIDTH_RUNS[name] for name in (_SMALLEST, "HeteroFL", "FedRolex")},
+        relations=[_above("HeteroFL"), _above("FedRolex")],
+    ),
     "ablation": Group(
         setting=_FASHION,
         runs={
@@ -197,7 +204,9 @@ GROUPS = {
         relations=_DEPTH_RELATIONS,
     ),
     "cifar-width": Group(
-        setting=Setting(name="cifar-width", data="cifar10", samples=20000, batch=64, width=16, rounds=15, every=3),
+        setting=Setting(
+            name="cifar-width", data="cifar10", samples=20000, batch=64, model="preresnet20", rounds=15, every=3
+        ),
         by_budget=_BUDGETED,
         runs={name: _WIDTH_RUNS[name] for name in (_SMALLEST, "HeteroFL", "FeDepth", "FeDepth, epochs split")},
         relations=[
