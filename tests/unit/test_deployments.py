@@ -381,7 +381,7 @@ def test_a_deployment_keeps_its_file_and_a_later_one_uses_it_again(site: Site) -
     ("changes", "kind", "said"),
     [
         ({"name": "../../etc/passwd"}, InputError, "does not match"),
-        ({"name": new_name()}, MachineError, "is gone"),
+        ({"name": "deploy-0123456789abcdef.onnx"}, MachineError, "is gone"),
         ({"name": None, "sha256": digest("other")}, ConflictError, "gone meanwhile"),
         ({"sha256": digest("other")}, MachineError, "is not the file that was exported"),
         ({"length": 7}, MachineError, "is not the file that was exported"),
