@@ -988,7 +988,8 @@ class Conductor:
 def _is_cut(file: RunFile) -> bool:
     """Whether devices may get different parts of the model, or the server keeps more than they get."""
     has_memory = methods.knowledge(file.method.name, file.method.parameters) is not None
-    return has_memory or methods.rungs(file) != (WHOLE_MODEL,)
+    split = methods.slicing(file.method.name, file.method.parameters).split
+    return has_memory or split or methods.rungs(file) != (WHOLE_MODEL,)
 
 
 def _knowledge_key(lease: LeaseRow) -> str:

@@ -176,6 +176,7 @@ def _splitmix_slicing(parameters: SplitMixParameters) -> Slicing:
         instead="a base network has all blocks",
         turn=partial(mixed, parameters.bases),
         apart=False,
+        split=parameters.bases > 1,
     )
 
 

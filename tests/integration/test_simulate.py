@@ -306,6 +306,14 @@ def test_a_device_on_which_nothing_fits_is_left_out_and_named(processes: Process
     assert rounds == {"d0001": (0, "nothing_fits"), **{f"d000{i}": (3, "") for i in range(2, 7)}}
 
 
+def test_devices_that_hold_all_of_a_model_get_all_of_its_bases(processes: Processes, tmp_path: Path) -> None:
+    """SplitMix, an MLP 64-16-10 as four bases 64-4-10: 4 x (64 x 4 + 4 + 4 x 10 + 10) x 4 = 4,960 bytes and headers."""
+    result = run(tmp_path, processes, "bases=4", method="splitmix", slices="full")
+    assert result["rounds"] == 3
+    per_device = result["bytes_up"] / (3 * 3)
+    assert 4960 < per_device < 4960 + 4000
+
+
 BAD = {
     "unknown key": (["--set", "train.epoch=2"], 3, "unknown key 'train.epoch'; did you mean 'epochs'?"),
     "more devices than samples": (["--devices", "2000"], 3, "1438 samples"),
