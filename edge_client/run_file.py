@@ -124,8 +124,8 @@ class EvaluateSection:
     )
     every: Count = described("rounds between two evaluations; 0: never", 1)
     similarity: Count = described(
-        "rounds between two comparisons of the devices' models on the server's test data, for `coordinator run "
-        "report`; the first round and the last of stop.rounds are compared, too; 0: never",
+        "rounds between two comparisons of the devices' models on the server's test data, for the run's report; "
+        "the first round and the last of stop.rounds are compared, too; 0: never",
         10,
     )
 

@@ -200,7 +200,7 @@ SIMULATED = (
 )
 
 
-@pytest.mark.parametrize("kind", ["enospc", "eio"])
+@pytest.mark.parametrize("kind", ["enospc", pytest.param("eio", marks=pytest.mark.slow)])
 def test_a_simulation_that_cannot_write_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:

@@ -134,6 +134,7 @@ def test_fedmd_agrees_on_shared_samples(fleet: Fleet) -> None:
     assert unchanged(first, last)
 
 
+@pytest.mark.slow
 def test_draftfed_makes_targets_for_both_architectures(fleet: Fleet) -> None:
     """Drafts of 16 and 8 numbers, of 8 and 4; windows of 16 of 40: round 2 has samples 16 to 31. fp16 travels."""
     shown = finished(fleet, "draftfed", codec="fp16", public="digits", **{"public-samples": 40, "draft-batch": 16})

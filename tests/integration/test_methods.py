@@ -94,6 +94,7 @@ def test_scaffold_keeps_its_control_variates_through_a_kill(fleet: Fleet, plain:
             torch.testing.assert_close(control, torch.stack(own).mean(dim=0), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_moon_compares_with_the_previous_model_from_round_2_on(fleet: Fleet, plain: dict[str, Any]) -> None:
     """Round 1 has FedAvg's bytes, round 2 has not."""
     shown = finished(fleet, "moon")

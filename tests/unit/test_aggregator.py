@@ -827,4 +827,4 @@ def test_a_slice_that_the_model_has_not_ends_the_run_before_it_begins(tmp_path: 
     run = SLICED | {"slices": ["full", "depth:1.1"]}
     reply = aggregator.answer({"id": 0, "job": "init", "run": run, "out": str(tmp_path / "m")})
     assert (reply["ok"], reply["code"]) == (False, "input")
-    assert "expected blocks for 1 stages" in reply["detail"]
+    assert "no blocks that can be left out" in reply["detail"]
