@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shutil
 import signal
 import threading
 import time
@@ -571,7 +570,7 @@ class Daemon:
     def _keep_folder(self, below: str, name: str | None) -> None:
         for folder in (self._state_dir / below).glob("*"):
             if folder.name != name:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
 
     def _close_incoming(self) -> None:
         self._leave_shared()
@@ -683,7 +682,7 @@ class Daemon:
         with durable.disk_errors("cannot keep the method's state"):
             workers.settle_method_state(self._state_dir / "method-state", accepted=accepted)
         self._spool.forget()
-        shutil.rmtree(self._work_dir(lease), ignore_errors=True)
+        _remove(self._work_dir(lease))
         log.info("lease %s is over (%s)", lease, "accepted" if accepted else "not used")
 
     def _close_outgoing(self) -> None:
@@ -709,6 +708,12 @@ class Daemon:
         self._status.update(replace(self._snapshot(), link="stopped"), time.monotonic())
         self._close_outgoing()
         self._close_incoming()
+
+
+def _remove(folder: Path) -> None:
+    import shutil  # brings bz2 and lzma: half a megabyte that an idle client need not hold
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _moment(text: str) -> Moment:

@@ -12,8 +12,8 @@ def _run(code: str) -> str:
 
 
 def test_the_client_loads_no_module_that_it_does_not_need() -> None:
-    """http, email: with urllib.request, which paho imports for SOCKS proxies; difflib: for typos; sqlite3: 1.4 MB."""
-    heavy = "('http.client', 'email', 'difflib', 'sqlite3', 'torch', 'numpy', 'onnxruntime', 'psutil')"
+    """http, email: of urllib.request, which paho imports; difflib: typos; sqlite3: 1.4 MB, shutil 0.5."""
+    heavy = "('http.client', 'email', 'difflib', 'sqlite3', 'shutil', 'torch', 'numpy', 'onnxruntime', 'psutil')"
     assert _run(f"import sys, edge_client.cli; print([m for m in {heavy} if m in sys.modules])") == "[]"
 
 
