@@ -5,7 +5,8 @@ epochs of Adam; the accuracy on a test set that no device has, mean over the arc
 devices: over the devices) and over the last three evaluations. Every method has the same partitions and first weights
 for a seed, so differences are taken seed by seed (`science_table`). The groups are in `science_groups`.
 
-Runs that have finished in `--out` are not repeated, so that a measurement can be stopped and gone on with. Writes
+Runs that have finished in `--out` are not repeated, so that a measurement can be stopped and gone on with; with
+`--recorded` neither are those that stand in the results, of any group with the same setting. Writes
 `results/science-GROUP.json` and `.png` of the seeds that are complete. Not a part of `make bench`: it takes hours and
 needs data: `--data` is a folder with Fashion-MNIST's four idx files (.gz), or one with CIFAR-10 as its authors give it.
 """
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder of the data set")
     parser.add_argument("--out", type=Path, required=True, help="where runs are kept")
     parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--recorded", action="store_true", help="take runs that stand in the results as they are there")
     options = parser.parse_args()
     seeds = [int(text) for text in options.seeds.split(",")]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -57,9 +59,11 @@ def main() -> int:
     try:
         for seed in seeds:
             for name in options.groups:
+                recorded = science_table.recorded(GROUPS[name].setting) if options.recorded else {}
                 for run in GROUPS[name].runs:
-                    _run(GROUPS[name], run, options, processes, seed)
-                _save(name, options.out)
+                    if seed not in recorded.get(run, {}):
+                        _run(GROUPS[name], run, options, processes, seed)
+                _save(name, options.out, recorded)
     finally:
         processes.close()
     return 0
@@ -143,14 +147,17 @@ def _accuracy(done: Mapping[str, Any]) -> float:
     return statistics.mean(judged[-_LAST:])
 
 
-def _save(name: str, out: Path) -> None:
-    """The results of the seeds for which all runs of the group are done."""
+def _save(name: str, out: Path, recorded: Mapping[str, Mapping[int, Json]]) -> None:
+    """The results of the seeds for which all runs of the group are done, here or in the results."""
     group = GROUPS[name]
-    found = {run: {done["seed"]: done for done in _finished(group.setting, run, out)} for run in group.runs}
+    found = {
+        run: {**recorded.get(run, {}), **{done["seed"]: _kept(done) for done in _finished(group.setting, run, out)}}
+        for run in group.runs
+    }
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found.values())))
     if not seeds:
         return
-    runs = {run: [_kept(by_seed[seed]) for seed in seeds] for run, by_seed in found.items()}
+    runs = {run: [by_seed[seed] for seed in seeds] for run, by_seed in found.items()}
     science_table.save(name, {"setting": group.setting.to_map(), "seeds": seeds, "machine": machine(), "runs": runs})
 
 

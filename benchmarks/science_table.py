@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import RESULTS
-from benchmarks.science_groups import GROUPS, Group, Relation
+from benchmarks.science_groups import GROUPS, Group, Relation, Setting
 
-__all__ = ["BLOCKS", "PAGE", "judge", "main", "pictures", "relations_table", "runs_table", "save", "verdict"]
+__all__ = ["BLOCKS", "PAGE", "judge", "main", "pictures", "recorded", "relations_table", "runs_table", "save", "verdict"]
 
 Json = dict[str, Any]
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -87,6 +87,17 @@ def _measured(name: str) -> Runs | None:
     path = RESULTS / f"science-{name}.json"
     runs: Runs | None = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else None
     return runs
+
+
+def recorded(setting: Setting) -> dict[str, dict[int, Json]]:
+    """Run -> seed -> what stands in the results of all groups with this setting."""
+    found: dict[str, dict[int, Json]] = {}
+    for path in sorted(RESULTS.glob("science-*.json")):
+        results = json.loads(path.read_text(encoding="utf-8"))
+        if results["setting"] == setting.to_map():
+            for run, seeds in results["runs"].items():
+                found.setdefault(run, {}).update({seed["seed"]: seed for seed in seeds})
+    return found
 
 
 def _row(name: str, relation: Relation, runs: Runs | None) -> str:

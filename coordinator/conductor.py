@@ -105,7 +105,7 @@ class Conductor:
         self._preparing = ""  # the run whose first model is being made
         self._stop_asked: bool | None = None  # True: at once
         self._checking: dict[str, Offer] = {}  # lease -> its update is here and being checked
-        self._norm_bound: tuple[tuple[str, int], float | None] | None = None  # (run, version), its bound
+        self._norm_bounds: tuple[tuple[str, int], dict[str, float]] | None = None  # (run, version), bound of a slice
         self._rules: KnowledgeRules | None = None  # of the active run, if its devices exchange knowledge
         self._left_out: list[LeftOutRow] = []  # of the fold that is about to be committed
         self._is_cut = False  # whether devices may get different parts of the model
@@ -496,7 +496,7 @@ class Conductor:
             "job": "check",
             "base": str(self._blobs.path(self._sent(lease).sha256)),
             "update": str(arrived.path),
-            "max_norm": self._max_norm(),
+            "max_norm": self._max_norm(lease.slice),
             "max_ratio": self._file().rounds.max_norm_ratio,
             "max_passes": self._file().train.batch,
             "round": lease.round,
@@ -528,18 +528,20 @@ class Conductor:
         assert self.machine is not None
         return self.machine.file
 
-    def _max_norm(self) -> float | None:
-        """Bounds come from committed rounds only, so that a repeated round has the same ones; one per version.
+    def _max_norm(self, slice_: str) -> float | None:
+        """Bounds come from committed rounds only, so that a repeated round has the same ones; one per version and slice.
 
-        None before the first one: then the aggregator measures against the model itself.
+        A wide model moves much farther than a narrow one beside it. None where nothing is usual yet: then the
+        aggregator measures against the model that was sent.
         """
         assert self.machine is not None
         version = (self.machine.run, self.machine.version)
-        if self._norm_bound is None or self._norm_bound[0] != version:
-            norms = [norm for norm in self._store.recent_norms(self.machine.run, _NORM_ROUNDS) if norm > 0]
-            bound = statistics.median(norms) * self.machine.file.rounds.max_norm_ratio if norms else None
-            self._norm_bound = (version, bound)
-        return self._norm_bound[1]
+        if self._norm_bounds is None or self._norm_bounds[0] != version:
+            recent = self._store.recent_norms(self.machine.run, _NORM_ROUNDS)
+            usual = {cut: [norm for norm in norms if norm > 0] for cut, norms in recent.items()}
+            ratio = self.machine.file.rounds.max_norm_ratio
+            self._norm_bounds = (version, {cut: statistics.median(own) * ratio for cut, own in usual.items() if own})
+        return self._norm_bounds[1].get(slice_)
 
     def _checked(self, offer: Offer, report: Report, confusion: tuple[int, ...], answer: Answer) -> None:
         now = time.monotonic()

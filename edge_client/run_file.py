@@ -109,8 +109,8 @@ class RoundsSection:
         "how weights travel: fp32, fp16, bf16, int8", "fp32"
     )
     max_norm_ratio: Annotated[float, Between(1, 1e9)] = described(
-        "an update is refused if it moves the model more than this times the usual (median of committed rounds; "
-        "in round 1 the norm of the model, plus 1)",
+        "an update is refused if it moves the model more than this times the usual (median of committed rounds, "
+        "of its architecture; before there are any the norm of the model, plus 1)",
         20.0,
     )
 

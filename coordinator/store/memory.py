@@ -506,12 +506,15 @@ class MemoryStore:
         newest = {row.device: row.report.plan for row in rows}
         return {device: plan for device, plan in newest.items() if plan is not None}
 
-    def recent_norms(self, run_id: str, rounds: int) -> list[float]:
-        """Norms of the updates of the newest committed rounds: the usual size of a change."""
+    def recent_norms(self, run_id: str, rounds: int) -> dict[str, list[float]]:
+        """Slice -> norms of the updates of the newest committed rounds: the usual size of a change."""
         last = self.last_model(run_id)
         since = (last.version if last else 0) - rounds
         found = [row for row in self._in_rounds(_COUNTED) if row.run == run_id and row.round > since]
-        return [row.norm for row in sorted(found, key=lambda row: (row.round, row.device))]
+        norms: dict[str, list[float]] = {}
+        for row in sorted(found, key=lambda row: (row.round, row.device)):
+            norms.setdefault(self._leases.rows[self._issues.rows[row.lease]].slice, []).append(row.norm)
+        return norms
 
     def drop_rate(self, run_id: str, leases: int) -> float:
         """Share of the newest finished leases that brought nothing."""

@@ -633,14 +633,18 @@ class SqliteStore:
         rows = self._all(UpdateRow, query, run_id, since)
         return {row.device: row.report.plan for row in rows if row.report.plan is not None}
 
-    def recent_norms(self, run_id: str, rounds: int) -> list[float]:
-        """Norms of the updates of the newest committed rounds: the usual size of a change."""
-        query = """SELECT norm FROM update_ u JOIN round r
-                   ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
+    def recent_norms(self, run_id: str, rounds: int) -> dict[str, list[float]]:
+        """Slice -> norms of the updates of the newest committed rounds: the usual size of a change."""
+        query = """SELECT l.slice, u.norm FROM update_ u
+                   JOIN round r ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
+                   JOIN lease l ON l.id = u.lease
                    WHERE u.run = ?1 AND r.state IN ('COMMITTED', 'ANNOUNCED')
                    AND u.round > (SELECT coalesce(max(version), 0) FROM model WHERE run = ?1) - ?2
                    ORDER BY u.round, u.device"""
-        return [row[0] for row in self._read(query, run_id, rounds)]
+        norms: dict[str, list[float]] = {}
+        for slice_, norm in self._read(query, run_id, rounds):
+            norms.setdefault(slice_, []).append(norm)
+        return norms
 
     def drop_rate(self, run_id: str, leases: int) -> float:
         """Share of the newest finished leases that brought nothing."""

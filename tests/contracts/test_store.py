@@ -417,18 +417,19 @@ def test_the_drop_rate_is_the_share_of_finished_leases_without_an_update(store: 
 
 
 def test_norms_come_from_committed_rounds_only(store: Store) -> None:
-    """Rounds 1 and 2 are committed, 3 is running, an abandoned attempt of 2 does not count; the newest one: round 2."""
+    """Of each slice: 1 and 2 are committed, 3 is running, an abandoned attempt of 2 does not count; newest: round 2."""
     _with_run(store)
     attempts = ((1, 1, 1.0), (2, 1, 9.0), (2, 2, 2.0), (3, 1, 3.0))
     for issue, (number, attempt, norm) in enumerate(attempts, 1):
-        store.open_round(round_row(number, attempt), [lease_row(issue, round=number, attempt=attempt)])
+        slices = [lease_row(issue, round=number, attempt=attempt, slice="full" if number == 1 else "width:1/2")]
+        store.open_round(round_row(number, attempt), slices)
         update = update_row(lease=f"lease-{issue}", round=number, attempt=attempt, norm=norm)
         store.save_update(update, None, f"lease-{issue}")
     store.commit_round(1, 1, model_row(1))
     store.abandon("r-1", 2, 1, "few")
     store.commit_round(2, 2, model_row(2))
-    assert store.recent_norms("r-1", 5) == [1.0, 2.0]
-    assert store.recent_norms("r-1", 1) == [2.0]
+    assert store.recent_norms("r-1", 5) == {"full": [1.0], "width:1/2": [2.0]}
+    assert store.recent_norms("r-1", 1) == {"width:1/2": [2.0]}
 
 
 def test_the_last_plan_of_each_device_is_known(store: Store) -> None:
