@@ -22,7 +22,18 @@ from typing import Any
 from benchmarks.figures import RESULTS
 from benchmarks.science_groups import GROUPS, Group, Relation, Setting
 
-__all__ = ["BLOCKS", "PAGE", "judge", "main", "pictures", "recorded", "relations_table", "runs_table", "save", "verdict"]
+__all__ = [
+    "BLOCKS",
+    "PAGE",
+    "judge",
+    "main",
+    "pictures",
+    "recorded",
+    "relations_table",
+    "runs_table",
+    "save",
+    "verdict",
+]
 
 Json = dict[str, Any]
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]

@@ -529,7 +529,7 @@ class Conductor:
         return self.machine.file
 
     def _max_norm(self, slice_: str) -> float | None:
-        """Bounds come from committed rounds only, so that a repeated round has the same ones; one per version and slice.
+        """Bounds come from committed rounds only, so that a repeated round has the same ones; one per slice.
 
         A wide model moves much farther than a narrow one beside it. None where nothing is usual yet: then the
         aggregator measures against the model that was sent.

@@ -194,7 +194,7 @@ def _hsic_cka(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def test_an_update_may_be_as_large_as_is_usual_for_its_architecture(processes: Processes, tmp_path: Path) -> None:
-    """An mlp of 512 hidden units moves by about 0.2 in a round, those of 16 and 8 by 0.03: 2 * 0.03 is not its bound."""
+    """An mlp of 512 hidden units moves by about 0.2 in a round, of 16 and 8 by 0.03: twice that is not its bound."""
     fields: Json = {"name": "t", "model": "mlp", "devices": 6, "rounds": 2, "data": "digits"}
     changed = ["model.hidden=[512]", "train.max-steps=3", "rounds.max-norm-ratio=2"]
     _simulated(tmp_path, processes, **fields, slices="full,width:1/32,width:1/64", set=changed)

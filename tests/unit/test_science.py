@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +68,21 @@ def test_differences_and_rounds_are_taken_seed_by_seed() -> None:
     assert told["rounds"] == [3, 4]
     never = science_table.verdict(Relation(better="old", worse="new", source=""), runs)
     assert never["rounds"] == [None, 4]
+
+
+def test_recorded_runs_are_those_of_the_same_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of two groups with one setting; a third one has fewer rounds."""
+    setting = GROUPS["fedin"].setting
+    monkeypatch.setattr(science_table, "RESULTS", tmp_path)
+    for name, rounds, runs in [
+        ("one", setting.rounds, {"FedIN": [{"seed": 1}, {"seed": 2}]}),
+        ("two", setting.rounds, {"FedIN": [{"seed": 3}], "FedAvg": [{"seed": 1}]}),
+        ("less", setting.rounds - 1, {"FedIN": [{"seed": 4}]}),
+    ]:
+        results = {"setting": setting.to_map() | {"rounds": rounds}, "runs": runs}
+        (tmp_path / f"science-{name}.json").write_text(json.dumps(results), encoding="utf-8")
+    found = science_table.recorded(setting)
+    assert {run: sorted(seeds) for run, seeds in found.items()} == {"FedIN": [1, 2, 3], "FedAvg": [1]}
 
 
 def test_planes_of_differences_become_colours() -> None:
