@@ -127,7 +127,7 @@ _BUDGETED = ("HeteroFL", "FedRolex", "FeDepth", "FeDepth, epochs split", "m-FeDe
 
 _FASHION = Setting(name="fashion-depth")
 # as in the papers: no running statistics, which models of different width cannot share (group `statistics`)
-_WIDE = Setting(name="fashion-preresnet", model="preresnet20", rounds=15, every=3)
+_WIDE = Setting(name="fashion-preresnet", model="preresnet20", rounds=12)
 
 GROUPS = {
     "depth": Group(setting=_FASHION, runs=_DEPTH_RUNS, relations=_DEPTH_RELATIONS),
