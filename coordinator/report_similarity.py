@@ -64,7 +64,7 @@ def _alike(method: str, found: Similarity, last: Comparison) -> str:
 
 
 def _maps(found: Comparison) -> str:
-    labels = [f"{one.device} {one.slice}" for one in found.devices]
+    labels = [f"{one.device}, {one.slice}" for one in found.devices]
     maps = [plots.HeatMap(title=stage.name, values=stage.cka) for stage in found.stages]
     rows = [[number, one.device, one.slice] for number, one in enumerate(found.devices, start=1)]
     return page.image(
