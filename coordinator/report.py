@@ -275,9 +275,10 @@ def _memory(run: RunRecord) -> str:
         unit=unit,
     )
     return page.section(
-        f"Peak memory of {run.memory_of} against its budget",
+        f"Peak memory of {run.memory_of}{' against its budget' if any(chart.limits) else ''}",
         page.image(plots.bars(chart), "peak memory, prediction and budget of each device"),
         _more(len(measured), "the nearest to their budgets,"),
+        page.note(report_tables.SHARED_WORKERS) if run.folder is not None else "",
     )
 
 

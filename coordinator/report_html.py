@@ -55,6 +55,7 @@ img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 .lines td { white-space: nowrap; } td p { margin: 0; min-width: 220px; white-space: normal; overflow-wrap: anywhere; }
+.lines td p { min-width: 140px; }
 .right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .over { color: #b91c1c; font-weight: 600; }
 pre { margin: 0; overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; } td pre { white-space: pre-wrap; }

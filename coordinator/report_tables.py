@@ -11,9 +11,13 @@ from coordinator.new import toml_value
 from coordinator.run_record import DeviceRecord, FailureRecord, RunRecord
 from edge_client.files import to_table
 
-__all__ = ["PLAN_HEADS", "as_toml", "environment_rows", "plan_rows", "sections"]
+__all__ = ["PLAN_HEADS", "SHARED_WORKERS", "as_toml", "environment_rows", "plan_rows", "sections"]
 
 PLAN_HEADS = ("budget", "plan", "devices", "predicted", "measured at most", "samples")
+SHARED_WORKERS = (
+    "The workers of a simulation train one device after another: the first pays for what stays in the process, later "
+    "ones use it again, so that a peak may be above or below that of a device with a process of its own."
+)
 _MAX_FAILURES = 20
 _MEMORY = (
     "Budget, prediction and measured peak are of the round in which the device came nearest to its budget; the plan is "
@@ -72,7 +76,7 @@ def _devices(run: RunRecord) -> str:
     rows = [_device_row(device) for device in run.devices]
     made = page.table_of_known((*heads, "up", "down", "machine"), rows, right=(1, 3, 4, 5, 6, 7, 8, 9, 10))
     many = len(rows) > _MAX_OPEN
-    known = any(device.peak_bytes for device in run.devices)
+    known = any(device.peak_bytes and device.budget_bytes for device in run.devices)
     told = page.note(_MEMORY) if known else ""
     return page.section("Devices", page.details(f"all {len(rows)}", made) if many else made, told)
 

@@ -240,6 +240,11 @@ def test_a_simulation_has_the_same_page(tmp_path: Path) -> None:
     for piece in ("mlp · fedavg · seed 1, simulated", "12.0 MB", "20.0 MB", "2 groups", "ab" * 32):
         assert piece in page.text
     unfinished = replace(read_run(tmp_path / "sim"), state="unfinished", reason="")
+    assert "train one device after another" in page.text
+    unlimited = [replace(found, budget_bytes=None) for found in read_run(tmp_path / "sim").devices]
+    bare = Page(report.render(replace(read_run(tmp_path / "sim"), devices=unlimited)))
+    assert "Peak memory of training" in bare.text
+    assert "against its budget" not in bare.text
     assert "Is not finished after 2 of 2 rounds." in Page(report.render(unfinished)).text
 
 
