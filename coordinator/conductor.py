@@ -128,15 +128,21 @@ class Conductor:
             self._activate(run, now)
 
     def _is_whole(self, run: RunRow) -> bool:
-        """Look at every blob of the open round: a lost update is asked for again, a lost model ends the run."""
+        """Look at every blob of the open round: a lost update is asked for again, a lost model ends the run.
+
+        A lost part of the model is made again (`_activate`).
+        """
         model = self._store.last_model(run.id)
         assert model is not None
-        parts = [part.sha256 for part in self._store.parts(run.id) if part.version == model.version]
-        for sha256 in filter(None, (run.settings_sha256, run.task_sha256, model.sha256, model.sent_sha256, *parts)):
+        for sha256 in filter(None, (run.settings_sha256, run.task_sha256, model.sha256, model.sent_sha256)):
             if not self._blobs.verified(sha256):
                 what = f"blob {sha256[:12]} of version {model.version} is missing or damaged"
                 self._fail(run.id, f"damaged: {what}; restore a backup of the state directory")
                 return False
+        for part in self._store.parts(run.id):
+            if part.version == model.version and not self._blobs.verified(part.sha256):
+                what = "%s of version %d is missing or damaged on disk: making it again"
+                log.warning(what, part.slice, part.version, extra=about(run=run.id))
         last = self._store.last_round(run.id)
         if last is not None and last.state in ("RUNNING", "FROZEN"):
             for update in self._store.updates(run.id, last.number, last.attempt):
@@ -315,7 +321,8 @@ class Conductor:
         self.run, self.model = run, model
         self._is_cut = _is_cut(snapshot.file)
         self._rules = methods.knowledge(snapshot.file.method.name, snapshot.file.method.parameters)
-        self._parts = {part.slice: part for part in self._store.parts(run.id) if part.version == model.version}
+        parts = [part for part in self._store.parts(run.id) if part.version == model.version]
+        self._parts = {part.slice: part for part in parts if self._blobs.has(part.sha256)}
         self.machine = RunMachine(
             snapshot,
             slices=self._slice_choice(run, snapshot.file),
@@ -327,6 +334,9 @@ class Conductor:
         self._stop_asked = {_STOP_AFTER: False, _STOP_NOW: True}.get(run.reason)
         self._aggregation.warm_up()
         self._carry_out(self.machine.begin())
+        for lease in [lease for lease in self.machine.leases.values() if lease.state == "accepted"]:
+            if self._lacking(lease):  # others are offered again, which makes what they lack
+                self._offer(rounds.SendAssign(lease, last.remaining_s if last is not None else 0.0))
 
     def _slice_choice(self, run: RunRow, file: RunFile) -> SliceChoice:
         settings = json.loads(self._blobs.path(run.settings_sha256).read_bytes()) if self._is_cut else {}
@@ -359,7 +369,7 @@ class Conductor:
                 self._preparing = ""
 
     def _forget_jobs(self) -> None:
-        """Nobody wants a stopped run's answers, and a task's own code may never give one."""
+        """Nobody wants an ended run's answers, and a task's own code may never give one."""
         self._aggregation.forget_jobs()
         unchecked, self._checking = self._checking, {}
         for offer in unchecked.values():
@@ -415,7 +425,7 @@ class Conductor:
         for lease in self.machine.leases.values():
             if lease.device != device or lease.state not in ("offered", "accepted"):
                 continue
-            if self.run.dry or all(name in self._parts for name in self._made_for(lease)):
+            if not self._lacking(lease):
                 known = {part.sha256: part.length for part in self._parts_of(lease)}
                 if sha256 in known:
                     return known[sha256]
@@ -430,6 +440,8 @@ class Conductor:
         if lease is None:
             self._send(device, self._past(device, offer))
             return
+        if self._lacking(lease):
+            return  # what it was made of is lost, and being made again: the device offers again
         self._handle(rounds.Accepted(lease.id), now)
         assert self.machine is not None
         assert self.model is not None
@@ -687,8 +699,8 @@ class Conductor:
         job = {"job": "evaluate", "run": run.file, "task": self._task_path(run), "data": self._test_file()}
 
         def judged(answer: Answer) -> None:
-            if self.run is None or self.run.id != run.id or not self._succeeded(run, answer):
-                return  # the run was stopped, or it cannot be judged
+            if not self._succeeded(run, answer):
+                return
             rows = [
                 EvaluationRow(
                     run=run.id,
@@ -724,7 +736,7 @@ class Conductor:
         lease, run, model = instruction.lease, self.run, self.model
         assert run is not None
         assert model is not None
-        lacking = [] if run.dry else [name for name in self._made_for(lease) if name not in self._parts]
+        lacking = self._lacking(lease)
         if not lacking:
             self._send(lease.device, self._assign(lease, instruction.deadline_s))
             return
@@ -749,6 +761,11 @@ class Conductor:
         if rules is not None and rules.studies and self.run is not None:
             job = {"job": "study", "run": self.run.file, "version": model.version}
             self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, lambda answer: None)
+
+    def _lacking(self, lease: LeaseRow) -> list[str]:
+        """What a lease needs and is not there yet."""
+        assert self.run is not None
+        return [] if self.run.dry else [name for name in self._made_for(lease) if name not in self._parts]
 
     def _made_for(self, lease: LeaseRow) -> list[str]:
         """What is made of the newest version for a lease: a slice of its model, what its device is told."""
@@ -964,8 +981,6 @@ class Conductor:
         self.save_traffic()
         self._store.set_run_state(self.run.id, state, reason)
         log.info("run %s: %s (%s)", self.run.id, state, reason, extra=about(run=self.run.id))
-        if state == "stopped":
-            self._forget_jobs()
         self._close()
 
     def plan_of(self, device: str) -> TrainingPlan | None:
@@ -974,6 +989,8 @@ class Conductor:
         return plans.get(device)
 
     def _close(self) -> None:
+        """A run is over: an answer to one of its jobs would find no run here, or the next one."""
+        self._forget_jobs()
         if self.machine is not None:
             self._last_plans = self.machine.plans
         for part in self._store.parts(self.run.id) if self.run is not None else ():
@@ -984,7 +1001,6 @@ class Conductor:
         self._preparing = ""
         self._stop_asked = None
         self._remembered.clear()
-        self._checking.clear()
 
 
 def _is_cut(file: RunFile) -> bool:

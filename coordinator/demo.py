@@ -98,14 +98,14 @@ def run_demo(options: DemoOptions) -> Json:
 
         shown = follow.follow(state_dir, run, check=check)
         result = _result(shown, options)
-        return {**result, "report": _report(shown, options.keep)} if options.keep is not None else result
+        return {**result, "report": _report(state_dir, run, options.keep)} if options.keep is not None else result
 
 
-def _report(shown: Json, folder: Path) -> str:
+def _report(state_dir: Path, run: str, folder: Path) -> str:
     from coordinator import report  # loads the plots' library
 
-    path = folder / f"{shown['run']}.html"
-    report.write_page(report.render(run_record.from_answer(shown)), path)
+    path = folder / f"{run}.html"
+    report.write_page(report.render(run_record.ask_for(state_dir, run)), path)
     return str(path)
 
 

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.store.base import EvaluationRow
+from coordinator.store.base import SERVER, EvaluationRow
 from edge_client.records import MATRIX_CLASSES
 
 __all__ = ["FleetResult", "per_architecture", "summarize"]
@@ -14,11 +14,11 @@ __all__ = ["FleetResult", "per_architecture", "summarize"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetResult:
-    """A version judged on all test samples of the devices that answered."""
+    """A version judged on all test samples of the devices that answered, or of the server."""
 
     version: int
-    num_devices: int
-    num_samples: int
+    num_devices: int  # that judged it; 0: the server did
+    num_samples: int  # each once, though the server judges every slice on all of its own
     accuracy: float
     loss: float
     balanced_accuracy: float
@@ -27,10 +27,11 @@ class FleetResult:
 
 
 def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> FleetResult | None:
-    """Add the devices' counts; None if nobody answered."""
-    num_samples = sum(row.num_samples for row in rows)
-    if num_samples == 0:
+    """Add the counts of all devices and slices; None if nobody answered."""
+    num_answers = sum(row.num_samples for row in rows)
+    if num_answers == 0:
         return None
+    own_samples = {row.device: row.num_samples for row in rows}
     total = [0] * (num_classes * (num_classes if num_classes <= MATRIX_CLASSES else 3))
     for row in rows:
         total[: len(row.confusion)] = map(operator.add, total, row.confusion)
@@ -38,10 +39,10 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
     present = [r for r in recalls if r is not None]
     return FleetResult(
         version=version,
-        num_devices=len(rows),
-        num_samples=num_samples,
-        accuracy=sum(row.num_correct for row in rows) / num_samples,
-        loss=sum(row.loss_sum for row in rows) / num_samples,
+        num_devices=len(own_samples.keys() - {SERVER}),
+        num_samples=sum(own_samples.values()),
+        accuracy=sum(row.num_correct for row in rows) / num_answers,
+        loss=sum(row.loss_sum for row in rows) / num_answers,
         balanced_accuracy=sum(present) / len(present) if present else 0.0,
         macro_f1=sum(f1s) / len(f1s) if f1s else 0.0,
         recall=recalls,

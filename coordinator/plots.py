@@ -9,7 +9,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib import colormaps, rc_context
@@ -83,6 +83,7 @@ class Curve:
     name: str
     points: Line
     spread: Sequence[float | None] = ()
+    is_reference: bool = False  # what the others are compared with: black, dashed, above them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,8 @@ def lines(panels: Sequence[Panel], *, x: str, whole: bool = True) -> bytes:
         for axes, panel in zip(drawn, panels, strict=True):
             _draw(axes, panel, places)
         drawn[-1].set_xlabel(x)
-        drawn[-1].xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=whole))
+        if whole:
+            drawn[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=(1, 2, 5, 10), min_n_ticks=1))
         _legend(figure, drawn)
         return _png(figure)
 
@@ -149,16 +151,18 @@ def _draw(axes: Axes, panel: Panel, places: Mapping[str, int]) -> None:
 
 
 def _draw_curve(axes: Axes, curve: Curve, place: int) -> None:
-    colour = _COLOURS[place % len(_COLOURS)]
-    dash = _DASHES[place // len(_COLOURS) % len(_DASHES)]
+    colour = _INK if curve.is_reference else _COLOURS[place % len(_COLOURS)]
+    dash = _DASHES[1] if curve.is_reference else _DASHES[place // len(_COLOURS) % len(_DASHES)]
     xs, ys = _columns(curve.points)
     known = [(x, y, s) for (x, y), s in zip(curve.points, curve.spread, strict=False) if s is not None]
     if known:
         lower, upper = [y - s for _, y, s in known], [y + s for _, y, s in known]
         axes.fill_between([x for x, _, _ in known], lower, upper, color=colour, alpha=0.18, linewidth=0, zorder=2)
-    marker = "o" if len(xs) <= _MAX_MARKED else None
+    marker = "o" if len(xs) <= _MAX_MARKED and not (curve.is_reference and len(xs) > 1) else None
+    width = 1.2 if curve.is_reference else 2.0
     name = _short(curve.name, _MAX_NAME)
-    axes.plot(xs, ys, color=colour, linestyle=dash, linewidth=2.0, marker=marker, markersize=3.0, label=name, zorder=3)
+    line: Any = {"color": colour, "linestyle": dash, "linewidth": width, "marker": marker, "markersize": 3.0}
+    axes.plot(xs, ys, **line, label=name, zorder=3)
 
 
 def _legend(figure: Figure, drawn: Sequence[Axes], *, first: Iterable[str] = ()) -> None:
@@ -247,11 +251,12 @@ def heat_maps(maps: Sequence[HeatMap], labels: Sequence[str]) -> bytes:
                 continue
             image = _draw_heat(axes, maps[number])
             axes.set_xticks(range(count), [str(place) for place in range(1, count + 1)])
-            named = [f"{_short(label, 30)}  {place}" for place, label in enumerate(labels, start=1)]
+            named = [f"{_short(label, 30)} ({place})" for place, label in enumerate(labels, start=1)]
             axes.set_yticks(range(count), named if number % columns == 0 else [], parse_math=False)
             axes.tick_params(length=0, labelsize=7)
         bar = figure.colorbar(image, ax=drawn, shrink=0.6, aspect=24, pad=0.02)
         bar.outline.set_visible(False)
+        bar.set_label("linear CKA", size=7)
         bar.ax.tick_params(labelsize=7, length=0)
         return _png(figure)
 
@@ -316,8 +321,8 @@ def bytes_panel(curves: Sequence[Curve], title: str) -> Panel:
     highest = max((y for curve in curves for _, y in curve.points), default=0.0)
     name, size = unit(highest)
     scaled = [
-        Curve(
-            name=curve.name,
+        replace(
+            curve,
             points=[(x, y / size) for x, y in curve.points],
             spread=[spread / size if spread is not None else None for spread in curve.spread],
         )
@@ -338,9 +343,10 @@ def _columns(line: Line) -> tuple[list[float], list[float]]:
 
 
 def _short(text: str, longest: int) -> str:
-    """One short line."""
+    """One short line; of a long text begin and end, where names of devices differ."""
     plain = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
+    tail = longest // 2
+    return plain if len(plain) <= longest else f"{plain[: longest - 1 - tail]}…{plain[-tail:]}"
 
 
 def _png(figure: Figure) -> bytes:

@@ -27,7 +27,8 @@ from torch import Tensor
 from coordinator.cutting import Cutter
 from coordinator.frozen import applied
 from coordinator.similarity import centred_gram, cka_matrix
-from coordinator.similarity_record import MAX_SAMPLES, SERVER, Compared, Comparison, Findings, Picture, Stage
+from coordinator.similarity_record import MAX_SAMPLES, Compared, Comparison, Findings, Picture, Stage
+from coordinator.store.base import SERVER
 from edge_client import records
 from edge_client.assignment import read_state
 from edge_client.data.sources import Samples

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator import plots, report_similarity, report_tables
@@ -107,7 +108,7 @@ def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
     yield "devices", str(len(run.devices))
     best = _best(run)
     if best is not None:
-        yield "best version", _after(best.number)
+        yield "best version", f"round {best.number}" if best.number else "the first"
         for metric, name in _SHOWN.items():
             value = best.value(metric)
             if value is not None:
@@ -158,7 +159,7 @@ def _results(judged: Sequence[RoundRecord]) -> str:
             found.number,
             *(_decimal(value) for value in (found.accuracy, found.balanced_accuracy, found.macro_f1, found.loss)),
             found.num_samples,
-            found.num_devices,
+            "server" if found.num_devices == 0 else found.num_devices,
         ]
         for found in judged
     ]
@@ -184,6 +185,7 @@ def _architectures(run: RunRecord) -> str:
     return page.section(
         "Accuracy of each architecture",
         page.image(plots.lines([panel], x="after round"), "accuracy of each architecture after each round"),
+        page.note(f"the first {plots.MAX_CURVES} of {len(names)}") if len(names) > plots.MAX_CURVES else "",
         page.details("numbers", page.table(("architecture", f"after round {last.number}"), rows, right=(1,))),
     )
 
@@ -210,15 +212,15 @@ def _recall(run: RunRecord) -> str:
 def _traffic(run: RunRecord) -> str:
     """Round by round, and added up."""
     moved = [
-        plots.Curve(name="up, from the devices", points=_points((r.number, r.bytes_up) for r in run.rounds)),
-        plots.Curve(name="down, to the devices", points=_points((r.number, r.bytes_down) for r in run.rounds)),
+        plots.Curve(name="up, from devices", points=_points((r.number, r.bytes_up) for r in run.rounds)),
+        plots.Curve(name="down, to devices", points=_points((r.number, r.bytes_down) for r in run.rounds)),
     ]
     if not any(curve.points for curve in moved):
         return ""
     if run.whole_model_bytes is not None:
         one_way = _points((r.number, _times(r.num_updates, run.whole_model_bytes)) for r in run.rounds)
-        moved.append(plots.Curve(name="FedAvg of the whole model, each way", points=one_way))
-    so_far = [plots.Curve(name=curve.name, points=_added_up(curve.points)) for curve in moved]
+        moved.append(plots.Curve(name="FedAvg, each way", points=one_way, is_reference=True))
+    so_far = [replace(curve, points=_added_up(curve.points)) for curve in moved]
     png = plots.lines([plots.bytes_panel(moved, "in the round"), plots.bytes_panel(so_far, "so far")], x="round")
     last = run.rounds[-1].number
     told = page.note(f"round {last} only judged the model of round {run.num_rounds}") if last > run.num_rounds else ""
@@ -239,10 +241,14 @@ def _against_fedavg(run: RunRecord) -> str:
     count, share = reference // (2 * size), 100 * moved / reference
     return (
         f"This run moved {format_bytes(moved)} up and down, {share:.1f} % of the {format_bytes(reference)} that FedAvg "
-        f"of the whole model would have sent, which are {count} trainings that counted x 2 x {format_bytes(size)}, the "
+        f"of the whole model would have sent: {_count(count, 'training')} that counted x 2 x {format_bytes(size)}, the "
         f"model in the run's codec ({run.file.rounds.codec}). This run's bytes also have messages, frames, and what "
         "devices got that only judged."
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def _added_up(points: plots.Line) -> list[tuple[float, float]]:
@@ -269,9 +275,10 @@ def _memory(run: RunRecord) -> str:
         unit=unit,
     )
     return page.section(
-        f"Peak memory of {run.memory_of} against its budget",
+        f"Peak memory of {run.memory_of}{' against its budget' if any(chart.limits) else ''}",
         page.image(plots.bars(chart), "peak memory, prediction and budget of each device"),
         _more(len(measured), "the nearest to their budgets,"),
+        page.note(report_tables.SHARED_WORKERS) if run.folder is not None else "",
     )
 
 

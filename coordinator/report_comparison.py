@@ -245,9 +245,9 @@ def _memory(entries: Sequence[_Entry]) -> str:
         notes=[f"{100 * one.share:.0f} %" if one.budget else "" for one in shown],
         unit=unit,
     )
-    title = "Peak memory of training against its budget"
+    title = f"Peak memory of training{' against its budget' if any(chart.limits) else ''}"
     more = f"the nearest to their budgets, {len(nearest)} of {len(used)}; " if len(nearest) < len(used) else ""
-    told = page.note(f"{more}the highest of all devices with one budget, in all seeds")
+    told = page.note(f"{more}the highest of all devices with one budget, in all seeds", report_tables.SHARED_WORKERS)
     return page.section(title, page.image(plots.bars(chart), "peaks, predictions and budgets"), told)
 
 

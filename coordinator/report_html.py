@@ -27,8 +27,10 @@ __all__ = [
     "table_of_known",
     "text",
     "tiles",
+    "words",
 ]
 
+_SHARPNESS = 1.8  # pixels of a plot per pixel of the page
 _STYLE = """
 :root { color-scheme: light; --ink: #0f172a; --soft: #475569; --line: #e2e8f0; --card: #fff; --page: #f1f5f9; }
 * { box-sizing: border-box; }
@@ -41,18 +43,19 @@ header p, .note { color: var(--soft); margin: 4px 0 0; }
 .finished { background: #dcfce7; color: #166534; } .failed { background: #fee2e2; color: #991b1b; }
 .running, .queued, .unfinished { background: #dbeafe; color: #1e40af; }
 .stopped { background: #fef3c7; color: #92400e; }
-.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0; } .tile { flex: 1 1 150px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0; }
 .tile, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 .tile { padding: 12px 14px; } .tile b { display: block; font-size: 22px; line-height: 1.25; overflow-wrap: anywhere; }
 .tile span { color: var(--soft); font-size: 13px; }
 section { padding: 16px; margin: 0 0 16px; min-width: 0; }
 .pair { display: flex; flex-wrap: wrap; gap: 0 16px; align-items: flex-start; } .pair section { flex: 1 1 440px; }
-img { display: block; width: 100%; max-width: 760px; height: auto; margin: 0 auto; }
+img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 @media (max-width: 520px) { .pair section { flex-basis: 100%; } }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
-.lines td { white-space: nowrap; } td p { margin: 0; min-width: 220px; }
+.lines td { white-space: nowrap; } td p { margin: 0; min-width: 220px; white-space: normal; overflow-wrap: anywhere; }
+.lines td p { min-width: 140px; }
 .right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .over { color: #b91c1c; font-weight: 600; }
 pre { margin: 0; overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; } td pre { white-space: pre-wrap; }
@@ -100,13 +103,15 @@ def pairs(sections: Sequence[str]) -> str:
 
 
 def image(png: bytes, alt: str) -> str:
-    """A picture, in the page itself."""
-    return f'<img alt="{text(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
+    """A picture, in the page itself; letters of all plots have one size, unless the screen is narrow."""
+    width = round(int.from_bytes(png[16:20], "big") / _SHARPNESS)
+    data = base64.b64encode(png).decode("ascii")
+    return f'<img alt="{text(alt)}" width="{width}" src="data:image/png;base64,{data}">'
 
 
 def images(content: str) -> dict[str, bytes]:
     """The pictures of a page by names that files may have: what each is said to show, in small letters."""
-    found = re.findall(r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)">', content)
+    found = re.findall(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,([^"]*)">', content)
     return {_file_name(alt): base64.b64decode(data) for alt, data in found}
 
 
@@ -118,6 +123,11 @@ def _file_name(alt: str) -> str:
 def note(*lines: str) -> str:
     """Small print."""
     return "".join(f'<p class="note">{text(line)}</p>' for line in lines)
+
+
+def words(value: object) -> Html:
+    """The cell of a table that is broken into lines."""
+    return Html(f"<p>{text(value)}</p>")
 
 
 def details(summary: str, content: str) -> str:

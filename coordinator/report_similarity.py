@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from coordinator import plots, similarity_record
 from coordinator import report_html as page
 from coordinator.run_record import RunRecord
-from coordinator.similarity_record import SERVER, Comparison, Picture, Similarity
+from coordinator.similarity_record import Comparison, Picture, Similarity
+from coordinator.store.base import SERVER
 from coordinator.tsne import tsne
 from edge_client.errors import InputError, NoSuchNameError
 
@@ -32,7 +33,7 @@ def sections(run: RunRecord) -> list[str]:
     """The cards of the page."""
     found = run.similarity
     if found.last is None:
-        return [page.section(_TITLE, page.note(f"Not compared: {found.problem or _why(run)}."))]
+        return [page.section(_TITLE, page.note(f"Not compared, and no features drawn: {found.problem or _why(run)}."))]
     return list(filter(None, (_alike(run.file.method.name, found, found.last), _pictures(run, found))))
 
 
@@ -48,7 +49,8 @@ def _alike(method: str, found: Similarity, last: Comparison) -> str:
     if len(last.devices) < 2:
         one = f"one device trained in round {last.round}"
         why = one if last.devices else f"a device of {method} has several models"
-        return page.section(_TITLE, page.note(f"Not compared: {why}."))
+        what = "Not compared" if found.pictures else "Not compared, and no features drawn"
+        return page.section(_TITLE, page.note(f"{what}: {why}."))
     first = found.first if found.first is not None and found.first.round != last.round else None
     begin = page.details(f"after round {first.round}", _maps(first)) if first is not None else ""
     problem = f"The newest comparison could not be made: {found.problem}." if found.problem else ""
@@ -64,7 +66,7 @@ def _alike(method: str, found: Similarity, last: Comparison) -> str:
 
 
 def _maps(found: Comparison) -> str:
-    labels = [f"{one.device} {one.slice}" for one in found.devices]
+    labels = [f"{one.device}, {one.slice}" for one in found.devices]
     maps = [plots.HeatMap(title=stage.name, values=stage.cka) for stage in found.stages]
     rows = [[number, one.device, one.slice] for number, one in enumerate(found.devices, start=1)]
     return page.image(
@@ -99,7 +101,8 @@ def _pictures(run: RunRecord, found: Similarity) -> str:
         plots.Cloud(title=_title(picture), points=points, kinds=kinds)
         for picture, points in _planes(run, found.pictures, len(found.labels))
     ]
-    names = [run.file.classes[label] for label in order]
+    classes = run.file.classes
+    names = [classes[label] if label < len(classes) else f"class {label}" for label in order]
     told = (
         f"t-SNE of the input of the classifier for {len(found.labels)} test samples after round {found.last.round}: "
         "samples that a model takes for similar are near each other. Each picture is by itself: directions, distances "

@@ -11,10 +11,18 @@ from coordinator.new import toml_value
 from coordinator.run_record import DeviceRecord, FailureRecord, RunRecord
 from edge_client.files import to_table
 
-__all__ = ["PLAN_HEADS", "as_toml", "environment_rows", "plan_rows", "sections"]
+__all__ = ["PLAN_HEADS", "SHARED_WORKERS", "as_toml", "environment_rows", "plan_rows", "sections"]
 
 PLAN_HEADS = ("budget", "plan", "devices", "predicted", "measured at most", "samples")
+SHARED_WORKERS = (
+    "The workers of a simulation train one device after another: the first pays for what stays in the process, later "
+    "ones use it again, so that a peak may be above or below that of a device with a process of its own."
+)
 _MAX_FAILURES = 20
+_MEMORY = (
+    "Budget, prediction and measured peak are of the round in which the device came nearest to its budget; the plan is "
+    "the newest."
+)
 _MAX_OPEN = 40  # rows; a longer table opens when it is asked for
 
 
@@ -25,6 +33,7 @@ def sections(run: RunRecord) -> list[str]:
         _plans(run),
         _devices(run),
         _failures(run),
+        _left_out(run),
         page.section("Run file, with all defaults", file),
         _environment(run),
     ]
@@ -67,7 +76,9 @@ def _devices(run: RunRecord) -> str:
     rows = [_device_row(device) for device in run.devices]
     made = page.table_of_known((*heads, "up", "down", "machine"), rows, right=(1, 3, 4, 5, 6, 7, 8, 9, 10))
     many = len(rows) > _MAX_OPEN
-    return page.section("Devices", page.details(f"all {len(rows)}", made) if many else made)
+    known = any(device.peak_bytes and device.budget_bytes for device in run.devices)
+    told = page.note(_MEMORY) if known else ""
+    return page.section("Devices", page.details(f"all {len(rows)}", made) if many else made, told)
 
 
 def _device_row(device: DeviceRecord) -> list[object]:
@@ -84,7 +95,7 @@ def _device_row(device: DeviceRecord) -> list[object]:
         device.num_test,
         page.size(device.bytes_up),
         page.size(device.bytes_down),
-        device.machine,
+        page.words(device.machine) if device.machine else "",
     ]
 
 
@@ -98,10 +109,24 @@ def _failures(run: RunRecord) -> str:
     return page.section("Failures", page.table(heads, rows, right=(1,), kind="words"), more)
 
 
+def _left_out(run: RunRecord) -> str:
+    """Only of a run that could not use something."""
+    if not run.left_out:
+        return ""
+    shown = run.left_out[:_MAX_FAILURES]
+    rows = [[found.device or "all", found.round, found.code, page.words(found.detail)] for found in shown]
+    told = page.note(
+        "The run went on without it. What is the same in every round stands here once, with the newest round.",
+        *([f"the first {len(shown)} of {len(run.left_out)}"] if len(shown) < len(run.left_out) else []),
+    )
+    made = page.table(("without", "last in round", "reason", "detail"), rows, right=(1,), kind="words")
+    return page.section("Knowledge that could not be used", made, told)
+
+
 def _why(failure: FailureRecord) -> page.Html:
     lines = "\n".join(str(line) for line in failure.log)
     log = page.details("log", f"<pre>{page.text(lines)}</pre>") if lines else ""
-    return page.Html(f"<p>{page.text(failure.detail)}</p>{log}")
+    return page.Html(f"{page.words(failure.detail)}{log}")
 
 
 def as_toml(file: Mapping[str, Any]) -> str:

@@ -248,21 +248,28 @@ class RunCommands:
         return [{**to_map(lease), "log": []} for lease in rows]
 
     def _devices(self, run: RunRow) -> list[Json]:
-        """Per device: its newest report, what it used over all rounds, what it sent and got, and what it is."""
+        """Per device: its newest report, what it sent and got, and what it is.
+
+        Peak, prediction and budget are of the round in which it came nearest to its budget, which may change.
+        """
         store = self._service.store
         traffic, remembered = store.traffic(run.id), store.remembered_devices(run.id)
         live = self._service.conductor.traffic if self._is_active(run.id) else {}
         devices: dict[str, Json] = {}
         for update in store.recent_updates(run.id, _SHOWN_UPDATES):
             plan = update.report.plan
-            first = {"id": update.device, "peak_bytes": 0, "inside_budget": True, "replans": 0}
+            memory = {
+                "peak_bytes": update.report.peak_bytes,
+                "predicted_bytes": plan.predicted_bytes if plan else 0,
+                "budget_bytes": plan.budget_bytes if plan else 0,
+            }
+            first = {"id": update.device, **memory, "inside_budget": True, "replans": 0}
             entry = devices.setdefault(update.device, first)
-            entry["peak_bytes"] = max(entry["peak_bytes"], update.report.peak_bytes)
+            if _nearness(memory) >= _nearness(entry):
+                entry |= memory
             entry["inside_budget"] &= plan is None or update.report.peak_bytes <= plan.budget_bytes
             entry["replans"] += int(min(max(0.0, update.report.scalars.get("replans", 0.0)), 1e6))  # a device's word
             entry["plan"] = plan.describe() if plan else ""
-            entry["budget_bytes"] = plan.budget_bytes if plan else 0
-            entry["predicted_bytes"] = plan.predicted_bytes if plan else 0
             entry["plan_details"] = to_map(plan)
             entry["base_bytes"] = update.report.base_bytes
             entry["num_samples"] = update.report.num_samples or update.report.num_held
@@ -359,6 +366,12 @@ def _judged(row: EvaluationRow) -> Json:
         "num_samples": row.num_samples,
         "accuracy": row.num_correct / row.num_samples if row.num_samples else None,
     }
+
+
+def _nearness(memory: Json) -> tuple[float, int]:
+    """How near a peak is to its budget; without one, how high it is."""
+    peak, budget = memory["peak_bytes"], memory["budget_bytes"]
+    return (peak / budget if budget else 0.0), peak
 
 
 def _moved_by_round(rounds: Sequence[RoundRow]) -> list[Json]:

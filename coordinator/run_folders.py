@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 from coordinator.round_log import budgets_by_name
 from coordinator.run_directory import RESULT, ROUNDS, RUN, SIMILARITY, STATE
-from coordinator.run_record import DeviceRecord, FailureRecord, RoundRecord, RunRecord, is_better
+from coordinator.run_record import DeviceRecord, FailureRecord, LeftOutRecord, RoundRecord, RunRecord, is_better
 from coordinator.similarity_record import Similarity
 from edge_client import durable
 from edge_client.errors import InputError, NoSuchNameError, PayloadError
@@ -89,6 +89,17 @@ class _Result:
     reason: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
     per_device: tuple[Mapping[str, Any], ...] = ()
+    left_out: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LeftOut:
+    """Knowledge that could not be used."""
+
+    device: str | None = None
+    round: Count
+    code: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +170,7 @@ def read_run(folder: Path) -> RunRecord:
         rounds=rounds,
         devices=_devices(file, log, result.per_device if result is not None else (), str(folder / RESULT)),
         failures=log.failures,
+        left_out=[_left_out(row, str(folder / RESULT)) for row in result.left_out] if result is not None else [],
         environment=result.environment if result is not None else {},
         model_sha256=result.model_sha256 if result is not None else "",
         whole_model_bytes=result.whole_model_bytes if result is not None else None,
@@ -166,6 +178,11 @@ def read_run(folder: Path) -> RunRecord:
         memory_of="training",
         folder=folder,
     )
+
+
+def _left_out(row: Json, where: str) -> LeftOutRecord:
+    found = _picked(_LeftOut, row, where)
+    return LeftOutRecord(device=found.device or "", round=found.round, code=found.code, detail=found.detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,15 +302,16 @@ def _device(
     name: str, budget: int | None, trained: Sequence[_Trained], moved: _Moved | None, failure: str
 ) -> DeviceRecord:
     last = trained[-1] if trained else None
-    peaks = [one.peak - one.base for one in trained]
+    highest = max(trained, key=lambda one: one.peak - one.base, default=None)
+    peak = highest.peak - highest.base if highest is not None else None
     return DeviceRecord(
         name=name,
         budget_bytes=budget,
         plan=last.plan if last is not None else "",
         failure=failure,
-        predicted_bytes=(last.predicted_training or None) if last is not None else None,
-        peak_bytes=max(peaks, default=None),
-        inside_budget=budget is None or max(peaks, default=0) <= budget,
+        predicted_bytes=(highest.predicted_training or None) if highest is not None else None,
+        peak_bytes=peak,
+        inside_budget=budget is None or (peak or 0) <= budget,
         replans=sum(one.replans for one in trained),
         num_rounds=len(trained),
         num_samples=last.samples if last is not None else None,

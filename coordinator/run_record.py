@@ -11,16 +11,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator import control
 from coordinator.similarity_record import Similarity
 from edge_client.records import from_map
 from edge_client.run_file import RunFile
 
-__all__ = ["METRICS", "DeviceRecord", "FailureRecord", "RoundRecord", "RunRecord", "from_answer", "is_better"]
+__all__ = [
+    "METRICS",
+    "DeviceRecord",
+    "FailureRecord",
+    "LeftOutRecord",
+    "RoundRecord",
+    "RunRecord",
+    "ask_for",
+    "from_answer",
+    "is_better",
+]
 
 Json = Mapping[str, Any]
 
 # as run files name them -> the field of a round
 METRICS = {"accuracy": "accuracy", "balanced-accuracy": "balanced_accuracy", "macro-f1": "macro_f1", "loss": "loss"}
+_NEWEST = 1000  # rounds that are asked for
 _JUDGED = ("accuracy", "balanced_accuracy", "macro_f1", "loss", "num_samples", "num_devices")
 
 
@@ -56,12 +68,12 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRecord:
-    """A device over all rounds; its bytes are of the whole worker, or of what training adds to it (`RunRecord`)."""
+    """A device over all rounds; its memory is of the whole worker, or of what training adds to it (`RunRecord`)."""
 
     name: str
-    budget_bytes: int | None = None
-    plan: str = ""
+    plan: str = ""  # the newest
     failure: str = ""  # the reason code of one that never trained
+    budget_bytes: int | None = None  # these three are of the round in which it came nearest to its budget
     predicted_bytes: int | None = None
     peak_bytes: int | None = None
     inside_budget: bool = True
@@ -87,6 +99,16 @@ class FailureRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutRecord:
+    """Knowledge that the run could not use, of a device or of all (`device` is empty)."""
+
+    device: str = ""
+    round: int  # the newest in which it was so
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """A run, so far."""
 
@@ -100,6 +122,7 @@ class RunRecord:
     rounds: Sequence[RoundRecord] = ()  # those that something is known of, by number
     devices: Sequence[DeviceRecord] = ()
     failures: Sequence[FailureRecord] = ()
+    left_out: Sequence[LeftOutRecord] = ()
     environment: Json = field(default_factory=dict)
     model_sha256: str = ""
     whole_model_bytes: int | None = None  # of the model that FedAvg would send, one way
@@ -131,6 +154,11 @@ class RunRecord:
         return 2 * sum(trained) * (self.whole_model_bytes or 0) if known else None
 
 
+def ask_for(state_dir: Path, run: str) -> RunRecord:
+    """The record of a run of the coordinator that serves there."""
+    return from_answer(control.request(state_dir, "run-show", run=run, newest=_NEWEST, report=True))
+
+
 def from_answer(show: Json) -> RunRecord:
     """The record of a coordinator's run; `show` is the answer to `run-show`."""
     models = show.get("models") or []
@@ -145,6 +173,7 @@ def from_answer(show: Json) -> RunRecord:
         rounds=_rounds(show),
         devices=[_device(entry) for entry in show.get("devices") or []],
         failures=list(_failures(show)),
+        left_out=[LeftOutRecord(**{**row, "device": row["device"] or ""}) for row in show.get("left_out") or []],
         environment=show.get("environment") or {},
         model_sha256=models[-1]["sha256"] if models else "",
         whole_model_bytes=show.get("whole_model_bytes"),
@@ -156,7 +185,7 @@ def _rounds(show: Json) -> list[RoundRecord]:
     """Those that were judged, and those that something travelled in."""
     own: dict[int, dict[str, float]] = {}
     for row in show.get("device_evaluations") or []:
-        if row["accuracy"] is not None and row["device"] != "server":
+        if row["accuracy"] is not None and show["file"]["evaluate"]["on"] == "devices":
             own.setdefault(row["version"], {})[row["device"]] = row["accuracy"]
     fields: dict[int, dict[str, Any]] = {}
     for row in show.get("evaluations") or []:

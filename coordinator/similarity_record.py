@@ -24,7 +24,6 @@ from edge_client.run_file import RunFile
 __all__ = [
     "MAX_DEVICES",
     "MAX_SAMPLES",
-    "SERVER",
     "Compared",
     "Comparison",
     "Findings",
@@ -43,7 +42,6 @@ __all__ = [
 ]
 
 MAX_DEVICES, MAX_SAMPLES = 8, 256
-SERVER = "server"  # the picture of the global model; no device is compared under this name
 
 Likeness = Annotated[float, Between(-1e-6, 1 + 1e-6)]
 Values = tuple[Likeness | None, ...]
@@ -87,7 +85,7 @@ class Comparison:
 class Picture:
     """Features of one model on those samples: principal components as float16 [num_samples, width] in base64."""
 
-    name: str  # of a device, or `SERVER`
+    name: str  # of a device, or `store.base.SERVER`: of the global model
     slice: str
     width: Count
     features: str

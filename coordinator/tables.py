@@ -228,14 +228,15 @@ def _recalls(result: Json, classes: Sequence[str]) -> str:
 
 
 def _per_device(data: Json) -> str:
-    """The newest judged version on each device's own test data."""
+    """The newest judged version on each device's own test data; of the server, on its test data, slice by slice."""
     version = data["evaluations"][-1]["version"]
     rows = [
-        [r["device"], f"{r['accuracy']:.4f}", r["num_samples"]]
+        [r["device"], r["slice"], f"{r['accuracy']:.4f}", r["num_samples"]]
         for r in data["device_evaluations"]
         if r["version"] == version and r["accuracy"] is not None
     ]
-    return align(["device", f"accuracy after round {version}", "test samples"], rows, right=(1, 2))
+    heads = ["device", "model", f"accuracy after round {version}", "test samples"]
+    return align(heads, rows, right=(2, 3))
 
 
 def dry_run_rows(data: Json, devices: Sequence[Json]) -> Json:
@@ -305,7 +306,7 @@ def _evaluations(rows: Sequence[Json]) -> str:
                 f"{r['macro_f1']:.4f}",
                 f"{r['loss']:.4f}",
                 r["num_samples"],
-                r["num_devices"],
+                r["num_devices"] or "server",
             ]
             for r in rows
         ],

@@ -139,10 +139,13 @@ def _demo(*options: str) -> Json:
     return printed
 
 
-def test_the_demo_prints_what_is_documented() -> None:
-    """Exactly the documented keys; an accuracy after each round; four devices."""
-    printed = _demo("--seed", "3")
-    assert list(printed) == DEMO_KEYS
+def test_the_demo_prints_what_is_documented(tmp_path: Path) -> None:
+    """Exactly the documented keys; an accuracy after each round; four devices; the page that a fleet has."""
+    printed = _demo("--seed", "3", "--keep", str(tmp_path))
+    assert list(printed) == [*DEMO_KEYS, "report"]
+    page = Path(printed["report"]).read_text(encoding="utf-8")
+    for piece in ("8 trainings that counted x 2 x", "of what FedAvg would move", "the coordinator has no test data"):
+        assert piece in page
     assert printed["rounds"] == 2
     assert len(printed["accuracy_per_round"]) == 2
     assert printed["accuracy"] == printed["accuracy_per_round"][-1]

@@ -6,6 +6,7 @@ import pytest
 from rows import evaluation_row
 
 from coordinator.evaluation import summarize
+from coordinator.store.base import SERVER
 
 
 def test_two_devices_add_up_to_one_matrix() -> None:
@@ -23,6 +24,15 @@ def test_two_devices_add_up_to_one_matrix() -> None:
     assert result.recall == pytest.approx((4 / 7, 11 / 13))
     assert result.balanced_accuracy == pytest.approx((4 / 7 + 11 / 13) / 2)
     assert result.macro_f1 == pytest.approx((8 / 13 + 22 / 27) / 2)
+
+
+def test_the_server_has_each_test_sample_once() -> None:
+    """It judges two slices on the same 10 samples, 7 and 8 right: 10 samples, no device, 15 of 20 answers right."""
+    full = evaluation_row(SERVER, confusion=(4, 1, 2, 3), num_samples=10, num_correct=7, slice="full")
+    half = evaluation_row(SERVER, confusion=(0, 2, 0, 8), num_samples=10, num_correct=8, slice="width:1/2")
+    result = summarize(0, [full, half], 2)
+    assert result is not None
+    assert (result.num_devices, result.num_samples, result.accuracy) == (0, 10, 0.75)
 
 
 def test_rows_are_the_truth_and_columns_the_answer() -> None:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from coordinator import aggregator
 from coordinator.probing import _pooled, _spread
 from coordinator.similarity_record import Findings
+from coordinator.store.base import SERVER
 from edge_client.assignment import write_state
 from edge_client.files import parse_table
 from edge_client.records import from_map, to_map
@@ -159,7 +160,7 @@ def test_devices_with_parts_of_the_model_are_compared_where_both_have_a_stage(
     assert last.cka[1] == (None, None, None)
     assert last.cka[2][0] == pytest.approx(hsic_cka(outputs(samples, a)[1], outputs(samples, narrow)[1]), abs=1e-5)
     assert [(picture.name, picture.slice) for picture in found.pictures] == [
-        ("server", "full"),
+        (SERVER, "full"),
         ("a", "full"),
         ("b", "layers:1"),
     ]

@@ -16,7 +16,7 @@ from rows import run_file
 
 from coordinator import cli, plots, report
 from coordinator.run_folders import read_run
-from coordinator.run_record import DeviceRecord, FailureRecord, RoundRecord, RunRecord
+from coordinator.run_record import DeviceRecord, FailureRecord, LeftOutRecord, RoundRecord, RunRecord
 from edge_client import faults
 from edge_client.errors import DiskFullError, InputError
 from edge_client.files import parse_table
@@ -60,6 +60,7 @@ RUN = RunRecord(  # finished after three rounds, of which the second made the be
         FailureRecord(device="b", round=2, state="late", code="crashed", detail="why", log=["l"]),
         FailureRecord(device="all", round=1, state="abandoned, try 1", detail="too few"),
     ],
+    left_out=[LeftOutRecord(round=2, code="no_class", detail="nobody has 'yes'")],
     environment={"fedfit": "0.1.0", "commit": "c0ffee", "empty": "", "memory_bytes": 2 * 10**9},
     model_sha256="ab" * 32,
 )
@@ -81,6 +82,24 @@ def test_the_page_tells_what_the_run_did(whole: str) -> None:
     for piece in ("crashed", "why", "abandoned, try 1", "too few", "c0ffee", "2.0 GB", "ab" * 32, "nobody has it"):
         assert piece in text
     assert "empty" not in text
+
+
+def test_knowledge_that_could_not_be_used_is_on_the_page(whole: str) -> None:
+    """Of all devices, with the newest round; of more than 20 the first 20 and how many there are; else nothing."""
+    assert "Knowledge that could not be used" in whole
+    assert "all2no_classnobody has 'yes'" in Page(whole).text
+    many = [LeftOutRecord(device=f"d-{k}", round=1, code="class_count", detail="8 of 10") for k in range(21)]
+    text = Page(report.render(replace(RUN, left_out=many, rounds=[], devices=[]))).text
+    assert "d-191class_count8 of 10" in text
+    assert "d-20" not in text
+    assert "the first 20 of 21" in text
+    assert "Knowledge" not in Page(report.render(replace(RUN, left_out=[], rounds=[], devices=[]))).text
+
+
+def test_a_version_that_the_server_judged_says_so() -> None:
+    """In the column where others have the number of devices."""
+    rounds = [judged(1, num_devices=0, num_samples=360, per_device={})]
+    assert "360server" in Page(report.render(replace(RUN, rounds=rounds, devices=[]))).text
 
 
 def test_the_plots_are_in_the_page(whole: str) -> None:
@@ -113,6 +132,10 @@ def test_architectures_have_a_plot_where_there_are_several() -> None:
     page = Page(report.render(replace(RUN, rounds=rounds, devices=[])))
     assert "accuracy of each architecture after each round" in page.images()
     assert re.search(r"after round 2.*large0\.3750small0\.1250", page.text, re.DOTALL)
+    many = [judged(1, per_architecture={f"width:{k}/20": 0.5 for k in range(1, 15)})]
+    text = Page(report.render(replace(RUN, rounds=many, devices=[]))).text
+    assert "the first 12 of 14" in text
+    assert "width:14/20" in text
     one = [judged(1, per_architecture={"full": 0.5})]
     assert "architecture" not in Page(report.render(replace(RUN, rounds=one, devices=[]))).text
 
@@ -143,12 +166,13 @@ def test_what_devices_and_files_say_stays_text(whole: str) -> None:
         rounds=[judged(2, **told)],
         devices=[device(EVIL, plan=EVIL, machine=EVIL, num_samples=EVIL)],
         failures=[FailureRecord(device=EVIL, round=1, state=EVIL, code=EVIL, detail=EVIL, log=[EVIL])],
+        left_out=[LeftOutRecord(device=EVIL, round=1, code=EVIL, detail=EVIL)],
         environment={EVIL: EVIL},
         model_sha256=EVIL,
     )
     page = Page(report.render(hostile))
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in Page(whole).tags}
-    assert page.text.count(EVIL) >= 20
+    assert page.text.count(EVIL) >= 23
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -216,6 +240,11 @@ def test_a_simulation_has_the_same_page(tmp_path: Path) -> None:
     for piece in ("mlp · fedavg · seed 1, simulated", "12.0 MB", "20.0 MB", "2 groups", "ab" * 32):
         assert piece in page.text
     unfinished = replace(read_run(tmp_path / "sim"), state="unfinished", reason="")
+    assert "train one device after another" in page.text
+    unlimited = [replace(found, budget_bytes=None) for found in read_run(tmp_path / "sim").devices]
+    bare = Page(report.render(replace(read_run(tmp_path / "sim"), devices=unlimited)))
+    assert "Peak memory of training" in bare.text
+    assert "against its budget" not in bare.text
     assert "Is not finished after 2 of 2 rounds." in Page(report.render(unfinished)).text
 
 

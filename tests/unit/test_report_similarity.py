@@ -21,10 +21,12 @@ from coordinator.report_similarity import _decoded
 from coordinator.run_folders import read_run
 from coordinator.run_record import RoundRecord, RunRecord
 from coordinator.similarity_record import Compared, Comparison, Means, Picture, Similarity, Stage, text_of
+from coordinator.store.base import SERVER
 from edge_client.errors import InputError
 
 MAPS, PLANES = "similarity of the devices' stages after round", "t-SNE of features after round"
 MEAN = "mean similarity of two devices in each stage"
+NEITHER = "Not compared, and no features drawn:"
 SERVED = run_file(evaluate={"on": "npz:/srv/test.npz"})
 
 
@@ -54,7 +56,7 @@ def page_of(found: Similarity, **changes: Any) -> Page:
 @pytest.fixture(scope="module")
 def whole() -> Page:
     """The page about two rounds that were compared."""
-    return page_of(similarity(pictures=(picture("server"), picture("a"))))
+    return page_of(similarity(pictures=(picture(SERVER), picture("a"))))
 
 
 def test_a_run_that_was_compared_has_its_figures(whole: Page) -> None:
@@ -77,14 +79,14 @@ def test_one_round_has_no_curve_and_few_samples_no_picture() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"file": run_file()}, "Not compared: the coordinator has no test data to compare them on"),
-        ({"file": run_file(method="fedper")}, "Not compared: the models of fedper never leave the devices"),
-        ({"file": run_file(evaluate={"similarity": 0})}, "Not compared: switched off by evaluate.similarity = 0."),
-        ({}, "Not compared: no round has been compared yet."),
-        ({"found": Similarity(problem="round 1: gone")}, "Not compared: round 1: gone."),
+        ({"file": run_file()}, f"{NEITHER} the coordinator has no test data to compare them on"),
+        ({"file": run_file(method="fedper")}, f"{NEITHER} the models of fedper never leave the devices"),
+        ({"file": run_file(evaluate={"similarity": 0})}, f"{NEITHER} switched off by evaluate.similarity = 0."),
+        ({}, f"{NEITHER} no round has been compared yet."),
+        ({"found": Similarity(problem="round 1: gone")}, f"{NEITHER} round 1: gone."),
         ({"found": similarity(last=compared(10, ("a",)))}, "Not compared: one device trained in round 10."),
         ({"found": similarity(last=compared(10, ()))}, "Not compared: a device of fedavg has several models."),
-        ({"file": run_file(method={"name": "fedavg", "old": 1})}, "Not compared: method 'fedavg' has no parameters"),
+        ({"file": run_file(method={"name": "fedavg", "old": 1})}, f"{NEITHER} method 'fedavg' has no parameters"),
     ],
 )
 def test_a_page_without_the_figure_says_why(changes: dict[str, Any], expected: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from folders import line, write_run
 
 from coordinator.run_folders import find_runs, holds_runs, read_run
-from coordinator.run_record import DeviceRecord, FailureRecord
+from coordinator.run_record import DeviceRecord, FailureRecord, LeftOutRecord
 from edge_client.errors import InputError, NoSuchNameError
 
 
@@ -70,6 +71,19 @@ def test_a_run_is_read_with_its_rounds_and_devices(tmp_path: Path) -> None:
         DeviceRecord(**known, inside_budget=False, replans=0, num_rounds=2),
         DeviceRecord(**less, inside_budget=True, replans=0, num_rounds=1),
     ]
+
+
+def test_what_a_run_could_not_use_is_read(tmp_path: Path) -> None:
+    """Of all devices and of one; a result of a version that did not tell has nothing."""
+    folder = write_run(tmp_path / "r", [line(1, 0.5)])
+    assert read_run(folder).left_out == []
+    result = json.loads((folder / "result.json").read_text())
+    found = [{"device": None, "round": 1, "code": "no_class", "detail": "why"}, {"device": "d0001", "round": 1}]
+    (folder / "result.json").write_text(json.dumps(result | {"left_out": found[:1]}))
+    assert read_run(folder).left_out == [LeftOutRecord(round=1, code="no_class", detail="why")]
+    (folder / "result.json").write_text(json.dumps(result | {"left_out": found}))
+    with pytest.raises(InputError, match=r"result\.json.*code"):
+        read_run(folder)
 
 
 def test_a_device_on_which_nothing_fits_says_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from rows import round_row, run_file
 
 from coordinator.run_commands import _moved_by_round
-from coordinator.run_record import DeviceRecord, FailureRecord, RoundRecord, RunRecord, from_answer
+from coordinator.run_record import DeviceRecord, FailureRecord, LeftOutRecord, RoundRecord, RunRecord, from_answer
 from coordinator.similarity_record import Similarity
 from edge_client.records import to_map
 
@@ -19,11 +19,11 @@ DEVICE |= {"inside_budget": True, "replans": 2, "num_samples": 7, "num_test": 3,
 
 
 def test_an_answer_becomes_a_record() -> None:
-    """Versions and rounds come together; a device's own result is with its version, the server's is no device's."""
+    """Versions and rounds come together; a device's own result is with its version, whatever it is called."""
     own = [
         {"version": 2, "device": "a", "num_samples": 4, "accuracy": 0.75},
         {"version": 2, "device": "b", "num_samples": 0, "accuracy": None},
-        {"version": 2, "device": "server", "num_samples": 4, "accuracy": 0.75},
+        {"version": 2, "device": "server", "num_samples": 4, "accuracy": 0.5},
     ]
     failed = {"device": "b", "round": 2, "attempt": 1, "state": "late", "code": "c", "detail": "d", "log": ["l"]}
     abandoned = {"number": 1, "attempt": 1, "state": "ABANDONED", "reason": "too few"}
@@ -33,6 +33,7 @@ def test_an_answer_becomes_a_record() -> None:
     answer["moved_by_round"] = [{"round": number, "bytes_up": number, "bytes_down": 3} for number in (1, 2)]
     answer["updates_by_round"] = [{"round": 1, "num_updates": 4}]
     answer |= {"whole_model_bytes": 100, "similarity": {"problem": "round 1: why"}}
+    answer["left_out"] = [{"device": None, "round": 2, "code": "e", "detail": "f"}]
     judged = {name: EVALUATION[name] for name in EVALUATION if name not in ("version", "recall")}
     assert from_answer(answer) == RunRecord(
         name="r-1",
@@ -48,7 +49,7 @@ def test_an_answer_becomes_a_record() -> None:
                 number=2,
                 **judged,
                 recall=(0.25, None),
-                per_device={"a": 0.75},
+                per_device={"a": 0.75, "server": 0.5},
                 bytes_up=2,
                 bytes_down=3,
                 num_updates=0,
@@ -63,11 +64,21 @@ def test_an_answer_becomes_a_record() -> None:
             FailureRecord(device="b", round=2, state="late", code="c", detail="d", log=["l"]),
             FailureRecord(device="all", round=1, state="abandoned, try 1", detail="too few"),
         ],
+        left_out=[LeftOutRecord(device="", round=2, code="e", detail="f")],
         environment={"a": 1},
         model_sha256="ab",
         whole_model_bytes=100,
         similarity=Similarity(problem="round 1: why"),
     )
+
+
+def test_the_server_is_no_device() -> None:
+    """What it judges on its own test data is in the round's numbers only."""
+    file = run_file(evaluate={"on": "npz:/data/test.npz"})
+    own = [{"version": 2, "device": "server", "num_samples": 4, "accuracy": 0.75}]
+    answer = {"run": "r-1", "file": to_map(file), "state": "finished", "evaluations": [EVALUATION]}
+    (judged,) = from_answer(answer | {"device_evaluations": own}).rounds
+    assert (judged.accuracy, judged.per_device) == (0.5, {})
 
 
 def test_a_device_tells_its_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import select
@@ -30,11 +31,12 @@ from rows import (
     update_row,
 )
 
-from coordinator import job_child
+from coordinator import job_child, rounds
 from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
 from coordinator.commands import Commands
 from coordinator.service import Service, ServiceOptions
 from coordinator.similarity_record import Compared, Comparison, Similarity, setting_of
+from coordinator.store.base import PartRow
 from coordinator.store.memory import MemoryStore
 from edge_client.blobs import BlobStore
 from edge_client.errors import InputError, NoSuchNameError
@@ -328,6 +330,88 @@ def test_a_run_that_fails_in_its_fold_gives_up_its_round(site: Site) -> None:
     assert not site.blobs.has(update)
 
 
+_CUT_FAILS = """
+import hashlib, json, sys
+for line in sys.stdin:
+    job = json.loads(line)
+    answer = {"ok": False, "code": "input", "detail": "no"}
+    if job["job"] == "fold":
+        open(job["out"], "wb").write(b"next")
+        answer = {"ok": True, "sha256": hashlib.sha256(b"next").hexdigest(), "length": 4}
+    print(json.dumps({"id": job["id"], **answer}), flush=True)
+"""
+
+
+def test_a_fold_that_ends_after_its_run_stops_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a round is folded, a slice for a late device cannot be cut, and the run fails with that reason.
+
+    Nobody waits for the fold any more: its answer changes nothing, and the next run is begun.
+    """
+    monkeypatch.setattr(sys.modules[__name__], "_CHILD", _CUT_FAILS)
+    _with_run(site)
+    with site.serving() as service:
+        conductor = service.conductor
+        assert conductor.machine is not None
+        assert conductor.run is not None
+        assert conductor.model is not None
+        conductor._cutting["width:1/2"] = {}
+        job = conductor._encoding(conductor.run, conductor.model.sha256, "width:1/2", site.folder / "out")
+        cut = functools.partial(conductor._was_cut, conductor.run, conductor.model, "width:1/2", site.folder / "out")
+        conductor._aggregation.submit(job, cut)
+        conductor._fold(rounds.Fold(round_row(), tuple(site.store.updates("r-1", 1, 1)), "hash"))
+        _read_until(service, lambda: conductor.machine is None)
+        assert conductor._aggregation.idle
+        site.store.add_run(run_row("r-2"))
+        conductor.tick(frozenset(), 2, 0.0)
+        _read_until(service, lambda: site.store.first_run("queued") is None)
+    reasons = {run.id: (run.state, run.reason) for run in site.store.runs()}
+    assert reasons == {"r-1": ("failed", "input: no"), "r-2": ("failed", "input: no")}
+
+
+_CUTS = """
+import hashlib, json, sys
+for line in sys.stdin:
+    job = json.loads(line)
+    if job["job"] == "encode" and job["slice"] == "width:1/2":
+        open(job["out"], "wb").write(b"slice")
+    answer = {"ok": True, "sha256": hashlib.sha256(b"slice").hexdigest(), "length": 5}
+    print(json.dumps({"id": job["id"], **answer}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+def test_a_lost_slice_is_cut_again_at_the_start(site: Site, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The model that it is cut from is whole.
+
+    Device b has accepted, and offers too early: it is heard when the slice is there again, which b can fetch then.
+    """
+    monkeypatch.setattr(sys.modules[__name__], "_CHILD", _CUTS)
+    file = run_file(
+        model={"name": "mlp", "input": [1, 2, 2]}, slices=["full", "width:1/2"], evaluate={"every": 0}
+    )
+    model, settings, cut = b"model", b"{}", b"slice"
+    names = {data: hashlib.sha256(data).hexdigest() for data in (model, settings, cut)}
+    for data, name in names.items():
+        site.blobs.write(data, name, point="test")
+    site.store.add_run(run_row("r-1", file))
+    first = model_row(0, sha256=names[model], sent_sha256=names[model])
+    site.store.add_initial_model(first, names[settings], len(settings))
+    site.store.add_part(PartRow(run="r-1", version=0, slice="width:1/2", sha256=names[cut], length=len(cut)))
+    site.store.open_round(round_row(goal=1, quorum=1), [lease_row(1, "b", state="accepted", slice="width:1/2")])
+    _damage(site, cut, how)
+    with site.serving() as service:
+        site.hello("b")
+        offer = Offer(lease="lease-1", run="r-1", round=1, sha256="ab" * 32, length=10, num_samples=5)
+        site.say("b", offer)
+        assert not service.uploads.is_open("b", offer)
+        assert service.conductor.may_pull("b", names[cut]) is None
+        _read_until(service, lambda: site.blobs.has(names[cut]))
+        assert service.conductor.may_pull("b", names[cut]) == len(cut)
+        site.say("b", offer)
+        assert service.uploads.is_open("b", offer)
+        assert site.leases() == {"b": ("accepted", "")}
+
+
 _FOLDS = """
 import hashlib, json, sys
 compared = {"round": 1, "num_samples": 3, "devices": [{"device": "a", "slice": "full"}]}
@@ -603,9 +687,9 @@ def test_a_long_run_is_shown_with_its_newest_rounds_and_counts(site: Site) -> No
 
 
 def test_a_run_shows_what_each_device_planned_and_used(site: Site) -> None:
-    """Plan and budget of the newest round, the peak of all; one peak beyond its own round's budget is not inside.
+    """The newest plan; budget and peak of the round nearest to its budget; one peak beyond its own's is not inside.
 
-    In round 1 device a had 200 bytes and used 190, in round 2 it had 100 and used 90; b used 101 of 100.
+    In round 1 device a had 200 bytes and used 190 (95 %), in round 2 it had 100 and used 90; b used 101 of 100.
     """
     store = site.store
     store.add_run(run_row("r-1"))
@@ -615,7 +699,7 @@ def test_a_run_shows_what_each_device_planned_and_used(site: Site) -> None:
         if issue <= 2:
             leases = [lease_row(issue + k, name, round=number) for k, name in enumerate("ab"[:number])]
             store.open_round(round_row(number), leases)
-        plan = replace(PLAN, budget_bytes=budget, predicted_bytes=95, microbatch=4, groups=(("b1",), ("b2",)))
+        plan = replace(PLAN, budget_bytes=budget, predicted_bytes=97 - number, microbatch=4, groups=(("b1",), ("b2",)))
         told = report(plan=plan, peak_bytes=peak, base_bytes=50, scalars={"replans": replans})
         lease = f"lease-{issue}"
         store.save_update(update_row(device, lease, round=number, report=told), None, lease)
@@ -624,7 +708,7 @@ def test_a_run_shows_what_each_device_planned_and_used(site: Site) -> None:
     with site.serving() as service:
         a, b = Commands(service).handle({"request": "run-show", "run": "r-1"})["devices"]
     assert (a["plan"], a["plan_details"]["microbatch"]) == ("2 groups, microbatch 4", 4)
-    assert (a["budget_bytes"], a["predicted_bytes"], a["peak_bytes"], a["base_bytes"]) == (100, 95, 190, 50)
+    assert (a["budget_bytes"], a["predicted_bytes"], a["peak_bytes"], a["base_bytes"]) == (200, 96, 190, 50)
     assert (a["inside_budget"], a["replans"]) == (True, 3)
     assert (b["inside_budget"], b["replans"]) == (False, 10**6)
 

@@ -79,7 +79,7 @@ def test_a_run_shows_results_devices_and_problems() -> None:
     """One block each; the best version in the first line, and the recall of a class that nobody has as a dash."""
     evaluation = {"version": 1, "accuracy": 0.75, "balanced_accuracy": 0.7, "macro_f1": 0.71, "loss": 0.5}
     evaluation |= {"num_samples": 20, "num_devices": 2, "recall": [0.625, None]}
-    own = {"version": 1, "device": "a", "num_samples": 10, "accuracy": 0.8125}
+    own = {"version": 1, "device": "a", "slice": "width:1/2", "num_samples": 10, "accuracy": 0.8125}
     device = {"id": "a", "budget_bytes": 10**9, "plan": "full, microbatch 8", "predicted_bytes": 10**8}
     device |= {"peak_bytes": 2 * 10**8, "inside_budget": True, "replans": 3}
     device |= {"num_samples": 10, "bytes_up": 1000, "bytes_down": 2000}
@@ -90,10 +90,13 @@ def test_a_run_shows_results_devices_and_problems() -> None:
     for piece in ("0.7100", "full, microbatch 8", "no     ", "0.6250", "0.8125"):
         assert piece in text
     assert "b declined in round 1: over_budget: 3 GB\n    line 1" in text
+    assert "a       width:1/2" in text
     (row,) = [line for line in text.splitlines() if "microbatch" in line]
     assert " ".join(row.split()) == "a 1.0 GB full, microbatch 8 100 MB 200 MB yes 3 10 1.0 kB 2.0 kB"
     outside = tables.run(_run(devices=[device | {"inside_budget": False}]))
     assert " NO " in outside
+    here = tables.run(_run(evaluations=[evaluation | {"num_devices": 0}], device_evaluations=[own]))
+    assert "20   server" in here
 
 
 def test_runs_are_listed_with_their_rounds() -> None:
