@@ -122,7 +122,7 @@ def test_a_killed_coordinator_goes_on_with_what_it_recorded(fleet: Fleet) -> Non
         (["test-3"], 3, "run 'test-3' has no trained model yet"),
         (["test-1", "--version", "7"], 3, "--version: run 'test-1' has no version 7"),
         (["test-1", "--device", "x"], 7, "unknown device 'x'; known: a, b, c"),
-        (["test-1", "--label", "line=a"], 7, "there is no device to deploy to: none has line=a"),
+        (["test-1", "--label", "line=a"], 7, "there is no device with line=a"),
         (["test-1", "--label", "line"], 3, "label 'line': expected KEY=VALUE"),
         (["test-1", "--architecture", "width:1/2"], 7, "unknown architecture 'width:1/2' of this run; it has: full"),
         (["test-1", "--data", "digits"], 3, "--data: only with --int8"),
