@@ -54,12 +54,12 @@ def add_deploy(run: Any) -> None:
     )
     later = deploy.add_mutually_exclusive_group()
     later.add_argument("--no-wait", action="store_true", help="do not wait for the devices that are there")
-    later.add_argument("--status", action="store_true", help="deploy nothing: how the run's deployments stand")
+    later.add_argument("--status", action="store_true", help="deploy nothing: how it stands, there or everywhere")
 
 
 def _deploy(options: argparse.Namespace) -> None:
     if options.status:
-        show(options, control.request(options.state_dir, "deploy-show", run=options.run), tables.deployments)
+        show(options, _look(options.state_dir, {"run": options.run, **_who(options)}), tables.deployments)
         return
     plan = _plan(options)
     file = from_map(RunFile, plan["file"])
@@ -83,10 +83,14 @@ def _plan(options: argparse.Namespace) -> Json:
     asked = {
         "version": options.version,
         "precision": "int8" if options.int8 else "fp32",
-        "devices": options.device,
-        "labels": parse_labels(options.label, may_drop=False)[0],
+        **_who(options),
     }
     return control.request(options.state_dir, "deploy-plan", run=options.run, **asked)
+
+
+def _who(options: argparse.Namespace) -> Json:
+    """The devices that are meant; nothing stands for all."""
+    return {"devices": options.device, "labels": parse_labels(options.label, may_drop=False)[0]}
 
 
 def _job(options: argparse.Namespace, plan: Json, file: RunFile) -> Json:

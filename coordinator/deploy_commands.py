@@ -100,12 +100,12 @@ class DeployCommands:
             if name not in known:
                 raise NoSuchNameError.of("device", name, known)
         if not known:
-            raise NoSuchNameError("there is no device to deploy to; add one with: coordinator device add NAME")
+            raise NoSuchNameError("there is no device yet; add one with: coordinator device add NAME")
         wanted = list(dict.fromkeys(devices)) or known
         found = [name for name in wanted if labels.items() <= roster.labels_of(name).items()]
         if not found:
             told = " ".join(f"{key}={value}" for key, value in sorted(labels.items()))
-            raise NoSuchNameError(f"there is no device to deploy to: none has {told}; see: coordinator device list")
+            raise NoSuchNameError(f"there is no device with {told}; see: coordinator device list")
         return found
 
     def _made(self, run: str, version: int, precision: str) -> Json:
@@ -165,10 +165,15 @@ class DeployCommands:
             raise MachineError(f"{path} is not the file that was exported; type the command again")
         blobs.adopt(path, file.sha256, point="deployment")
 
-    def _show(self, run: str, deployment: str = "") -> Json:
-        """A run's newest deployment on each device, or one deployment on all its devices."""
+    def _show(
+        self, run: str, deployment: str = "", devices: tuple[str, ...] = (), labels: dict[str, str] | None = None
+    ) -> Json:
+        """A run's newest deployment on each device, or one deployment on all its devices; or on those only."""
         service, row = self._service, self._find(run)
         rows = [found for found in service.store.deployments(row.id) if deployment in ("", found.id)]
+        if devices or labels:
+            chosen = set(self._chosen(devices, labels or {}))
+            rows = [found for found in rows if found.device in chosen]
         newest = {found.device: found for found in rows}
         online = service.roster.online(time.monotonic())
         shown = [service.deployments.describe(newest[device], online) for device in sorted(newest)]

@@ -135,7 +135,8 @@ def _deployed_model(row: Json) -> str:
 def _deployment_state(row: Json) -> str:
     state = row["state"].replace("_", " ")
     why = row["waits"] or (f"{row['code']}: {row['detail']}" if row["code"] else "")
-    return f"{state} ({plain(why)})" if why else state
+    uses = f"; uses {_deployed_model(row['in_use'])}" if row["in_use"] and not row["code"] else ""
+    return f"{state} ({plain(why)}){uses}" if why else f"{state}{uses}"
 
 
 def _machine(profile: Json) -> str:

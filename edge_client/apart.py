@@ -7,6 +7,7 @@ ends its process ends no other. Covers: the process, its guards, its exit. Does 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ J = TypeVar("J")
 
 _TIMEOUT_S = 3600.0
 _OVER_BUDGET = 75
+_UNSAID = 74  # EX_IOERR: the result cannot be written
 
 
 def ask(module: str, job: object, *, threads: int, what: str) -> Any:
@@ -75,12 +77,22 @@ def answer(kind: type[J], measure: Callable[[J], object], arguments: Sequence[st
             raise
         guard.lift_limit()  # what was in the way is free again; to say so takes a little
         return _fail(out, _OVER_BUDGET, str(error) or "an allocation failed")
-    out.write_text(json.dumps(to_map(found)), encoding="utf-8")
-    return 0
+    return _say(out, 0, to_map(found))
 
 
 def _fail(out: Path, code: int, why: str) -> int:
-    out.write_text(json.dumps({"error": " ".join(why.split())[:2000]}), encoding="utf-8")
+    return _say(out, code, {"error": " ".join(why.split())[:2000]})
+
+
+def _say(out: Path, code: int, result: object) -> int:
+    """Returns the exit code: another one if the disk does not take the result, of which nothing is left then."""
+    try:
+        out.write_text(json.dumps(result), encoding="utf-8")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            out.unlink(missing_ok=True)
+        print(f"cannot write {out}: {error.strerror}", file=sys.stderr)
+        return _UNSAID
     return code
 
 

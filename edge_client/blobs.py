@@ -9,6 +9,7 @@ lie, the hash of the whole finds out and the transfer begins again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -89,6 +90,12 @@ class BlobStore:
         for suffix in ("part", "map"):
             self.temporary_path(f"{name}.{suffix}").unlink(missing_ok=True)
 
+    def arrived_bytes(self, name: str) -> int:
+        """What has arrived under a temporary name takes so much of the disk."""
+        with contextlib.suppress(FileNotFoundError):
+            return 512 * self.temporary_path(f"{name}.part").stat().st_blocks  # a missing chunk takes nothing
+        return 0
+
     def names(self) -> Iterator[str]:
         """All blobs that are here."""
         for folder in self._root.iterdir():
@@ -126,15 +133,23 @@ class Incoming:
         self._part = store.temporary_path(f"{name}.part")
         self._map = store.temporary_path(f"{name}.map")
         have = self._map.read_bytes() if self._map.exists() and self._part.exists() else b""
-        self._open = True
-        self._part_fd = os.open(self._part, os.O_RDWR | os.O_CREAT, 0o600)
-        self._map_fd = os.open(self._map, os.O_RDWR | os.O_CREAT, 0o600)
         self.chunks = Reassembly(sha256=sha256, length=length, max_window_bytes=max_window_bytes, have=have)
-        if len(have) != self.chunks.num_chunks:  # of another blob, or of a part that is gone: it says nothing here
-            os.ftruncate(self._map_fd, 0)
-        os.ftruncate(self._map_fd, self.chunks.num_chunks)
+        with contextlib.ExitStack() as opened:
+            self._part_fd = self._opened(self._part, opened)
+            self._map_fd = self._opened(self._map, opened)
+            if len(have) != self.chunks.num_chunks:  # of another blob, or of a part that is gone: it says nothing here
+                os.ftruncate(self._map_fd, 0)
+            os.ftruncate(self._map_fd, self.chunks.num_chunks)
+            opened.pop_all()
+        self._open = True
         self.num_mismatches = 0
         self._begin_hash()
+
+    @staticmethod
+    def _opened(path: Path, opened: contextlib.ExitStack) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        opened.callback(os.close, fd)
+        return fd
 
     def _begin_hash(self) -> None:
         self._digest = hashlib.sha256()

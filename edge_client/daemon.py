@@ -175,7 +175,8 @@ class Daemon:
             blobs=self._blobs,
             is_allowed=self._device_file.limits.deploy,
             send=lambda said: self._send(said) if self._session.online else None,
-            budget_bytes=lambda: min(self._session.budget_bytes, self._memory.budget_bytes()),
+            budget_bytes=self._budget_to_start_with,
+            usual_bytes=lambda: self._session.budget_bytes,
             free_bytes=self._free_bytes,
             started=lambda pid, budget: self._group.take(pid, budget) if self._group is not None else None,
         )
@@ -202,8 +203,6 @@ class Daemon:
                 self._turn()
             self._supervisor.stopping()
             self._carry_out(self._session.goodbye())
-            if self._deploying is not None:
-                self._deploying.goodbye()
         finally:
             self._shut_down()
 
@@ -328,13 +327,13 @@ class Daemon:
         if held is not None and self._session.assign == held.assign:
             self._start_worker(held)  # held again while the test goes on
         deploying.tick(now, may_test=self._worker is None)
-        wanted = deploying.wanted
-        self._drop_deployed(wanted.sha256 if wanted is not None else "")
-        if wanted is not None and transfer_id(wanted.sha256) not in self._incoming:
-            self._fetch(wanted, deployed=True)
+        part = deploying.fetched
+        self._drop_deployed(part.sha256 if part is not None else "")
+        if part is not None and transfer_id(part.sha256) not in self._incoming:
+            self._fetch(part, deployed=True)
 
     def _drop_deployed(self, wanted: str) -> None:
-        """Stop to fetch a model that another one has taken the place of."""
+        """Stop to fetch a model that another one has taken the place of, or that has to wait."""
         if self._deployed_part in ("", wanted):
             return
         incoming = self._incoming.pop(transfer_id(self._deployed_part), None)
@@ -498,10 +497,21 @@ class Daemon:
         incoming = self._incoming.get(chunk.transfer)
         if incoming is None:
             return  # a late one of a part that is here already
-        with durable.disk_errors("cannot store a part"):
+        with self._space_for(incoming.chunks.sha256):
             incoming.add(chunk, time.monotonic())
             if incoming.chunks.complete:
                 self._part_arrived(chunk.transfer, incoming)
+
+    @contextmanager
+    def _space_for(self, sha256: str) -> Iterator[None]:
+        """The disk's errors about a part; a deployed model waits for space by itself, all else needs it now."""
+        try:
+            with durable.disk_errors("cannot store a part"):
+                yield
+        except DiskFullError as error:
+            if self._deploying is None or sha256 != self._deployed_part:
+                raise
+            self._deploying.disk_is_full(error)
 
     def _part_arrived(self, transfer: bytes, incoming: Incoming) -> None:
         incoming.finish()  # a wrong hash raises PayloadError and begins again
@@ -585,7 +595,9 @@ class Daemon:
             return
         if transfer_id(part.sha256) in self._incoming:
             return  # two parts with the same bytes
-        with durable.disk_errors("cannot store a part"):
+        if deployed:
+            self._deployed_part = part.sha256
+        with self._space_for(part.sha256):
             incoming = Incoming(
                 self._blobs,
                 part.sha256,
@@ -596,8 +608,6 @@ class Daemon:
                 sync=False,  # it can be fetched again
             )
             self._incoming[incoming.chunks.transfer] = incoming
-            if deployed:
-                self._deployed_part = part.sha256
             if incoming.chunks.complete:  # all of it arrived before a restart, but it had no name yet
                 try:
                     self._part_arrived(incoming.chunks.transfer, incoming)

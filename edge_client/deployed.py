@@ -161,11 +161,13 @@ class DeployedFolder:
         temporary = target.with_name(f".{target.name}.tmp")
         temporary.unlink(missing_ok=True)
         try:
-            os.link(source, temporary)
-        except OSError:
-            shutil.copyfile(source, temporary)
-        durable.publish(temporary, target, point="deployed.name")
-        temporary.unlink(missing_ok=True)  # a rename between two names of one file does nothing
+            try:
+                os.link(source, temporary)
+            except OSError:
+                shutil.copyfile(source, temporary)
+            durable.publish(temporary, target, point="deployed.name")
+        finally:
+            temporary.unlink(missing_ok=True)  # half a copy; and a rename between two names of one file does nothing
 
     def _hash(self, path: Path) -> str | None:
         with contextlib.suppress(FileNotFoundError):

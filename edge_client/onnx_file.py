@@ -143,10 +143,11 @@ class OnnxModel:
         self.path = path
         if not durable.is_there(path):
             raise InputError(f"{path} does not exist; expected an ONNX file")
-        self._session = _session(path, threads)
-        self.properties: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
-        self._input, self.input_shape = _only_input(self._session, path)
-        self.num_classes = _num_classes(self._session, path)
+        with _refusals(path):
+            self._session = _session(path, threads)
+            self.properties: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+            self._input, self.input_shape = _only_input(self._session, path)
+            self.num_classes = _num_classes(self._session, path)
         found = _facts(self.properties, str(path))
         self.is_ours = found is not None
         self.facts = found or Facts(input=self.input_shape)
@@ -158,6 +159,9 @@ class OnnxModel:
         """Samples [b, *input shape] to numbers [b, classes]; raises `InputError` for samples that it does not take."""
         with _refusals(self.path):
             found: NDArray[np.float32] = self._session.run(None, {self._input: x})[0]
+        if found.shape != (len(x), self.num_classes):
+            came = f"{_shown(found.shape)} came for {len(x)} samples"
+            raise InputError(f"{self.path}: expected an output [batch, {self.num_classes}], as it says; {came}")
         return found
 
 
@@ -168,20 +172,23 @@ def _session(path: Path, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # an arena keeps the most that was ever used
     options.log_severity_level = _FATAL_ONLY
-    with _refusals(path):
-        return found.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    # no fallback: it would print what it met, and try the same once more
+    return found.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 @contextlib.contextmanager
 def _refusals(path: Path) -> Iterator[None]:
-    """What onnxruntime raises about a file; it has no exception of its own above these."""
+    """What onnxruntime raises about a file, as one error; it has no exception of its own above its others.
+
+    Beside those: RuntimeError of its C++ parts, and of its Python ones ValueError, such as for names that are no UTF-8.
+    """
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    names = ("Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoModel", "NoSuchFile", "NotImplemented")
-    kinds = tuple(getattr(state, name) for name in (*names, "RuntimeException"))
+    found = (kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception))
+    kinds: tuple[type[Exception], ...] = (*found, RuntimeError, ValueError)
     try:
         yield
-    except (state.InvalidProtobuf, state.NoModel) as error:
+    except (state.InvalidProtobuf, state.NoModel, UnicodeError) as error:
         raise InputError(f"{path}: expected an ONNX file, got something else, or a part of one") from error
     except kinds as error:
         told = " ".join(str(error).split())[:300]
@@ -200,10 +207,13 @@ def _only_input(session: Any, path: Path) -> tuple[str, tuple[int, ...]]:
 
 
 def _num_classes(session: Any, path: Path) -> int:
-    shape = session.get_outputs()[0].shape
-    if len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 1:
-        raise InputError(f"{path}: expected an output [batch, classes], got {_shown(shape)}")
-    return shape[1]
+    for found in session.get_outputs()[:1]:
+        shape = found.shape
+        if found.type != "tensor(float)" or len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 1:
+            came = f"{found.type} {_shown(shape)}"
+            raise InputError(f"{path}: expected an output of floats [batch, classes], got {came}")
+        return int(shape[1])
+    raise InputError(f"{path}: expected an output of floats [batch, classes], got none")
 
 
 def _shown(shape: Sequence[object]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from edge_client import durable, notes
-from edge_client.device.watch import count_oom_kills
+from edge_client.device.watch import count_oom_kills, killed_for_memory
 from edge_client.errors import PayloadError
 from edge_client.records import Count, Hash, Matches, WorkOrder, check_value, from_map, to_map
 from edge_client.session import Event, Finished, Start, WorkerDone, WorkerFailed, WorkerProgress
@@ -199,14 +199,8 @@ class Worker:
     def _ended(self) -> Event:
         os.close(self.progress_fd)
         code = self._process.wait()
-        return ended(self.lease, self._folder, code, for_memory=self._killed_for_memory(code))
-
-    def _killed_for_memory(self, code: int) -> bool:
-        """Whether somebody else's SIGKILL was the kernel's: it counts them; where it does not, nobody else does it."""
-        if code != -signal.SIGKILL or self._kill_at is not None:
-            return False
-        before, now = self._oom_kills, count_oom_kills(self._root)
-        return before is None or now is None or now > before
+        for_memory = self._kill_at is None and killed_for_memory(code, self._oom_kills, self._root)
+        return ended(self.lease, self._folder, code, for_memory=for_memory)
 
     def tell_budget(self, budget_bytes: int) -> None:
         """There is less memory now: it plans anew before its next batch."""

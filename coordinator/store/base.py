@@ -6,7 +6,8 @@ the callers: blob before row, row before receipt, commit before announcement.
     round   RUNNING -> FROZEN -> COMMITTED -> ANNOUNCED, or ABANDONED; a new attempt of an abandoned round is a new row
     lease   offered -> accepted -> stored | declined | refused | expired | cancelled
     run     queued -> running -> finished | stopped | failed
-    deployment, per device    pending -> active | refused | rolled_back | superseded; active -> rolled_back | superseded
+    deployment, per device    pending -> active | refused | rolled_back | superseded
+                              active -> superseded | refused | rolled_back | pending (the device has lost it)
 """
 
 from __future__ import annotations
@@ -316,15 +317,22 @@ class Store(Protocol):
         """The issue of the next deployment."""
 
     def add_deployment(self, rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
-        """A deployment to these devices; returns what was wanted on them before, which is superseded now."""
+        """A deployment to these devices; returns what was pending on them, which is superseded now.
+
+        What is active on them stays so until something else is.
+        """
 
     def deployments(self, run_id: str | None = None) -> list[DeploymentRow]:
         """All of a run, or all, the oldest first, and by device."""
 
     def wanted_deployments(self) -> list[DeploymentRow]:
-        """Those that are pending or active: one per device at most."""
+        """Those that are pending or active: at most one of each per device, and the pending one is newer."""
 
-    def set_deployment(self, deployment: str, device: str, state: str, *, code: str = "", detail: str = "") -> None: ...
+    def set_deployment(
+        self, deployment: str, device: str, state: str, *, code: str = "", detail: str = ""
+    ) -> list[DeploymentRow]:
+        """What became of a deployment on a device; returns what was active there, if it is superseded now."""
+
     def needed_blobs(self, keep_models: int) -> set[str]: ...
     def is_needed(self, sha256: str, keep_models: int) -> bool: ...
     def backup(self, path: Path) -> None:

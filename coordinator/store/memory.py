@@ -549,9 +549,9 @@ class MemoryStore:
         return max((row.issue for row in self._deployments.rows.values()), default=0) + 1
 
     def add_deployment(self, rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
-        """A deployment to these devices; returns what was wanted on them before, which is superseded now."""
+        """A deployment to these devices; returns what was pending on them, which is superseded now."""
         devices = {row.device for row in rows}
-        before = [row for row in self.wanted_deployments() if row.device in devices]
+        before = [row for row in self.wanted_deployments() if row.device in devices and row.state == "pending"]
         with self._transaction("deployment"):
             for old in before:
                 self._deployments.change((old.id, old.device), state="superseded")
@@ -568,10 +568,17 @@ class MemoryStore:
         """Those that are pending or active."""
         return [row for row in self.deployments() if row.state in WANTED_DEPLOYMENT]
 
-    def set_deployment(self, deployment: str, device: str, state: str, *, code: str = "", detail: str = "") -> None:
-        """What became of a deployment on a device."""
+    def set_deployment(
+        self, deployment: str, device: str, state: str, *, code: str = "", detail: str = ""
+    ) -> list[DeploymentRow]:
+        """What became of a deployment on a device; returns what was active there, if it is superseded now."""
+        active = [row for row in self.wanted_deployments() if (row.device, row.state) == (device, "active")]
+        before = [row for row in active if row.id != deployment and state == "active"]
         with self._transaction("deployed"):
+            for old in before:
+                self._deployments.change((old.id, old.device), state="superseded")
             self._deployments.change((deployment, device), state=state, code=code, detail=detail)
+        return before
 
     # blobs
 

@@ -158,6 +158,11 @@ _WANTED = "FROM deployment WHERE state IN ('pending', 'active')"
 _OPEN_PARTS = "FROM part p JOIN run ON run.id = p.run WHERE run.state = 'running'"
 
 
+def _supersede(db: sqlite3.Connection, rows: Sequence[DeploymentRow]) -> None:
+    key = [(row.id, row.device) for row in rows]
+    db.executemany("UPDATE deployment SET state = 'superseded' WHERE id = ? AND device = ?", key)
+
+
 @contextmanager
 def _disk_errors(what: str) -> Iterator[None]:
     """As `durable.disk_errors`, for what SQLite says of the disk too."""
@@ -677,13 +682,11 @@ class SqliteStore:
         return int(last) + 1
 
     def add_deployment(self, rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
-        """A deployment to these devices; returns what was wanted on them before, which is superseded now."""
+        """A deployment to these devices; returns what was pending on them, which is superseded now."""
         devices = {row.device for row in rows}
-        before = [row for row in self.wanted_deployments() if row.device in devices]
+        before = [row for row in self.wanted_deployments() if row.device in devices and row.state == "pending"]
         with self._transaction("deployment") as db:
-            for old in before:
-                key = (old.id, old.device)
-                db.execute("UPDATE deployment SET state = 'superseded' WHERE id = ? AND device = ?", key)
+            _supersede(db, before)
             for row in rows:
                 self._insert("deployment", row)
         return before
@@ -697,13 +700,19 @@ class SqliteStore:
         """Those that are pending or active."""
         return self._all(DeploymentRow, f"SELECT * {_WANTED} ORDER BY issue, device, id")
 
-    def set_deployment(self, deployment: str, device: str, state: str, *, code: str = "", detail: str = "") -> None:
-        """What became of a deployment on a device."""
+    def set_deployment(
+        self, deployment: str, device: str, state: str, *, code: str = "", detail: str = ""
+    ) -> list[DeploymentRow]:
+        """What became of a deployment on a device; returns what was active there, if it is superseded now."""
+        query = "SELECT * FROM deployment WHERE device = ? AND state = 'active' AND id != ? ORDER BY issue, id"
+        before = self._all(DeploymentRow, query, device, deployment) if state == "active" else []
         with self._transaction("deployed") as db:
+            _supersede(db, before)
             db.execute(
                 "UPDATE deployment SET state = ?, code = ?, detail = ? WHERE id = ? AND device = ?",
                 (state, code, detail, deployment, device),
             )
+        return before
 
     # blobs
 

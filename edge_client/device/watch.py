@@ -9,6 +9,7 @@ A look reads `/proc/meminfo` and the files of the control groups, a dozen in all
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from edge_client.device.probe import Memory, read_memory
 from edge_client.device.profile import derive_budget, reserve_bytes
 from edge_client.device.tree import Tree
 
-__all__ = ["MemoryWatch", "count_oom_kills"]
+__all__ = ["MemoryWatch", "count_oom_kills", "killed_for_memory"]
 
 
 class MemoryWatch:
@@ -62,3 +63,14 @@ def count_oom_kills(root: Path = Path("/")) -> int | None:
     """Processes that the kernel killed for want of memory since it started; None if it does not say (before 4.13)."""
     match = re.search(r"^oom_kill (\d{1,18})$", Tree(root).text("/proc/vmstat") or "", re.MULTILINE)
     return int(match[1]) if match else None
+
+
+def killed_for_memory(code: int, before: int | None, root: Path = Path("/")) -> bool:
+    """Whether somebody else's SIGKILL was the kernel's: it counts them; where it does not, nobody else does it.
+
+    `code` is how the process ended, `before` what `count_oom_kills` said when it began.
+    """
+    if code != -signal.SIGKILL:
+        return False
+    now = count_oom_kills(root)
+    return before is None or now is None or now > before

@@ -740,24 +740,43 @@ def test_a_version_is_judged_slice_by_slice(store: Store) -> None:
     assert [(row.slice, row.num_correct) for row in store.evaluations("r-1")] == [("full", 3), ("width:1/2", 2)]
 
 
-def test_a_newer_deployment_takes_the_place_of_the_one_before(store: Store) -> None:
+def test_a_newer_deployment_takes_the_place_of_a_pending_one(store: Store) -> None:
     """On its devices only; a blob is needed while a device is to use it or does, and not longer."""
     first, second = [deployment_row(1, "a"), deployment_row(1, "b")], [deployment_row(2, "b")]
     assert store.next_deployment() == 1
     assert store.add_deployment(first) == []
-    store.set_deployment("deployment-1", "b", "active")
-    assert store.add_deployment(second) == [replace(first[1], state="active")]
+    assert store.add_deployment(second) == [first[1]]
     assert store.next_deployment() == 3
     assert store.deployments("r-1") == [first[0], replace(first[1], state="superseded"), second[0]]
     assert store.deployments("r-2") == []
     assert store.wanted_deployments() == [first[0], second[0]]
     assert store.needed_blobs(1) == {first[0].sha256, second[0].sha256}
-    store.set_deployment("deployment-1", "a", "rolled_back", code="self_test", detail="why")
+    assert store.set_deployment("deployment-1", "a", "rolled_back", code="self_test", detail="why") == []
     assert store.deployments()[0] == replace(first[0], state="rolled_back", code="self_test", detail="why")
     assert not store.is_needed(first[0].sha256, 1)
     with pytest.raises(sqlite3.IntegrityError):
         store.add_deployment(second)
     assert store.wanted_deployments() == second
+
+
+def test_an_active_deployment_stays_until_another_one_is_active(store: Store) -> None:
+    """A newer one that is pending, refused or rolled back leaves it; so does one of another device."""
+    rows = [deployment_row(1, "a"), deployment_row(2, "a"), deployment_row(3, "a"), deployment_row(3, "b")]
+    first = replace(rows[0], state="active")
+    store.add_deployment(rows[:1])
+    assert store.set_deployment("deployment-1", "a", "active") == []
+    assert store.add_deployment(rows[1:2]) == []
+    assert store.wanted_deployments() == [first, rows[1]]
+    assert store.set_deployment("deployment-2", "a", "refused", code="forbidden") == []
+    assert store.wanted_deployments() == [first]
+    assert store.add_deployment(rows[2:]) == []
+    assert store.set_deployment("deployment-3", "b", "active") == []
+    assert store.is_needed(first.sha256, 1)
+    assert store.set_deployment("deployment-3", "a", "active") == [first]
+    assert store.deployments()[0] == replace(first, state="superseded")
+    assert not store.is_needed(first.sha256, 1)
+    assert store.set_deployment("deployment-3", "a", "pending") == []
+    assert [row.state for row in store.wanted_deployments()] == ["pending", "active"]
 
 
 def test_a_removed_device_takes_its_deployments_with_it(store: Store) -> None:

@@ -7,6 +7,7 @@ short. The tests of this file follow one another on one fleet: each begins with 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,21 @@ def test_a_device_whose_self_test_fails_keeps_the_old_model(fleet: Fleet) -> Non
     assert "1797 samples, accuracy" in ok("edge_client", "infer", "--deployed", "--data", "digits", *at)
 
 
+@pytest.mark.slow
+def test_a_device_that_lost_its_disk_has_its_model_again(fleet: Fleet) -> None:
+    """b joins again with its bundle on an empty disk: it gets what it used, not the newer one that it rolled back.
+
+    The coordinator notices after 20 s that it says nothing.
+    """
+    before = current(fleet, "b").read_bytes()
+    assert fleet.stop("b") == 0
+    shutil.rmtree(fleet.folder / "b/state")
+    fleet.start_device("b", {"FEDFIT_FAULT": ""})
+    fleet.wait_until(lambda: current(fleet, "b").exists(), SECONDS, "b has a model again")
+    assert current(fleet, "b").read_bytes() == before
+    assert states(fleet)["b"] == ("rolled_back", "self_test")
+
+
 def test_a_killed_coordinator_goes_on_with_what_it_recorded(fleet: Fleet) -> None:
     """It dies when the row is stored and nobody was told: the command says so, and the devices get it all the same."""
     assert fleet.stop("coordinator") == 0
@@ -122,7 +138,7 @@ def test_a_killed_coordinator_goes_on_with_what_it_recorded(fleet: Fleet) -> Non
         (["test-3"], 3, "run 'test-3' has no trained model yet"),
         (["test-1", "--version", "7"], 3, "--version: run 'test-1' has no version 7"),
         (["test-1", "--device", "x"], 7, "unknown device 'x'; known: a, b, c"),
-        (["test-1", "--label", "line=a"], 7, "there is no device to deploy to: none has line=a"),
+        (["test-1", "--label", "line=a"], 7, "there is no device with line=a"),
         (["test-1", "--label", "line"], 3, "label 'line': expected KEY=VALUE"),
         (["test-1", "--architecture", "width:1/2"], 7, "unknown architecture 'width:1/2' of this run; it has: full"),
         (["test-1", "--data", "digits"], 3, "--data: only with --int8"),

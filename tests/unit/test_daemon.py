@@ -16,7 +16,7 @@ from rows import PLAN, assign, digest
 
 from coordinator.pki import ensure_pki
 from edge_client import daemon as daemon_module
-from edge_client import identity
+from edge_client import faults, identity
 from edge_client.daemon import Daemon
 from edge_client.files import DeviceFile, parse_table
 from edge_client.notes import Trial, write_trial
@@ -748,6 +748,41 @@ def test_a_restarted_daemon_asks_for_the_chunks_that_are_missing(deployed_to: Wo
     deployed_to.start()
     deployed_to.welcome()
     assert deployed_to.told(Pull) == [Pull(sha256=DEPLOY.sha256, ranges=((0, 1),))]
+
+
+def test_a_disk_that_is_full_while_a_model_is_fetched_does_not_end_other_work(
+    deployed_to: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model waits, the client works on; a minute later the missing chunk is asked for."""
+    monkeypatch.setattr(faults, "_faults", [faults._parse("enospc:deployed.part.chunk:2")])
+    for index in (0, 1):
+        deployed_to.publish(OWN_DOWN, _model_chunk(index))
+    said = deployed_to.told(Deployed)[-1]
+    assert isinstance(said, Deployed)
+    assert (said.state, said.code) == ("fetching", "disk_full")
+    assert said.detail.startswith("cannot store a part: No space left on device")
+    before = len(deployed_to.told(Pull))
+    deployed_to.say(WORK)
+    deployed_to.publish(OWN_DOWN, make_chunk(transfer_id(PART.sha256), 0, CONTENT))
+    assert deployed_to.told(Pull)[before:] == [Pull(sha256=PART.sha256, ranges=((0, 1),))]
+    assert deployed_to.daemon is not None
+    assert deployed_to.daemon._deploying is not None
+    deployed_to.daemon._deploying._again_at = 0.0  # a minute is over
+    deployed_to.turn()
+    deployed_to.turn()
+    assert deployed_to.told(Pull)[-1] == Pull(sha256=DEPLOY.sha256, ranges=((1, 1),))
+
+
+def test_a_client_that_starts_over_has_not_failed_a_self_test(deployed_to: World) -> None:
+    """The disk is full for other work: the test that runs is stopped, and counts for nothing."""
+    for index in (0, 1):
+        deployed_to.publish(OWN_DOWN, _model_chunk(index))
+    daemon = deployed_to.daemon
+    assert daemon is not None
+    assert daemon._deploying is not None
+    assert daemon._deploying.is_testing
+    daemon._shut_down()  # as `run` does, whatever ends it
+    assert json.loads((deployed_to.folder / "deployed/record.json").read_text())["attempts"] == 0
 
 
 def test_a_newer_model_takes_the_place_of_one_that_is_being_fetched(deployed_to: World) -> None:

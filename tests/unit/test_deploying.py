@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from rows import digest
 
-from edge_client import deploying
+from edge_client import deploying, faults
 from edge_client.blobs import BlobStore
 from edge_client.deploying import Deploying
+from edge_client.device import watch
+from edge_client.errors import DiskFullError
 from edge_client.wire.messages import Deploy, Deployed
 
 MODELS = {name: f"the bytes of model {name}".encode() for name in ("one", "two")}
@@ -41,6 +43,7 @@ class Device:
         self.code = PASSES
         self.is_allowed = True
         self.free_bytes = 10**9
+        self.budget_bytes = 10**9
         self.start()
 
     def start(self) -> None:
@@ -51,7 +54,8 @@ class Device:
             blobs=self.blobs,
             is_allowed=self.is_allowed,
             send=self.heard.append,
-            budget_bytes=lambda: 10**9,
+            budget_bytes=lambda: self.budget_bytes,
+            usual_bytes=lambda: 10**9,
             free_bytes=lambda: self.free_bytes,
             command=(sys.executable, "-c", self.code),
         )
@@ -73,6 +77,13 @@ class Device:
         assert select.select(fds, [], [], 30)[0] == fds
         self.deploying.test_ended(now)
 
+    def crash(self) -> None:
+        """The client is killed, and its test with it."""
+        test = self.deploying._test
+        assert test is not None
+        test.kill()
+        test.result()
+
     def current(self) -> bytes | None:
         path = self.folder / "deployed/current.onnx"
         return path.read_bytes() if path.exists() else None
@@ -88,6 +99,14 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     made = Device(tmp_path)
     yield made
     made.deploying.close()
+
+
+def use_one(device: Device) -> None:
+    """The first model is in use."""
+    device.deploying.asked(ONE)
+    device.fetch("one")
+    device.let_test()
+    assert device.current() == MODELS["one"]
 
 
 def test_a_model_is_fetched_tested_and_used(device: Device) -> None:
@@ -113,7 +132,8 @@ def test_a_model_that_fails_its_test_leaves_the_old_one(device: Device) -> None:
     device.fetch("two")
     device.let_test()
     assert device.current() == MODELS["one"]
-    last = device.heard[-1]
+    assert device.told()[-1] == ("d1", "active", "ok")
+    last = device.heard[-2]
     assert (last.deployment, last.state, last.code) == ("d2", "rolled_back", "self_test")
     assert last.detail == "it differs; run run-one version 3 stays in use"
     assert list(device.blobs.names()) == []
@@ -144,7 +164,7 @@ def test_a_test_that_crashes_is_repeated_and_then_given_up(device: Device, resta
         assert device.deploying.wanted is not None
         if restarts:
             device.deploying.tick(0.0, may_test=True)
-            device.deploying.close()
+            device.crash()
             device.start()
         else:
             device.let_test()
@@ -177,7 +197,7 @@ def test_a_client_that_is_stopped_on_purpose_has_not_crashed(device: Device) -> 
     device.fetch("one")
     for _ in range(4):
         device.deploying.tick(0.0, may_test=True)
-        device.deploying.goodbye()
+        device.deploying.close()
         device.start()
     device.code = PASSES
     device.start()
@@ -196,23 +216,180 @@ def test_no_test_runs_beside_a_worker(device: Device) -> None:
 def test_what_cannot_be_taken_is_refused_before_anything_is_fetched(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No space for two files of 22 bytes; no onnxruntime; an owner who forbids it; nothing is kept of any."""
-    device.free_bytes = 2 * ONE.length - 1
-    device.deploying.asked(ONE)
-    device.free_bytes = 2 * ONE.length
+    """No onnxruntime; an owner who forbids it; nothing is kept of either."""
     monkeypatch.setattr(deploying, "has_runtime", lambda: False)
-    device.deploying.asked(replace(ONE, deployment="d2"))
+    device.deploying.asked(ONE)
     device.is_allowed = False
     device.start()
-    device.deploying.asked(replace(ONE, deployment="d3"))
-    codes = ("disk_full", "no_runtime", "forbidden")
-    assert device.told() == [(f"d{n}", "refused", code) for n, code in enumerate(codes, 1)]
+    device.deploying.asked(TWO)
+    assert device.told() == [("d1", "refused", "no_runtime"), ("d2", "refused", "forbidden")]
     assert [said.detail for said in device.heard] == [
-        "44 B are needed on disk and 43 B are free",
-        "onnxruntime is not installed there; type: pip install 'fedfit[infer]'",
-        "the owner of this device forbids it: limits.deploy = false in device.toml",
+        "onnxruntime is not installed there; type: pip install 'fedfit[infer]'; none is in use",
+        "the owner of this device forbids it: limits.deploy = false in device.toml; none is in use",
     ]
     assert not (device.folder / "deployed").exists()
+
+
+def test_a_newer_deployment_that_is_refused_ends_one_under_way(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator wants neither any more: nothing is fetched, and the model in use stays; also after a restart."""
+    use_one(device)
+    device.deploying.asked(TWO)
+    device.fetch("two")
+    monkeypatch.setattr(deploying, "has_runtime", lambda: False)
+    device.deploying.asked(replace(TWO, deployment="d3"))
+    assert device.deploying.wanted is None
+    assert not device.blobs.has(TWO.sha256)
+    assert device.heard[-2].detail.endswith("; run run-one version 3 stays in use")
+    device.start()
+    device.heard.clear()
+    device.deploying.greeted()
+    assert device.told() == [("d3", "refused", "no_runtime"), ("d1", "active", "ok")]
+    assert device.current() == MODELS["one"]
+
+
+def test_what_is_in_use_is_told_although_something_else_ended_later(device: Device) -> None:
+    """An owner who forbids more keeps what is there; the coordinator may ask for it by its own deployment."""
+    use_one(device)
+    device.is_allowed = False
+    device.start()
+    device.heard.clear()
+    device.deploying.asked(TWO)
+    device.deploying.asked(ONE)
+    assert device.told() == [("d2", "refused", "forbidden"), ("d1", "active", "ok")]
+
+
+def test_a_model_waits_for_space_before_it_is_fetched(device: Device) -> None:
+    """43 bytes are free, twice 22 are needed; told once, looked at again a minute later, and then it goes on."""
+    device.free_bytes = 2 * ONE.length - 1
+    device.deploying.asked(ONE)
+    for now in (0.0, 1.0, 59.9, 60.9):
+        device.deploying.tick(now, may_test=True)
+        assert device.deploying.fetched is None
+    assert device.told() == [("d1", "fetching", "ok"), ("d1", "fetching", "disk_full")]
+    assert device.heard[-1].detail == "44 B are needed on disk and 43 B are free"
+    device.free_bytes += 1
+    device.deploying.tick(61.0, may_test=True)
+    assert device.deploying.fetched == device.deploying.wanted
+    assert device.told()[2:] == [("d1", "fetching", "ok")]
+    device.fetch("one")
+    device.let_test()
+    assert device.current() == MODELS["one"]
+
+
+def test_what_has_arrived_needs_no_space_any_more(device: Device) -> None:
+    """A part of 4,096 bytes on disk counts, and twice 22 bytes are less."""
+    device.deploying.asked(ONE)
+    device.free_bytes = 0
+    device.blobs.temporary_path(f"{ONE.sha256}.part").write_bytes(bytes(8192))
+    device.deploying.tick(0.0, may_test=True)
+    assert device.deploying.fetched is not None
+
+
+def test_a_disk_that_fills_while_a_model_is_fetched_is_waited_for(device: Device) -> None:
+    """A minute, with what has arrived; the client goes on with all else."""
+    device.deploying.asked(ONE)
+    device.deploying.tick(0.0, may_test=True)
+    device.deploying.disk_is_full(DiskFullError("cannot store a part: No space left on device"))
+    for now, may_fetch in ((1.0, False), (60.9, False), (61.0, True)):
+        device.deploying.tick(now, may_test=True)
+        assert (device.deploying.fetched is not None) == may_fetch
+    assert device.told()[1:] == [("d1", "fetching", "disk_full"), ("d1", "fetching", "ok")]
+
+
+FULL = {  # a write that fails once -> how far the deployment is then
+    "deployed.record.write": "fetching",  # when it is taken
+    "deployed.record.write:2": "fetching",  # before the test begins
+    "deployed.record.rename:2": "fetching",
+    "deployed.record.write:3": "testing",  # it has passed
+    "deployed.name.sync": "testing",
+    "deployed.current.rename": "testing",
+    "deployed.record.write:4": "testing",  # it is in its place
+}
+
+
+@pytest.mark.parametrize("point", FULL)
+def test_a_full_disk_is_no_failure_wherever_it_happens(
+    device: Device, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Each write once without space: told, tried again a minute later, and the model is in use. One test is enough."""
+    use_one(device)
+    device.heard.clear()
+    monkeypatch.setattr(faults, "_faults", [faults._parse(f"enospc:{point}")])
+    device.deploying.asked(TWO)
+    device.deploying.asked(TWO)  # as the coordinator does, every 20 s
+    device.fetch("two")
+    for now in (0.0, 10.0, 70.0, 80.0, 140.0):
+        if device.deploying.is_testing:
+            device.see_the_end(now)
+        device.deploying.tick(now, may_test=True)
+    assert device.current() == MODELS["two"]
+    assert (device.folder / "deployed/previous.onnx").read_bytes() == MODELS["one"]
+    assert [state for _, state, code in device.told() if code == "disk_full"] == [FULL[point]]
+    assert device.told()[-1] == ("d2", "active", "ok")
+    assert device.told().count(("d2", "testing", "ok")) == 1
+    assert {state for _, state, _ in device.told()} == {"fetching", "testing", "active"}
+
+
+def test_a_test_whose_result_finds_no_space_does_not_count(device: Device) -> None:
+    """Five times exit code 74, a minute apart, then it passes."""
+    device.code = "import sys; sys.exit(74)"
+    device.start()
+    device.deploying.asked(ONE)
+    device.fetch("one")
+    for number in range(5):
+        device.deploying.tick(100.0 * number, may_test=True)
+        device.see_the_end(100.0 * number + 1)
+        device.deploying.tick(100.0 * number + 2, may_test=True)
+        assert not device.deploying.is_testing
+        assert device.told()[-1] == ("d1", "testing", "disk_full")
+    device.code = PASSES
+    device.start()
+    device.let_test()
+    assert device.current() == MODELS["one"]
+
+
+def test_what_became_of_a_model_is_written_when_there_is_space(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that failed on a full disk is not run again: the result is kept, and told a minute later."""
+    device.code = FAILS
+    device.start()
+    device.deploying.asked(ONE)
+    device.fetch("one")
+    device.deploying.tick(0.0, may_test=True)
+    monkeypatch.setattr(faults, "_faults", [faults._parse("enospc:deployed.record.write")])
+    device.see_the_end(1.0)
+    assert device.told()[-1] == ("d1", "testing", "disk_full")
+    for now in (2.0, 62.0):
+        device.deploying.tick(now, may_test=True)
+    assert device.told()[-1] == ("d1", "rolled_back", "self_test")
+    assert device.deploying.wanted is None
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_test_that_lacks_memory_is_repeated_and_then_given_up(
+    device: Device, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """Other programs use it, or the kernel ends the test: a minute apart, three times, with a code of its own."""
+    device.code = "import os; os.kill(os.getpid(), 9)" if killed else "import sys; sys.exit(75)"
+    device.budget_bytes = 10**9 if killed else 4 * 10**8
+    kills = iter(range(10))
+    monkeypatch.setattr(deploying, "count_oom_kills", lambda: -1)
+    monkeypatch.setattr(watch, "count_oom_kills", lambda root: next(kills))
+    device.start()
+    device.deploying.asked(ONE)
+    device.fetch("one")
+    for number in range(3):
+        device.deploying.tick(100.0 * number, may_test=True)
+        device.see_the_end(100.0 * number + 1)
+        device.deploying.tick(100.0 * number + 2, may_test=True)
+        assert not device.deploying.is_testing
+    assert device.told()[2:] == [
+        *[("d1", "testing", "low_memory"), ("d1", "testing", "ok")] * 2,
+        ("d1", "rolled_back", "low_memory"),
+    ]
+    because = "the kernel ended the self-test" if killed else "usually the budget is 1.0 GB"
+    assert because in device.heard[-1].detail
 
 
 def test_an_owner_who_forbids_it_meanwhile_is_obeyed(device: Device) -> None:

@@ -230,11 +230,108 @@ def test_a_model_that_was_damaged_later_is_rolled_back(site: Site) -> None:
         site.hello("a")
         site.add(deployment_row(1, "a"))
         site.say("a", done("active"))
-        site.say("a", done("refused", "forbidden"))
-        assert site.states() == {"a": ("active", "")}
         site.say("a", done("rolled_back", "damaged"))
         assert site.states() == {"a": ("rolled_back", "damaged")}
         assert not site.blobs.has(SHA)
+
+
+def test_a_device_that_lost_its_disk_gets_its_model_again(site: Site) -> None:
+    """It comes back without a word of it: asked 20 s after its hello, and again; then it fetches it as the first time.
+
+    b lost its disk and onnxruntime with it: what it uses is nothing, and the table says why.
+    """
+    with site.serving() as service:
+        for device in "ab":
+            site.hello(device, now=0.0)
+        site.add(deployment_row(1, "a"), deployment_row(1, "b"))
+        for device in "ab":
+            site.say(device, done("active"))
+            site.hello(device, now=100.0)
+        service.deployments.tick(frozenset("ab"), 119.9)
+        site.hub.poll()
+        assert (len(site.asked("a")), service.deployments.may_pull("a", SHA)) == (1, None)
+        for now in (120.0, 139.9, 140.0):
+            service.deployments.tick(frozenset("ab"), now)
+        site.hub.poll()
+        assert (len(site.asked("a")), len(site.asked("b"))) == (3, 3)
+        site.say("a", done("fetching"))
+        site.say("b", done("refused", "no_runtime", detail="none is in use"))
+        assert site.shown() == {"a": "downloading", "b": "refused (no_runtime: none is in use)"}
+        assert service.deployments.may_pull("a", SHA) == len(FILE)
+        assert site.states() == {"a": ("pending", ""), "b": ("refused", "no_runtime")}
+    with site.serving():
+        site.hello("a")
+        site.say("a", done("active"))
+        assert site.states()["a"] == ("active", "")
+
+
+def test_a_device_that_says_what_it_uses_is_not_asked(site: Site) -> None:
+    """After every hello it says so by itself; a file that is lost on the server does not matter to it."""
+    with site.serving():
+        site.hello("a", now=0.0)
+        site.add(deployment_row(1, "a"))
+        site.say("a", done("active"))
+    site.blobs.remove(SHA)
+    with site.serving() as service:
+        for now in (100.0, 200.0):
+            site.hello("a", now=now)
+            site.say("a", done("active"))
+            service.deployments.tick(frozenset("a"), now + 50)
+            site.hub.poll()
+        assert len(site.asked("a")) == 1
+        assert site.states() == {"a": ("active", "")}
+
+
+def test_a_newer_deployment_that_is_not_taken_leaves_the_one_in_use(site: Site) -> None:
+    """Active until another one is; the table says what is in use meanwhile, and its file is kept."""
+    newer = b"another ONNX file"
+    sha256 = hashlib.sha256(newer).hexdigest()
+    with site.serving() as service:
+        site.hello("a")
+        site.add(deployment_row(1, "a"))
+        site.say("a", done("active"))
+        site.blobs.write(newer, sha256, point="test")
+        row = deployment_row(2, "a", version=4, sha256=sha256, length=len(newer))
+        service.deployments.add([row], time.monotonic())
+        assert site.shown()["a"] == "pending; uses r-1 version 3 (full, fp32)"
+        site.say("a", done("refused", "forbidden", "deployment-2", "run r-1 version 3 stays in use"))
+        assert site.shown()["a"] == "refused (forbidden: run r-1 version 3 stays in use)"
+        assert [(row.id, row.state) for row in site.store.wanted_deployments()] == [("deployment-1", "active")]
+        assert (site.blobs.has(SHA), site.blobs.has(sha256)) == (True, False)
+        site.blobs.write(newer, sha256, point="test")
+        service.deployments.add([replace(row, id="deployment-3", issue=3)], time.monotonic())
+        site.say("a", done("fetching", deployment="deployment-1"))  # the newer one is meant
+        assert site.heard["a"][-1] == Cancel(lease="deployment-1", code="over")
+        site.say("a", done("active", deployment="deployment-3"))
+        assert [row.state for row in site.store.deployments()] == ["superseded", "refused", "active"]
+        assert (site.blobs.has(SHA), site.blobs.has(sha256)) == (False, True)
+
+
+def test_what_a_device_waits_for_is_shown(site: Site) -> None:
+    """A disk that is full passes: the deployment stays open, and a command does not wait for it."""
+    with site.serving():
+        site.hello("a")
+        site.add(deployment_row(1, "a"))
+        site.say("a", done("fetching", "disk_full", detail="4 GB are needed on disk and 1 GB are free"))
+        told = "disk_full: 4 GB are needed on disk and 1 GB are free; it is tried again"
+        assert site.shown()["a"] == f"downloading ({told})"
+        assert site.request("deploy-show", run="r-1")["devices"][0]["waits"] == told
+        site.say("a", done("fetching"))
+        assert site.shown()["a"] == "downloading"
+
+
+def test_how_it_stands_on_some_devices_can_be_asked(site: Site) -> None:
+    """By name or by label; one that has none of this run's models is not listed."""
+    with site.serving() as service:
+        service.set_labels("b", {"line": "x"})
+        site.add(deployment_row(1, "a"), deployment_row(1, "b"))
+        asked = [{"devices": ["a", "c"]}, {"labels": {"line": "x"}}, {"devices": ["c"]}]
+        shown = [site.request("deploy-show", run="r-1", **who)["devices"] for who in asked]
+        assert [[row["device"] for row in rows] for rows in shown] == [["a"], ["b"], []]
+        with pytest.raises(NoSuchNameError, match="unknown device 'x'; known: a, b, c"):
+            site.request("deploy-show", run="r-1", devices=["x"])
+        with pytest.raises(NoSuchNameError, match="there is no device with line=y"):
+            site.request("deploy-show", run="r-1", labels={"line": "y"})
 
 
 def test_a_device_that_works_on_what_nobody_wants_is_told_to_stop(site: Site) -> None:
@@ -321,7 +418,7 @@ def test_each_device_gets_what_it_trained(site: Site) -> None:
         ({"version": "best"}, InputError, "--version: run 'r-1' has no best version"),
         ({"version": "0"}, InputError, "--version: 0 is what run 'r-1' began with"),
         ({"devices": ["x"]}, NoSuchNameError, "unknown device 'x'; known: a, b, c"),
-        ({"labels": {"line": "x"}}, NoSuchNameError, "there is no device to deploy to: none has line=x"),
+        ({"labels": {"line": "x"}}, NoSuchNameError, "there is no device with line=x"),
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 from typed import ok, typed
 
-from edge_client.onnx_file import Facts, add_facts
+from edge_client.errors import InputError
+from edge_client.onnx_file import Facts, OnnxModel, add_facts
 
 # each sample of 1x1x3 is its own logits: the predictions below are the positions of the largest value
 X = np.array([[0.9, 0.1, 0.0], [0.0, 0.2, 0.9], [0.1, 0.8, 0.0], [0.3, 0.0, 0.4]], dtype=np.float32).reshape(4, 1, 1, 3)
@@ -105,6 +107,12 @@ def cut(path: Path) -> Path:
     return path
 
 
+def renamed(path: Path) -> Path:
+    """Names of its metadata that are no UTF-8, which protocol buffers promise."""
+    path.write_bytes(path.read_bytes().replace(b"fedfit.run", b"fedfit.\xff\xff\xff"))
+    return path
+
+
 def text(path: Path) -> Path:
     path.write_text("no model at all\n" * 50)
     return path
@@ -114,7 +122,8 @@ BAD: list[tuple[Callable[[Path], Path], Callable[[Path], Path], str]] = [
     (lambda p: p, data, "m.onnx does not exist; expected an ONNX file"),
     (text, data, "expected an ONNX file, got something else, or a part of one"),
     (lambda p: cut(write(p)), data, "expected an ONNX file, got something else, or a part of one"),
-    (lambda p: write(p, rank=1), data, "expected an output [batch, classes], got ["),
+    (lambda p: renamed(write(p)), data, "expected an ONNX file, got something else, or a part of one"),
+    (lambda p: write(p, rank=1), data, "expected an output of floats [batch, classes], got tensor(float) ["),
     (lambda p: write(p, classes=("a", "b")), data, "metadata is damaged: 2 names of classes and 3 outputs"),
     (lambda p: write(p, classes=("ok", "scratch", "hole")), data, "tells apart 'ok', 'scratch', 'hole'; "),
     (write, lambda p: data(p, y=np.array([0, 1, 2, 3])), "tells apart 3 classes ('ok', 'scratch', 'dent'), "),
@@ -132,6 +141,26 @@ def test_what_cannot_be_asked_is_told_in_a_line(
     named = f"npz:{given(tmp_path / 'd.npz')}"
     done = typed("edge_client", "infer", "--model", model(tmp_path / "m.onnx"), "--data", named)
     assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (3, True, 1), done.stderr
+    assert done.stdout == ""
+
+
+def test_whatever_happened_to_a_file_there_is_one_error(tmp_path: Path) -> None:
+    """Cut short anywhere, or with any byte changed: it is asked, or an `InputError` in one line says why not."""
+    whole, path = write(tmp_path / "m.onnx").read_bytes(), tmp_path / "damaged.onnx"
+    rng = random.Random(1)
+    damaged = [whole[:length] for length in range(0, len(whole), 7)]
+    for _ in range(150):
+        place = rng.randrange(len(whole))
+        damaged.append(whole[:place] + bytes([rng.randrange(256)]) + whole[place + 1 :])
+    refused = []
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            OnnxModel(path).run(X)
+        except InputError as error:
+            refused.append(str(error))
+    assert len(refused) > len(damaged) // 3
+    assert all(told.startswith(f"{path}: ") and "\n" not in told for told in refused)
 
 
 @pytest.mark.parametrize(

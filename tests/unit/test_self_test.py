@@ -93,6 +93,17 @@ def test_a_device_without_onnxruntime_says_what_to_type(tmp_path: Path, file: Pa
     assert "pip install 'fedfit[infer]'" in told["error"]
 
 
+def test_a_result_that_finds_no_space_has_a_code_of_its_own(tmp_path: Path) -> None:
+    """Neither passed nor failed nor crashed; half a result is not left."""
+    job, result = tmp_path / "job.json", tmp_path / "result.json"
+    job.write_text(json.dumps({"file": "/nothing.onnx", "deploy": to_map(DEPLOY), "budget_bytes": 10**9}))
+    result.symlink_to("/dev/full")
+    command = [sys.executable, "-m", "edge_client.self_test", str(job), str(result)]
+    done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (74, f"cannot write {result}: No space left on device\n")
+    assert not result.is_symlink()
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
