@@ -17,10 +17,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """Of a run with one device, as the coordinator counted it; of a round after the first the fewest.
-
-    How many messages allow the other side to go on depends on the time that it takes.
-    """
+    """Of a run with one device, as the coordinator counted it: of the rounds after the first the fewest."""
 
     up: int
     down: int

@@ -353,10 +353,7 @@ def _test_samples(recipe: Recipe, path: str) -> Samples:
     from edge_client.data.sets import npz
     from edge_client.data.sources import all_samples
 
-    samples = all_samples(npz(path, test=True), recipe.run.classes, recipe.input_shape)
-    if len(samples) == 0:
-        raise InputError(f"{path}: expected at least one test sample, got none")
-    return samples
+    return all_samples(npz(path, test=True), recipe.run.classes, recipe.input_shape)
 
 
 def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: str) -> Reply:
@@ -395,7 +392,10 @@ def _probe(job: ProbeJob) -> Reply:
         for u in job.updates
     ]
     several, method = cutter.method.by_client, job.run.method
-    found = Probing(recipe, cutter, _test_samples(recipe, job.data)).findings(
+    samples = _test_samples(recipe, job.data)
+    if len(samples) == 0:
+        raise InputError(f"{job.data}: expected at least one test sample, got none")
+    found = Probing(recipe, cutter, samples).findings(
         [] if several else probed,
         round_=job.round,
         before=Path(job.base),

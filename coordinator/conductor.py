@@ -13,12 +13,12 @@ import logging
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coordinator import intake, rounds, similarity_record
+from coordinator import evaluation, intake, rounds, similarity_record
 from coordinator.eligibility import Obstacle, obstacle
 from coordinator.job_child import Answer, JobChild
 from coordinator.roster import Roster
@@ -617,8 +617,8 @@ class Conductor:
                 case rounds.SendCancel(device, lease_id):
                     self._uploads.drop(device)
                     self._send(device, Cancel(lease=lease_id))
-                case rounds.SaveUpdate(lease_id, update, evaluation):
-                    self._save_update(lease_id, update, evaluation)
+                case rounds.SaveUpdate(lease_id, update, judged):
+                    self._save_update(lease_id, update, judged)
                     self._remember(lease_id)
                 case rounds.SaveScore(version, score, best_version):
                     self._save_score(version, score, best_version)
@@ -661,12 +661,12 @@ class Conductor:
                 case rounds.Finish(state, reason):
                     self._finish(state, reason)
 
-    def _save_update(self, lease_id: str, update: UpdateRow | None, evaluation: EvaluationRow | None) -> None:
+    def _save_update(self, lease_id: str, update: UpdateRow | None, judged: EvaluationRow | None) -> None:
         """With what travelled for it: whatever becomes of this process, those bytes are counted once."""
         lease = self.machine.leases.get(lease_id) if self.machine else None
         moved = self.traffic.pop(lease.device, None) if lease is not None else None
         traffic = {lease.device: moved} if lease is not None and moved is not None else {}
-        self._store.save_update(update, evaluation, lease_id, traffic)
+        self._store.save_update(update, judged, lease_id, traffic)
 
     def _save_score(self, version: int, score: float, best_version: int) -> None:
         """A best version that is beaten was perhaps kept for that alone."""
@@ -714,11 +714,18 @@ class Conductor:
                 )
                 for result in answer["results"]
             ]
+            self._tell_untested(rows)
             for row in rows:
                 self._store.save_evaluation(row)
             self._handle(rounds.Judged(rows), time.monotonic())
 
         self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, judged)
+
+    def _tell_untested(self, rows: Sequence[EvaluationRow]) -> None:
+        """Log that the server's test data is none, once: what it says of every version is the same."""
+        found = evaluation.untested(rows)
+        if found is not None and not self._store.evaluated_versions(found.run):
+            log.warning("%s: %s", found.code, found.detail, extra=about(run=found.run, round=found.round))
 
     def _observe_drops(self) -> None:
         if self.machine is not None:

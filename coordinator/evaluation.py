@@ -6,10 +6,10 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.store.base import SERVER, EvaluationRow
+from coordinator.store.base import SERVER, EvaluationRow, LeftOutRow
 from edge_client.records import MATRIX_CLASSES
 
-__all__ = ["FleetResult", "per_architecture", "summarize"]
+__all__ = ["FleetResult", "per_architecture", "summarize", "untested"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,15 @@ def per_architecture(rows: Sequence[EvaluationRow]) -> dict[str, float]:
     return {
         name: sum(row.num_correct for row in own) / sum(row.num_samples for row in own) for name, own in judged.items()
     }
+
+
+def untested(rows: Sequence[EvaluationRow]) -> LeftOutRow | None:
+    """How a run lacks the server's test data that judged a version on no samples; None if it judged it, or nobody."""
+    last = max((row for row in rows if row.device == SERVER), key=lambda row: row.version, default=None)
+    if last is None or last.num_samples:
+        return None
+    detail = "the server's test data (evaluate.on) has no samples: no version is judged, rules about scores never hold"
+    return LeftOutRow(run=last.run, device="", code="no_test_data", round=last.version, detail=detail)
 
 
 def _per_class(counts: Sequence[int], n: int) -> tuple[tuple[float | None, ...], list[float]]:

@@ -80,8 +80,7 @@ class RoundLog:
             return version + 1 in self._totals or every == 0
         if self._file.evaluate.on == "devices":  # they judge it in the next round
             return version + 1 in self._totals
-        model = self._store.model(run, version)
-        return model is not None and model.score is not None
+        return bool(self._store.evaluations(run, version))
 
     def _line(self, run: str, version: int, *, last: bool) -> Json:
         rows = self._store.evaluations(run, version)
@@ -168,7 +167,8 @@ class RoundLog:
             "per_device": self._per_device(run),
             "left_out": [
                 {"device": found.device or None, "round": found.round, "code": found.code, "detail": found.detail}
-                for found in self._store.left_out(run)
+                for found in (evaluation.untested(self._store.evaluations(run)), *self._store.left_out(run))
+                if found is not None
             ],
         }
 

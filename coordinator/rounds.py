@@ -651,6 +651,7 @@ class RunMachine:
             return
         self._judging = False
         yield from self._score(self.version, rows)
+        self._scores.skip(self.version)
         yield from self._end_or_go_on(now)
 
     def _score(self, version: int, rows: Sequence[EvaluationRow]) -> Iterator[Instruction]:

@@ -215,12 +215,19 @@ class RunCommands:
             "moved_by_round": _moved_by_round(rounds)[-newest:] if newest > 0 else [],
             "leases": self._leases(row),
             "failures": [_failure(lease) for lease in store.run_failures(row.id, _SHOWN_FAILURES)],
-            "left_out": [_left_out(found) for found in store.left_out(row.id)],
+            "left_out": self._lacks(row),
             "devices": self._devices(row),
             "barred": self._barred(from_map(RunFile, row.file)),
             "progress": self._progress(row),
             **(self._for_report(row) if report else {}),
         }
+
+    def _lacks(self, run: RunRow) -> list[Json]:
+        """What the run has to do without."""
+        store = self._service.store
+        versions = store.evaluated_versions(run.id)
+        untested = evaluation.untested(store.evaluations(run.id, versions[-1])) if versions else None
+        return [_left_out(found) for found in (untested, *store.left_out(run.id)) if found is not None]
 
     def _for_report(self, run: RunRow) -> Json:
         store = self._service.store

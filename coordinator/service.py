@@ -217,9 +217,9 @@ class Service:
         self._transport = transport = self._connect(self._on_event)
         opened.callback(self._let_go)
         transport.subscribe(self.topics.coordinator_subscribes())
-        self.uploads = Uploads(self.blobs, arrived=self._from_thread)
+        self.uploads = Uploads(self.blobs, arrived=self._from_thread, steady=self._options.simulated)
         opened.callback(self.uploads.close)
-        self.downloads = Downloads(self.blobs)
+        self.downloads = Downloads(self.blobs, shares=not self._options.simulated)
         opened.callback(self.downloads.close)
         self.conductor = Conductor(
             store=self.store,

@@ -49,8 +49,12 @@ class Scoreboard:
         else:
             self._since_best += 1
 
+    def skip(self, version: int) -> None:
+        """There was nothing to judge a version on."""
+        self._last_scored = max(version, self._last_scored)
+
     def is_scored(self, version: int) -> bool:
-        """Whether this version, or a later one, was judged."""
+        """Whether this version, or a later one, was judged, as far as it could be."""
         return version <= self._last_scored
 
     def is_due(self, version: int) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coordinator.frozen import FrozenUpdate
 from edge_client.knowledge.kinds import Knowledge, PublicSamples, named_tensors, parse
-from edge_client.knowledge.schema import KNOWLEDGE_PREFIX, PUBLIC_PART, Limits
+from edge_client.knowledge.schema import HELD_BACK, KNOWLEDGE_PREFIX, PUBLIC_PART, Limits
 from edge_client.methods import registry
 from edge_client.methods.base import Header, LeftOut, Lesson, Received, Teacher
 from edge_client.run_file import RunFile
@@ -27,6 +27,7 @@ from edge_client.wire.tensors import ContainerReader, codec_for, read_entry
 
 __all__ = ["Memory", "Studies", "Study", "Written", "check_values", "first_memory", "learnt", "public", "told"]
 
+_MAX_DETAIL = 300  # characters of a device's own words
 Written = tuple[list[TableRow], list[Tensor]]  # table and values of tensors that are to be written
 
 
@@ -84,10 +85,13 @@ def learnt(
 
 
 def _silent(received: Received, updates: Sequence[FrozenUpdate]) -> Iterator[LeftOut]:
-    """Devices that had nothing to tell: their owners, or too few samples, hold it back."""
+    """Devices that had nothing to tell, for too few samples; and what some kept because it would have been refused."""
     heard = {header.device for header, _ in received()}
     for update in updates:
-        if update.device not in heard:
+        said = read_header(update.path).meta.get(HELD_BACK)
+        if isinstance(said, str):
+            yield LeftOut(device=update.device, code="held_back", detail=said[:_MAX_DETAIL])
+        elif update.device not in heard:
             yield LeftOut(device=update.device, code="silent", detail="it trained, and had no knowledge to tell")
 
 

@@ -65,10 +65,15 @@ class _Upload:
 class Uploads:
     """All updates on their way in, by device; a device has one at a time."""
 
-    def __init__(self, blobs: BlobStore, *, arrived: Callable[[Arrived], None]) -> None:
-        """`arrived` is called from another thread."""
+    def __init__(self, blobs: BlobStore, *, arrived: Callable[[Arrived], None], steady: bool = False) -> None:
+        """`arrived` is called from another thread.
+
+        `steady`: links that lose nothing and always keep up, as those in memory. Their windows follow from the length
+        of an update alone, so that the number of grants, and of bytes, is the same whatever else this machine does.
+        """
         self._blobs = blobs
         self._arrived = arrived
+        self._steady = steady
         self._uploads: OrderedDict[str, _Upload] = OrderedDict()
         self._dropped: list[_Upload] = []  # while the thread had them
         self._to_finish: SimpleQueue[_Upload | None] = SimpleQueue()
@@ -99,7 +104,7 @@ class Uploads:
         if upload is None or upload.incoming is None or upload.finishing:
             raise PayloadError("unasked", f"a chunk of {device!r}, which has no open upload")
         with durable.disk_errors(f"cannot store the update of {device!r}"):
-            if upload.incoming.add(chunk, now):
+            if upload.incoming.add(chunk, self._time_of_links(now)):
                 upload.silent_since = None
         if upload.incoming.chunks.complete:
             upload.finishing = True
@@ -111,17 +116,21 @@ class Uploads:
             self._park_silent(now)
         self._open_some()
         for upload in list(self._uploads.values()):
-            if upload.incoming is not None and upload.incoming.chunks.stalled(now):
+            if upload.incoming is not None and upload.incoming.chunks.stalled(self._time_of_links(now)):
                 self._uploads.move_to_end(upload.device)  # it gives back what it held of the limit, and waits
         left = _TOTAL_BYTES - self.outstanding_bytes
         for upload in list(self._uploads.values()):
             if upload.incoming is None or upload.finishing or left < CHUNK_BYTES:
                 continue
-            ranges = upload.incoming.chunks.request(now, allowance_bytes=left)
+            time_ = self._time_of_links(now)
+            ranges = upload.incoming.chunks.request(time_, allowance_bytes=left, whole=self._steady)
             if ranges:
                 left -= CHUNK_BYTES * sum(count for _, count in ranges)
                 upload.silent_since = now if upload.silent_since is None else upload.silent_since
                 yield upload.device, Grant(lease=upload.offer.lease, sha256=upload.offer.sha256, ranges=ranges)
+
+    def _time_of_links(self, now: float) -> float:
+        return 0.0 if self._steady else now
 
     @property
     def outstanding_bytes(self) -> int:
@@ -241,8 +250,10 @@ class _Queue:
 class Downloads:
     """Chunks that devices asked for and that are not sent yet."""
 
-    def __init__(self, blobs: BlobStore) -> None:
+    def __init__(self, blobs: BlobStore, *, shares: bool = True) -> None:
+        """`shares`: whether what several fetch at a time may be published once."""
         self._blobs = blobs
+        self._shares = shares
         self._queues: dict[str, _Queue] = {}
         self._waiting: OrderedDict[str, _Queue] = OrderedDict()  # those with chunks, in the order of their turns
         self._shared = SharedTopic()
@@ -286,7 +297,8 @@ class Downloads:
         return Share(sha256=sha256, listen=True) if invite else None
 
     def _is_worth_sharing(self, queue: _Queue, length: int, now: float) -> bool:
-        if queue.sent_back or num_chunks(length) < _WORTH_SHARING or now - queue.invited_at < _INVITE_AGAIN_S:
+        is_large = num_chunks(length) >= _WORTH_SHARING
+        if not self._shares or not is_large or queue.sent_back or now - queue.invited_at < _INVITE_AGAIN_S:
             return False
         others = (other for other in self._queues.values() if other is not queue)
         return any(other.sha256 == queue.sha256 and now - other.asked_at < _SAME_TIME_S for other in others)

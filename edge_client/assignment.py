@@ -37,9 +37,9 @@ from edge_client.device.probe import native_bf16
 from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
 from edge_client.files import DataSection, DeviceFile, format_bytes
 from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent_rows
-from edge_client.knowledge.kinds import Knowledge, named_tensors
+from edge_client.knowledge.kinds import Knowledge, as_read, named_tensors
 from edge_client.knowledge.kinds import parse as parse_knowledge
-from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART, Limits
+from edge_client.knowledge.schema import HELD_BACK, PUBLIC_PART, TOLD_PART, Limits
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
 from edge_client.methods.coverage import describe, left_out
@@ -180,6 +180,7 @@ class _Work:
         self.allowance = Allowance(order.budget_bytes, workdir)
         self.replans = order.replans
         self.extra: Mapping[str, Tensor] = {}  # the method's tensors, as they were received
+        self.held_back: list[str] = []  # knowledge that stays here: why
         self.fitting: Fitting
         self.warm_bytes = 0  # measured; what is planned with is `base_bytes`
         self.base_bytes = 0
@@ -492,10 +493,23 @@ class _Work:
             known = self.gate.let_out(
                 outcome.knowledge, run=self.order.run, round=self.order.round, noise=fresh_noise()
             )
-            outcome = replace(outcome, knowledge=known)
+            outcome = replace(outcome, knowledge=self._readable(known))
         self.allowance.check()
         faults.point("worker.trained")
         return trained, outcome
+
+    def _readable(self, items: Sequence[Knowledge]) -> tuple[Knowledge, ...]:
+        """Without what the coordinator would refuse, and the whole update with it; it is told why that lacks."""
+        limits, left = methods.knowledge_limits(self.run), list[Knowledge]()
+        for item in items:
+            try:
+                as_read([*left, item], limits, codec=self.run.rounds.codec, source="this device")
+            except PayloadError as error:
+                self.held_back.append(f"{error.code}: {error.detail}")
+                _log.warning("%r stays here: %s", item.kind, error)
+            else:
+                left.append(item)
+        return tuple(left)
 
     def _settings(self, training_plan: TrainingPlan | None) -> Settings:
         """How the loop trains; without a plan: how it warms up."""
@@ -664,15 +678,16 @@ class _Work:
         if result is not None:
             entries.append(("evaluation/confusion", result.confusion))
             table.append(("evaluation/confusion", "i64", tuple(result.confusion.shape)))
+        meta = to_map(report) | ({HELD_BACK: "; ".join(self.held_back)} if self.held_back else {})
         temporary = self.workdir / ".update.bin.tmp"
         faults.point("worker.update.write")
         if report.payload == "delta":
             with ContainerReader(self._received()) as received:
                 sent = set(received.names())
                 tensors = (t - received.tensor(name) if name in sent else t for name, t in entries)
-                written = write_container(temporary, to_map(report), table, tensors)
+                written = write_container(temporary, meta, table, tensors)
         else:
-            written = write_container(temporary, to_map(report), table, (t for _, t in entries))
+            written = write_container(temporary, meta, table, (t for _, t in entries))
         durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
         return written
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from edge_client.errors import PayloadError
 from edge_client.knowledge.schema import KNOWLEDGE_PREFIX, MAX_ABS, Limits, check_entries, kind_of
 from edge_client.wire.container import Entry, codec_rule, tensor_bytes
+from edge_client.wire.tensors import codec_for, decode, encode
 
 __all__ = [
     "ClassTable",
@@ -27,6 +28,7 @@ __all__ = [
     "Knowledge",
     "PublicSamples",
     "SampleLogits",
+    "as_read",
     "named_tensors",
     "one",
     "parse",
@@ -253,7 +255,7 @@ class _Given:
     def numbers(self, name: str) -> Tensor:
         """Finite values of a plausible size."""
         value = self.tensors[name]
-        largest = float(value.abs().max())
+        largest = max(abs(float(end)) for end in torch.aminmax(value))  # without a copy of all
         if not largest <= MAX_ABS:  # NaN compares as false
             code = "range" if MAX_ABS < largest < float("inf") else "not_finite"
             raise PayloadError(
@@ -341,6 +343,22 @@ def named_tensors(items: Iterable[Knowledge]) -> list[tuple[str, Tensor]]:
     if len({name for name, _ in named}) != len(named):
         raise ValueError(f"expected each kind of knowledge once, got {sorted(name for name, _ in named)}")
     return named
+
+
+def as_read(items: Iterable[Knowledge], limits: Limits, *, codec: str, source: str) -> tuple[Knowledge, ...]:
+    """What a peer makes of `items` in a run with this codec; raises the `PayloadError` with which it refuses them."""
+    named = dict(named_tensors(items))
+    codecs = {name: codec_for(tensor, codec) for name, tensor in named.items()}
+
+    def read(entry: Entry) -> Tensor:
+        value = named[entry.name]
+        return value if entry.codec in ("fp32", "i64") else decode(encode(value, entry.codec), entry.codec, entry.shape)
+
+    entries = [
+        Entry(name, codecs[name], tuple(tensor.shape), 0, tensor_bytes(codecs[name], tensor.shape))
+        for name, tensor in named.items()
+    ]
+    return parse(entries, read, limits, codec=codec, source=source)
 
 
 def one(items: Iterable[Knowledge], kind: type[K], label: str = "") -> K | None:

@@ -4,7 +4,7 @@
     knowledge/class/logit/     counts [C], values [n, C]
     knowledge/pairs/           in [n, ...], out [n, F]                     one sample's features at two depths
     knowledge/drafts/          depths [d], ranges [m, 2], logits [n, K],   outputs for shared samples
-                               conv_<k> [n, ...]
+                               conv_<k> [n, channels, up to three axes]
     knowledge/logits/          ranges [m, 2], values [n, K]                logits by sample
     knowledge/maps/            ranges [m, 2], labels [n], logits [n, C], values [n, ...]
     knowledge/public/          values [n, ...]                             the shared samples themselves
@@ -27,6 +27,7 @@ from edge_client.wire.container import Entry, codec_rule
 
 __all__ = [
     "CLASS_KINDS",
+    "HELD_BACK",
     "KINDS",
     "KNOWLEDGE_PREFIX",
     "MAX_ABS",
@@ -43,6 +44,7 @@ __all__ = [
 KNOWLEDGE_PREFIX = "knowledge/"
 TOLD_PART = "knowledge:"  # what the key of an assignment's part begins with that tells a device something
 PUBLIC_PART = "public"  # the part with shared samples
+HELD_BACK = "x-held-back"  # in the meta of an update: why knowledge is not in it
 CLASS_KINDS = ("class/feature", "class/logit")
 SAMPLE_KINDS = ("pairs", "drafts", "logits", "maps")  # a row is one sample's
 KINDS = (*CLASS_KINDS, *SAMPLE_KINDS, "public")
@@ -63,6 +65,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "public": ("values",),
 }
 _CONV = re.compile(r"conv_[1-9][0-9]{0,3}")
+_DRAFT_DIMS = 5  # rows, channels and at most three axes: what can be resized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +144,8 @@ def _check_entry(kind: str, field: str, entry: Entry, limits: Limits, codec: str
     fits = dims == 1 if integer else dims == 2 if flat else dims >= 2
     if field == "ranges":
         fits = dims == 2 and entry.shape[1] == 2
+    elif _CONV.fullmatch(field) is not None:
+        fits = 2 <= dims <= _DRAFT_DIMS
     if not fits or 0 in entry.shape[1:] or (field in _LISTS and not 1 <= entry.shape[0] <= limits.max_rows):
         raise PayloadError("shape", f"{source}: {entry.name!r} has shape {list(entry.shape)}")
     of_classes = kind == "class/logit" and field == "values"

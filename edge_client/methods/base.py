@@ -116,7 +116,7 @@ class LeftOut:
     """Knowledge of a round that could not be used, or was not there; people read it in `coordinator run show`."""
 
     device: str = ""  # empty: of all
-    code: str  # missing_class | class_count | other_samples | signature | no_public | silent
+    code: str  # missing_class | class_count | other_samples | signature | no_public | held_back | silent
     detail: str
 
 

@@ -134,12 +134,18 @@ class Reassembly:
         self._num_unsaid = 0
         return ranges
 
-    def request(self, now: float, *, allowance_bytes: int | None = None) -> tuple[Range, ...]:
-        """Ranges to ask for now, if any; `allowance_bytes` is what others leave of a shared limit."""
+    def request(
+        self, now: float, *, allowance_bytes: int | None = None, whole: bool = False
+    ) -> tuple[Range, ...]:
+        """Ranges to ask for now, if any; `allowance_bytes` is what others leave of a shared limit.
+
+        `whole`: all that the window has room for, or nothing yet.
+        """
         self.stalled(now)
-        room = self._window - len(self._asked)
+        room = min(self._window, self.num_missing) - len(self._asked)
         if allowance_bytes is not None:
-            room = min(room, allowance_bytes // CHUNK_BYTES)
+            allowed = allowance_bytes // CHUNK_BYTES
+            room = 0 if whole and room > allowed else min(room, allowed)
         if self.complete or room < 1 or (self._asked and 2 * len(self._asked) > self._window):
             return ()
         if not self._asked:

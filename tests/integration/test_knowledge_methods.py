@@ -168,13 +168,15 @@ def test_fedgkt_trains_a_model_of_the_server_for_each_shape(fleet: Fleet) -> Non
 
 
 def test_what_knowledge_a_run_lacks_is_shown_also_after_a_restart(lonely: Fleet, tmp_path: Path) -> None:
-    """A device with two classes of ten, then shared samples that are none: both runs end well, and tell of it."""
+    """A device with two classes of ten; shared samples that are none; no test data: runs end well and tell of it."""
     fleet = lonely
     np.savez(tmp_path / "none.npz", x=np.zeros((0, 8, 8), dtype=np.float32), y=np.zeros(0, dtype=np.int64))
     common = {"rounds": 1, "devices": 1, "where": ["group=lonely"], "model": MODEL, "evaluate": {"every": 0}}
     few = mlp_run(name="few", method={"name": "felo"}, train={"max-steps": 1000}, **common)
     none = mlp_run(name="none", method={"name": "fedmd", "public": f"npz:{tmp_path / 'none.npz'}"}, **common)
-    for file in (few, none):
+    blind = {**common, "evaluate": {"every": 1, "on": f"npz:{tmp_path / 'none.npz'}"}}
+    unjudged = mlp_run(name="blind", method={"name": "fedavg"}, **blind)
+    for file in (few, none, unjudged):
         shown = fleet.wait_finished(fleet.start_run(file), 120)
         assert shown["state"] == "finished", shown["reason"]
     fleet.stop("coordinator")
@@ -184,8 +186,13 @@ def test_what_knowledge_a_run_lacks_is_shown_also_after_a_restart(lonely: Fleet,
     assert missing["detail"].startswith("tells nothing of 8 of 10 classes")
     (empty,) = fleet.show("none-1")["left_out"]
     assert (empty["device"], empty["code"]) == (None, "no_public")
+    (untested,) = fleet.show("blind-1")["left_out"]
+    assert (untested["device"], untested["round"], untested["code"]) == (None, 1, "no_test_data")
+    assert fleet.show("blind-1")["evaluations"] == []
     assert missing["detail"] in tables.run(fleet.show("few-1"))
+    assert untested["detail"] in tables.run(fleet.show("blind-1"))
     log = fleet.log("coordinator")
+    assert log.count(f"no_test_data: {untested['detail']}") == 1
     assert f"e: missing_class: {missing['detail']}" in log
     assert f"all devices: no_public: {empty['detail']}" in log
 

@@ -567,7 +567,6 @@ def test_a_model_is_judged_on_the_servers_own_test_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.zeros((0, 2), np.float32), "y": np.zeros(0, np.int64)}, "at least one test sample"),
         ({"x": np.zeros((1, 2), np.float32), "y": np.array(["c"])}, "class 'c' not in the run"),
         ({"x": np.zeros((1, 3), np.float32), "y": np.array([0])}, "the model's input is [2], the samples are [3]"),
         ({"x": np.zeros((1, 2), np.float32)}, "expected an array 'y'"),
@@ -581,6 +580,19 @@ def test_test_data_that_does_not_fit_the_run_is_refused(
     reply = _evaluate(tmp_path, {"run": RUN}, **arrays)
     assert (reply["ok"], reply["code"]) == (False, "input")
     assert message in reply["detail"]
+
+
+def test_test_data_without_samples_judges_nothing(tmp_path: Path) -> None:
+    """The run goes on; a comparison of models has nothing to look at, and says so."""
+    fields = _task_run(tmp_path)
+    _save(tmp_path / "m", {"head.weight": torch.zeros(2, 4), "head.bias": torch.zeros(2)})
+    none = {"x": np.zeros((0, 2, 2), np.float32), "y": np.zeros(0, np.int64)}
+    (reply,) = _evaluate(tmp_path, fields, **none)["results"]
+    assert (reply["num_samples"], reply["num_correct"], reply["loss_sum"], reply["confusion"]) == (0, 0, 0.0, [0] * 4)
+    probe = {"id": 1, "job": "probe", "round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m")}
+    compared = aggregator.answer({**probe, "updates": [], "data": str(tmp_path / "test.npz"), **fields})
+    assert (compared["ok"], compared["code"]) == (False, "input")
+    assert "expected at least one test sample, got none" in compared["detail"]
 
 
 def test_a_plan_without_tensors_passes_the_check(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from edge_client.knowledge.kinds import (
     Knowledge,
     PublicSamples,
     SampleLogits,
+    as_read,
     named_tensors,
     one,
     parse,
@@ -238,6 +239,43 @@ def test_names_that_no_kind_has(name: str) -> None:
         check_entries([entry], LIMITS, codec="fp32", source="update of 'a'")
 
 
+def touched(entry: Entry) -> Tensor:
+    """Nothing may be read."""
+    raise AssertionError(entry.name)
+
+
+@pytest.mark.parametrize(("dims", "fits"), [(1, False), (2, True), (5, True), (6, False), (8, False)])
+def test_drafts_have_channels_and_three_axes_at_most(dims: int, fits: bool) -> None:
+    """Rows, channels, and what can be resized: nothing is read of others."""
+    shape = (1,) * dims
+    entries = [
+        Entry("knowledge/drafts/depths", "i64", (1,), 0, 8),
+        Entry("knowledge/drafts/ranges", "i64", (1, 2), 8, 16),
+        Entry("knowledge/drafts/logits", "fp32", (1, 10), 24, 40),
+        Entry("knowledge/drafts/conv_1", "fp32", shape, 64, 4),
+    ]
+    if fits:
+        assert check_entries(entries, LIMITS, codec="fp32", source="update of 'a'") == {"drafts"}
+        return
+    with pytest.raises(PayloadError, match="shape: update of 'a': 'knowledge/drafts/conv_1' has shape"):
+        parse(entries, touched, LIMITS, codec="fp32", source="update of 'a'")
+
+
+REFUSED = [("fp32", 1e7, "range"), ("fp32", float("nan"), "not_finite"), ("fp16", 7e4, "not_finite")]
+
+
+@pytest.mark.parametrize(("codec", "value", "code"), [*REFUSED, ("int8", float("inf"), "not_finite")])
+def test_what_a_peer_would_refuse_is_known_before_it_is_sent(codec: str, value: float, code: str) -> None:
+    """Also what only the codec makes of it: fp16 ends at 65,504."""
+    pairs = FeaturePairs(inputs=torch.full((1, 2), value), outputs=torch.zeros(1, 2))
+    with pytest.raises(PayloadError) as refused:
+        as_read([pairs], LIMITS, codec=codec, source="this device")
+    assert refused.value.code == code
+    fine = FeaturePairs(inputs=torch.full((1, 2), 6e4), outputs=torch.zeros(1, 2))
+    (read_,) = as_read([fine], LIMITS, codec=codec, source="this device")
+    torch.testing.assert_close(read_.tensors()["in"], fine.inputs, rtol=0.01, atol=0)
+
+
 def test_nothing_is_read_of_what_is_too_large() -> None:
     """A table that announces 4 TB is refused by its numbers alone."""
     shape = (1000, 2**30)
@@ -245,9 +283,5 @@ def test_nothing_is_read_of_what_is_too_large() -> None:
         Entry("knowledge/pairs/in", "fp32", shape, 0, tensor_bytes("fp32", shape)),
         Entry("knowledge/pairs/out", "fp32", (1000, 1), 0, 4000),
     ]
-
-    def touched(entry: Entry) -> Tensor:
-        raise AssertionError(entry.name)
-
     with pytest.raises(PayloadError, match="too_large"):
         parse(entries, touched, LIMITS, codec="fp32", source="update of 'a'")

@@ -520,6 +520,19 @@ def test_a_server_judges_each_version_between_two_rounds() -> None:
     assert last == [rounds.SaveScore(1, 0.7, 0), rounds.Finish("finished", "1 rounds")]
 
 
+def test_a_server_without_test_samples_holds_nothing_up() -> None:
+    """Each version is judged once, on none; a target is never reached, and the run ends with its rounds."""
+    rules = {"evaluate": {"on": "npz:/srv/test.npz"}, "stop": {"rounds": 1, "target": 0.5, "metric": "accuracy"}}
+    machine, none = _machine(file=rules), {"num_samples": 0, "num_correct": 0, "confusion": (0, 0, 0, 0)}
+    assert machine.begin() == [rounds.Judge(0)]
+    assert machine.handle(rounds.Judged([evaluation_row("@server", 0, **none)]), 2.0) == []
+    assert _of(_tick(machine, "a", 3.0), rounds.OpenRound)
+    _store(machine, "a")
+    assert _kinds(_fold(machine, 5.0)) == ["Commit", "Announce", "Judge"]
+    last = machine.handle(rounds.Judged([evaluation_row("@server", 1, **none)]), 6.0)
+    assert last == [rounds.Finish("finished", "1 rounds")]
+
+
 def test_a_restart_judges_again_what_was_not_written() -> None:
     """Version 1 is committed and has no score: the server judges it once more."""
     machine = _machine(

@@ -43,12 +43,12 @@ def _table(label: str, value: float, count: int = 40) -> ClassTable:
     )
 
 
-def _update(path: Path, model: Path, *items: Knowledge, weights: bool = True) -> Path:
+def _update(path: Path, model: Path, *items: Knowledge, weights: bool = True, **more: object) -> Path:
     """As a device sends it."""
     sent = {name: t for name, t in _tensors(model).items() if name.startswith("model/")} if weights else {}
     named = [*sent.items(), *named_tensors(items)]
     table = [(name, codec_for(value, "fp32"), value.shape) for name, value in named]
-    meta = {"num_samples": 10, "payload": "params", "steps": 1}
+    meta = {"num_samples": 10, "payload": "params", "steps": 1, **more}
     write_container(path, meta, table, (value for _, value in named))
     return path
 
@@ -129,6 +129,22 @@ def test_a_fold_tells_whose_knowledge_it_was_made_without(tmp_path: Path) -> Non
     assert told[0]["detail"].endswith("having no or too few samples: 'yes'")
     plain = _answer("fold", tmp_path / "v2", run=_run("fedavg"), **fields)
     assert plain["left_out"] == []
+
+
+@pytest.mark.parametrize(("said", "expected"), [("range: far", "range: far"), ("w" * 400, "w" * 300), (7, None)])
+def test_what_a_device_kept_because_it_would_be_refused_is_told_in_its_words(
+    said: object, expected: str | None, tmp_path: Path
+) -> None:
+    """Cut at 300 characters; what is no text counts as silence. It told its logits all the same."""
+    run = _run("felo")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    both = torch.tensor([40, 40])
+    logits = ClassTable(label="logit", counts=both, values=torch.zeros(2, 2))
+    update = _update(tmp_path / "a", tmp_path / "m", logits, **{"x-held-back": said})
+    listed = [{"device": "a", "path": str(update), "num_samples": 10}]
+    fields = {"round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "updates": listed}
+    told = _answer("fold", tmp_path / "v1", run=run, **fields)["left_out"]
+    assert told == ([] if expected is None else [{"device": "a", "code": "held_back", "detail": expected}])
 
 
 def test_of_an_empty_set_of_shared_samples_nothing_travels(tmp_path: Path) -> None:
