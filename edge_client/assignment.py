@@ -50,6 +50,7 @@ from edge_client.models.slicing import SliceSpec, parse
 from edge_client.planning.cost import evaluation_batch
 from edge_client.planning.rows import ModelRows
 from edge_client.privacy import Gate, Ledger, fresh_noise
+from edge_client.received import STORED_STATE
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, load_weights, recipe
@@ -741,15 +742,19 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def read_state(folder: Path, cut: str = WHOLE_MODEL) -> Mapping[str, Tensor]:
-    """What the method kept in this device's last counted round; nothing if that was with another slice."""
-    path = folder / "current"
+    """What the method kept in this device's last round that is not known not to count; nothing of another slice.
+
+    An assignment tells what counted before its worker begins (`workers.count_method_state`).
+    """
+    stored = sorted(folder.glob(f"{STORED_STATE}*"), key=lambda path: path.stat().st_mtime_ns)
+    path = stored[-1] if stored else folder / "current"
     if path.exists() and read_header(path).meta.get("slice", WHOLE_MODEL) != cut:
         return {}
     return StoredTensors(path)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor], cut: str = WHOLE_MODEL) -> None:
-    """Keep `state` as `next`; it becomes `current` at the receipt only, or a repeated round would apply it twice."""
+    """Keep `state` as `next`; it becomes `current` if its update counts, or a repeated round would apply it twice."""
     (folder / "next").unlink(missing_ok=True)  # of an assignment that was given up
     if not state:
         return
