@@ -42,7 +42,8 @@ from edge_client.knowledge.kinds import parse as parse_knowledge
 from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART, Limits
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
-from edge_client.methods.coverage import describe, left_out
+from edge_client.methods.coverage import kept as kept_names
+from edge_client.methods.coverage import left_out
 from edge_client.methods.slices import WHOLE_MODEL, architecture
 from edge_client.models.contract import Model
 from edge_client.models.layout import to_channels_last
@@ -590,6 +591,7 @@ class _Work:
             rng=lambda purpose: generator(order.seed, "method", purpose),
             state=read_state(Path(order.method_state), order.slice) if order.method_state else {},
             extra=self.extra,
+            kept=kept_names(read_header(self._received()).meta),
             received=StoredTensors(self._received(), MODEL_PREFIX, whole=EXTRA_PREFIX),
             build=self._build_another,
             data=self.train_data,
@@ -648,8 +650,7 @@ class _Work:
             return []
         rules, trained = self.method.plans, self.model.state_dict()
         names = [MODEL_PREFIX + name for name in trained] + [EXTRA_PREFIX + name for name in self.extra]
-        known = describe(rules, stem=self.model.order[0], kept=self.method.kept(self.model))
-        lacking = left_out(names, report.plan, rules, known)
+        lacking = left_out(names, report.plan, rules, read_header(self._received()).meta)
         values = {MODEL_PREFIX + name: tensor for name, tensor in trained.items()}
         values |= {EXTRA_PREFIX + name: tensor for name, tensor in outcome.extra.items()}
         return [

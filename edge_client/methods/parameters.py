@@ -186,6 +186,14 @@ class FedPerParameters:
         default=1,
         metadata={"symbol": "K_P", "help": "last units with parameters that never leave a device; 0 is FedAvg"},
     )
+    match: Annotated[str, Matches("prefix|name_shape")] = field(
+        default="prefix",
+        metadata={
+            "symbol": "K_B",
+            "help": "what slices of different sizes share: prefix: their first units, as long as they are the same; "
+            "name_shape: every tensor that has one name and shape",
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
