@@ -596,6 +596,7 @@ class _Work:
             build=self._build_another,
             data=self.train_data,
             knowledge=self._told(),
+            told_count=self.gate.told_count,
             clip_norm=self.gate.clip_norm,
             optimizer=self._another_optimizer,
         )

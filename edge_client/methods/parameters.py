@@ -95,7 +95,8 @@ class HeteroFLParameters:
         metadata={
             "symbol": "masked cross-entropy",
             "help": "logits of classes that a device has not are 0 in its loss, and it has no say in their rows of the "
-            "output layer; tells the server which classes a device has",
+            "output layer; tells the server which classes a device has, unless its owner says share.class-statistics = "
+            "false: that one has no mask",
         },
     )
     redraw: bool = field(
