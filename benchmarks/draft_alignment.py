@@ -55,11 +55,17 @@ class Alignment:
         """Nothing."""
 
 
+def _newest(folder: Path) -> list[Path]:
+    """What each device keeps, as it sent its last update."""
+    found = [own for own in sorted(folder.glob("state/devices/*/method-state/*")) if own.is_dir()]
+    return [path for own in found for path in sorted(own.glob("stored-*")) or sorted(own.glob("current"))]
+
+
 def alignment(folder: Path, file: RunFile, x: Tensor) -> float:
     """The mean over all pairs of devices that have a model of their own."""
     made = recipe(file, None)
     drafts = []
-    for path in sorted(folder.glob("state/devices/*/method-state/*/current")):
+    for path in _newest(folder):
         kept, cut = StoredTensors(path), parse(read_header(path).meta["slice"])
         model = made.build(tuple(x.shape[1:]), cut)
         names = model.state_dict()

@@ -4,7 +4,7 @@
 job's `id`; it ends at the end of its input, and dies with its parent. Paths are absolute.
 
     job     fields                                   answer
-    init    run, task, start, out                    sha256, length: the first model of a run and the tensors of its
+    init    run, task, start, started, out           sha256, length: the first model of a run and the tensors of its
                                                      method, functions of its seed, or those of the model `start`
     calibrate run, task                              rows: slice -> what its units cost (`edge_client.calibration`)
     encode  run, task, model, slice, out             sha256, length: the tensors of a slice as they travel
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from coordinator.frozen import FrozenUpdate
     from coordinator.teaching import Studies
     from edge_client.data.sources import Samples
+    from edge_client.models.contract import Model
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
 
@@ -92,6 +93,7 @@ class InitJob:
     run: RunFile
     task: str | None = None  # path of the task's source
     start: str | None = None  # a model whose tensors are taken instead of random ones
+    started: RunFile | None = None  # the run that it is of
     out: str
 
 
@@ -229,51 +231,93 @@ def answer(request: Mapping[str, Any]) -> Reply:
 
 def _init(job: InitJob) -> Reply:
     from coordinator.teaching import first_memory
-    from edge_client.methods import coverage, registry
+    from edge_client.methods import coverage
     from edge_client.models.slicing import parse
     from edge_client.training import seeds
     from edge_client.wire import tensors
-    from edge_client.wire.tensors import ContainerReader
 
-    recipe = recipe_of(job.run, job.task)
-    method = registry.of_run(job.run)
+    recipe, cutter = recipe_of(job.run, job.task), _cutter(job.run, job.task)
+    method = cutter.method
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)
     method.first(model, lambda cut: recipe.build(model.input_shape, parse(cut)))
+    if job.start is not None:
+        _start_from(job, model, cutter)
     state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed(seeds.derive(job.run.seed, "extra"))
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
-    state |= _slices(job, state)
+    if job.start is not None and method.inherits_extra:
+        state |= _inherited(state, job.start)
+    state |= _slices(cutter, state)
+    if job.start is not None and job.started is not None:
+        _take_sizes(state, job.start, cutter, cutter.of_another(job.started))
     state |= first_memory(method.teacher, job.run)
     table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
     meta = coverage.describe(
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
     )
-    if job.start is None:
-        return _write(job.out, table, iter(state.values()), meta)
-    with ContainerReader(Path(job.start)) as reader:
-        _check_start([row for row in table if row[0].startswith(MODEL_PREFIX)], reader, job.run)
-        inherits = method.inherits_extra and _has_extras(table, reader)
-        taken = (MODEL_PREFIX, EXTRA_PREFIX) if inherits else (MODEL_PREFIX,)
-        values = (reader.tensor(name) if name.startswith(taken) else state[name] for name, _, _ in table)
-        return _write(job.out, table, values, meta)
+    return _write(job.out, table, iter(state.values()), meta)
 
 
-def _slices(job: InitJob, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The models of slices that are models of their own; raises `InputError` for a slice that the model has not."""
+def _slices(cutter: Cutter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The models of slices that are models of their own; raises `InputError` for a slice that cannot be trained."""
     from edge_client.models.slicing import take_tensor
 
-    cutter = _cutter(job.run, job.task)
     for rung in cutter.rungs:
         cutter.places(rung, list(state))
-    return {name: take_tensor(state[place.name], place.where) for name, place in cutter.own_models(list(state))}
+        if cutter.apart:
+            cutter.method.check(cutter.own_model(rung))
+    found = cutter.own_models(list(state))
+    return {name: take_tensor(state[place.name], place.where).clone() for name, place in found}
 
 
-def _has_extras(table: Sequence[TableRow], start: ContainerReader) -> bool:
-    """Whether the start has all of the method's tensors; those of another method, or of none, are made anew."""
-    came = {entry.name: tuple(entry.shape) for entry in start.header.entries}
-    return all(came.get(name) == tuple(shape) for name, _, shape in table if name.startswith(EXTRA_PREFIX))
+def _start_from(job: InitJob, model: Model, cutter: Cutter) -> None:
+    """The weights of another run's model in place of random ones; raises `InputError` if it is another model."""
+    from edge_client.run_model import fill
+    from edge_client.wire import tensors
+    from edge_client.wire.tensors import ContainerReader
+
+    state = model.state_dict()
+    table = [(MODEL_PREFIX + name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
+    with ContainerReader(Path(str(job.start))) as reader:
+        _check_start(table, reader, job.run)
+        built = cutter.method.built("full")
+        if job.started is not None and built not in ("full", cutter.of_another(job.started).method.built("full")):
+            raise InputError(
+                f"init = {job.run.init!r}: {job.run.method.name!r} has networks of {built} side by side, and the model "
+                "of that run is not made of such; start from a run with the same method and bases, or leave init out"
+            )
+        fill(model, ((name, reader.tensor(name)) for name in reader.names(MODEL_PREFIX)))
+
+
+def _inherited(state: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
+    """The method's tensors of the start, if it has all of them; those of another method, or of none, are made anew."""
+    from edge_client.wire.tensors import ContainerReader
+
+    own = {name: value for name, value in state.items() if name.startswith(EXTRA_PREFIX)}
+    with ContainerReader(Path(start)) as reader:
+        came = {entry.name: tuple(entry.shape) for entry in reader.header.entries}
+        if any(came.get(name) != tuple(value.shape) for name, value in own.items()):
+            return {}
+        return {name: reader.tensor(name) for name in own}
+
+
+def _take_sizes(state: Mapping[str, Tensor], start: str, cutter: Cutter, other: Cutter) -> None:
+    """What belongs to one size alone is that size's of the other run, whatever method kept it there, in place."""
+    from edge_client.models.slicing import take_tensor
+    from edge_client.wire.tensors import ContainerReader
+
+    with ContainerReader(Path(start)) as reader:
+        for rung in cutter.rungs:
+            if rung not in other.rungs or not cutter.method.built(rung) == other.method.built(rung) == rung:
+                continue
+            theirs = other.sources(rung, reader.header)
+            for name, place in cutter.sources_in(rung, list(state)).items():
+                own = name.startswith(MODEL_PREFIX) and not place.name.startswith(MODEL_PREFIX)
+                if own and name in theirs and place.where is None:
+                    value = take_tensor(reader.tensor(theirs[name].name), theirs[name].where)
+                    state[place.name].copy_(value)
 
 
 def _calibrate(job: CalibrateJob) -> Reply:
@@ -411,7 +455,7 @@ def _encode(job: EncodeJob) -> Reply:
     cutter = _cutter(job.run, job.task)
     with ContainerReader(Path(job.model)) as reader:
         table = cutter.table(job.slice, reader.header, job.run.rounds.codec)
-        return _write(job.out, table, cutter.tensors(job.slice, reader), reader.header.meta)
+        return _write(job.out, table, cutter.tensors(job.slice, reader), cutter.meta(job.slice, reader.header))
 
 
 def _tell(job: TellJob) -> Reply:

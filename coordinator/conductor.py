@@ -186,11 +186,12 @@ class Conductor:
         self._preparing = run.id
         out = self._blobs.temporary_path(f"init-{run.id}")
         try:
-            start = self._start_of(run)
+            start, started = self._start_of(run)
         except InputError as error:
             self._fail(run.id, f"input: {error}")
             return
-        job = {"job": "init", "run": run.file, "task": self._task_path(run), "start": start, "out": str(out)}
+        job = {"job": "init", "run": run.file, "task": self._task_path(run), "out": str(out)}
+        job |= {"start": start, "started": started}
 
         def measured(answer: Answer) -> None:
             if self._succeeded(run, answer):
@@ -203,10 +204,14 @@ class Conductor:
     def _task_path(self, run: RunRow) -> str | None:
         return str(self._blobs.path(run.task_sha256)) if run.task_sha256 else None
 
-    def _start_of(self, run: RunRow) -> str | None:
-        """The model that a run goes on from, or None; raises `InputError` if it is not there any more."""
+    def _start_of(self, run: RunRow) -> tuple[str | None, Mapping[str, Any] | None]:
+        """The model that a run goes on from, and its run; raises `InputError` if it is not there any more."""
         init = from_map(RunFile, run.file).init
-        return None if init == "random" else str(self._blobs.path(self.model_named(init.removeprefix("run:")).sha256))
+        if init == "random":
+            return None, None
+        model = self.model_named(init.removeprefix("run:"))
+        other = self._store.run(model.run)
+        return str(self._blobs.path(model.sha256)), other.file if other is not None else None
 
     def model_named(self, name: str, *, option: str = "init") -> ModelRow:
         """A kept model by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError` that names the option."""

@@ -8,14 +8,17 @@ Does not cover: who gets which slice (`slice_choice`), what is made of the updat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
-from edge_client.methods import registry
+from edge_client.methods import coverage, registry
 from edge_client.methods.base import Client, Job, Method
 from edge_client.methods.slices import WHOLE_MODEL, Place, slice_places
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse, take_tensor
+from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe
 from edge_client.training.loop import generator
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, Header, TableRow, codec_rule
@@ -41,7 +44,13 @@ class Cutter:
         self.rungs = registry.rungs(recipe.run)
         self.apart = recipe.run.sharing == "architecture"  # every slice is a model of its own
         self._model: Model | None = None
+        self._kept: dict[str, tuple[str, ...]] = {}  # slice that is a model of its own -> what never comes back
         self._known: dict[tuple[str, int], Mapping[str, Place]] = {}
+
+    def of_another(self, run: RunFile) -> Cutter:
+        """How another run with this model cuts it."""
+        theirs = replace(self._recipe.run, method=run.method, slices=registry.rungs(run), sharing=run.sharing)
+        return Cutter(replace(self._recipe, run=theirs))
 
     def places(self, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
         """Tensor of a slice -> where it lies among the tensors of the server's one model; raises `InputError`."""
@@ -58,10 +67,14 @@ class Cutter:
 
     def sources(self, cut: str, header: Header) -> Mapping[str, Place]:
         """Tensor of a slice -> where a server's container with this header has it."""
+        return self.sources_in(cut, [entry.name for entry in header.entries])
+
+    def sources_in(self, cut: str, stored: Sequence[str]) -> Mapping[str, Place]:
+        """The same in a container of tensors with these names."""
         if not self.apart:
-            return self.places(cut, [entry.name for entry in header.entries if entry.name.startswith(_TRAVEL)])
+            return self.places(cut, [name for name in stored if name.startswith(_TRAVEL)])
         own = beginning(cut)
-        names = [entry.name for entry in header.entries if entry.name.startswith(own or _TRAVEL)]
+        names = [name for name in stored if name.startswith(own or _TRAVEL)]
         return {name.removeprefix(own): Place(name) for name in names}
 
     def table(self, cut: str, header: Header, codec: str) -> list[TableRow]:
@@ -72,6 +85,19 @@ class Cutter:
             for name, place in self.sources(cut, header).items()
             for entry in (entries[place.name],)
         ]
+
+    def meta(self, cut: str, header: Header) -> Mapping[str, Any]:
+        """What the container of a slice says of it; a slice that is a model of its own keeps other tensors back."""
+        if not self.apart or cut == WHOLE_MODEL or not coverage.kept(header.meta):
+            return header.meta
+        if cut not in self._kept:
+            self._kept[cut] = self.method.kept(self.own_model(cut))
+        return coverage.keeping(header.meta, self._kept[cut])
+
+    def own_model(self, cut: str) -> Model:
+        """A slice as a model of its own, with weights of no use."""
+        assert self._recipe.input_shape is not None  # without it the model has no slices
+        return self._recipe.build(self._recipe.input_shape, parse(cut))
 
     def tensors(self, cut: str, reader: ContainerReader) -> Iterator[Tensor]:
         """Their values, one at a time, in that order."""

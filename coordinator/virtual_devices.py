@@ -220,8 +220,8 @@ class VirtualDevice:
                 self._around.pool.forget(lease)
             case Serve(update, ranges):
                 self._serve(update, ranges)
-            case Forget(_, accepted):
-                self._forget(accepted)
+            case Forget(lease, accepted):
+                self._forget(lease, accepted)
 
     def _send(self, message: Message) -> None:
         if isinstance(message, Hello):
@@ -229,6 +229,8 @@ class VirtualDevice:
         self._transport.publish(self._up, self._conversation.seal(message))
 
     def _take(self, assign: Assign) -> None:
+        with durable.disk_errors("cannot keep the method's state"):
+            workers.count_method_state(self._folder / "method-state" / assign.run, assign.counted)
         self.held &= {part.sha256 for part in assign.parts}
         self._around.parts.used(assign.parts, assign.round)
 
@@ -271,12 +273,12 @@ class VirtualDevice:
             for index in expand(ranges, num_chunks(update.length)):
                 self._transport.publish(self._data, self._outgoing.chunk(index))
 
-    def _forget(self, accepted: bool) -> None:
+    def _forget(self, lease: str, accepted: bool) -> None:
         self._fetching.clear()
         if self._outgoing is not None:
             self._outgoing.close()
             self._outgoing = None
-        _settle(self._folder, accepted)
+        _settle(self._folder, lease, accepted)
 
     def close(self) -> None:
         """Leave the hub."""
@@ -286,18 +288,18 @@ class VirtualDevice:
 
 
 def settle_left(folder: Path, was_stored: Callable[[str], bool]) -> None:
-    """End what the devices of an earlier process had in hand: what their methods wrote counts if its update does."""
+    """End what the devices of an earlier process had in hand: what their methods wrote stays if its update does."""
     for order in sorted(folder.glob("*/work/order.json")):
         try:
             lease = str(json.loads(order.read_bytes())["lease"])
         except (ValueError, KeyError):  # it was being written
             lease = ""
-        _settle(order.parents[1], was_stored(lease))
+        _settle(order.parents[1], lease, was_stored(lease))
 
 
-def _settle(folder: Path, accepted: bool) -> None:
+def _settle(folder: Path, lease: str, accepted: bool) -> None:
     """A device's lease is over. Its folder stays: making and removing one costs more than all its files."""
     with durable.disk_errors(f"cannot clean up {folder}"):
-        workers.settle_method_state(folder / "method-state", accepted=accepted)
+        workers.settle_method_state(folder / "method-state", lease, accepted=accepted)
         for file in (folder / "work").glob("*"):
             file.unlink(missing_ok=True)

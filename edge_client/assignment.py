@@ -42,7 +42,8 @@ from edge_client.knowledge.kinds import parse as parse_knowledge
 from edge_client.knowledge.schema import HELD_BACK, PUBLIC_PART, TOLD_PART, Limits
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
-from edge_client.methods.coverage import describe, left_out
+from edge_client.methods.coverage import kept as kept_names
+from edge_client.methods.coverage import left_out
 from edge_client.methods.slices import WHOLE_MODEL, architecture
 from edge_client.models.contract import Model
 from edge_client.models.layout import to_channels_last
@@ -50,6 +51,7 @@ from edge_client.models.slicing import SliceSpec, parse
 from edge_client.planning.cost import evaluation_batch
 from edge_client.planning.rows import ModelRows
 from edge_client.privacy import Gate, Ledger, fresh_noise
+from edge_client.received import STORED_STATE
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
 from edge_client.run_file import RunFile
 from edge_client.run_model import Recipe, load_weights, recipe
@@ -603,10 +605,12 @@ class _Work:
             rng=lambda purpose: generator(order.seed, "method", purpose),
             state=read_state(Path(order.method_state), order.slice) if order.method_state else {},
             extra=self.extra,
+            kept=kept_names(read_header(self._received()).meta),
             received=StoredTensors(self._received(), MODEL_PREFIX, whole=EXTRA_PREFIX),
             build=self._build_another,
             data=self.train_data,
             knowledge=self._told(),
+            told_count=self.gate.told_count,
             clip_norm=self.gate.clip_norm,
             optimizer=self._another_optimizer,
         )
@@ -661,8 +665,7 @@ class _Work:
             return []
         rules, trained = self.method.plans, self.model.state_dict()
         names = [MODEL_PREFIX + name for name in trained] + [EXTRA_PREFIX + name for name in self.extra]
-        known = describe(rules, stem=self.model.order[0], kept=self.method.kept(self.model))
-        lacking = left_out(names, report.plan, rules, known)
+        lacking = left_out(names, report.plan, rules, read_header(self._received()).meta)
         values = {MODEL_PREFIX + name: tensor for name, tensor in trained.items()}
         values |= {EXTRA_PREFIX + name: tensor for name, tensor in outcome.extra.items()}
         return [
@@ -756,15 +759,19 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def read_state(folder: Path, cut: str = WHOLE_MODEL) -> Mapping[str, Tensor]:
-    """What the method kept in this device's last counted round; nothing if that was with another slice."""
-    path = folder / "current"
+    """What the method kept in this device's last round that is not known not to count; nothing of another slice.
+
+    An assignment tells what counted before its worker begins (`workers.count_method_state`).
+    """
+    stored = sorted(folder.glob(f"{STORED_STATE}*"), key=lambda path: path.stat().st_mtime_ns)
+    path = stored[-1] if stored else folder / "current"
     if path.exists() and read_header(path).meta.get("slice", WHOLE_MODEL) != cut:
         return {}
     return StoredTensors(path)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor], cut: str = WHOLE_MODEL) -> None:
-    """Keep `state` as `next`; it becomes `current` at the receipt only, or a repeated round would apply it twice."""
+    """Keep `state` as `next`; it becomes `current` if its update counts, or a repeated round would apply it twice."""
     (folder / "next").unlink(missing_ok=True)  # of an assignment that was given up
     if not state:
         return

@@ -575,6 +575,8 @@ class Daemon:
             wanted = {part.sha256 for part in (*assign.parts, *((deployed,) if deployed is not None else ()))}
             self._blobs.keep_only(wanted, wanted)
             self._keep_folder("method-state", assign.run)  # one run trains at a time: the others are over
+            with durable.disk_errors("cannot keep the method's state"):
+                workers.count_method_state(self._state_dir / "method-state" / assign.run, assign.counted)
         self._keep_folder("work", assign.lease if assign else None)
 
     def _keep_folder(self, below: str, name: str | None) -> None:
@@ -690,7 +692,7 @@ class Daemon:
         self._close_incoming()
         self._close_outgoing()
         with durable.disk_errors("cannot keep the method's state"):
-            workers.settle_method_state(self._state_dir / "method-state", accepted=accepted)
+            workers.settle_method_state(self._state_dir / "method-state", lease, accepted=accepted)
         self._spool.forget()
         _remove(self._work_dir(lease))
         log.info("lease %s is over (%s)", lease, "accepted" if accepted else "not used")

@@ -19,6 +19,7 @@ from edge_client import durable, identity, owner_file, received
 from edge_client.assignment import StoredTensors, read_state
 from edge_client.errors import InputError, MachineError, NoSuchNameError, PayloadError
 from edge_client.files import format_bytes
+from edge_client.methods import coverage
 from edge_client.methods import registry as methods
 from edge_client.models.slicing import parse
 from edge_client.onnx_export import Predicting, Written, write_onnx
@@ -32,7 +33,7 @@ from edge_client.task import read_source
 from edge_client.task_files import split_place
 from edge_client.training.contract import Job
 from edge_client.training.loop import generator
-from edge_client.wire.container import EXTRA_PREFIX
+from edge_client.wire.container import EXTRA_PREFIX, read_header
 
 __all__ = ["describe", "export"]
 
@@ -142,6 +143,7 @@ def _own(state_dir: Path, found: Received, run: RunFile, made: Recipe, shape: tu
                 rng=lambda purpose: generator(run.seed, "method", purpose),
                 state=state,
                 extra=StoredTensors(path, EXTRA_PREFIX),
+                kept=coverage.kept(read_header(path).meta),
                 build=lambda purpose: made.build(shape, cut),
             )
         )

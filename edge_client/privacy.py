@@ -2,6 +2,7 @@
 
     class means          share.class-statistics; only of classes with min-count samples or more (10 at least, whatever
                          is written); each sample clipped to share.clip; Gaussian noise of share.noise
+    classes there are    the same: HeteroFL's mask tells them
     features of samples  share.features: pairs and maps are made of single samples of this device's data
     outputs for shared   share.drafts: drafts and logits for samples that the coordinator sent; they tell what the model
     samples              has learnt here, about single samples, too (membership)
@@ -123,6 +124,11 @@ class Gate:
     def min_count(self) -> int:
         """Samples that a class mean needs to leave."""
         return max(MIN_COUNT_FLOOR, self.share.min_count)
+
+    @property
+    def told_count(self) -> int | None:
+        """Samples that a class needs for its presence to be told; None: that is never told."""
+        return self.min_count if self.share.class_statistics else None
 
     @property
     def clip_norm(self) -> float | None:

@@ -1,6 +1,9 @@
 """Which model a device last worked with, in `method-state/RUN/received.json`: with the method's state it is its own.
 
-Written by workers, read for the device's owner. Not synced: after a power cut it may be gone until the next round.
+    received.json    written by workers, read for the device's owner; not synced: it may be gone until the next round
+    next             what the method keeps after the work in hand, written by its worker
+    stored-LEASE     the same, since the update of that lease was received
+    current          the same, since that update went into a model: what the next worker begins with
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from pathlib import Path
 from edge_client.errors import PayloadError
 from edge_client.records import Count, SliceText, Text, WorkOrder, from_map, to_map
 
-__all__ = ["Received", "note", "read"]
+__all__ = ["STORED_STATE", "Received", "note", "read"]
 
+STORED_STATE = "stored-"  # and the lease
 _NAME = "received.json"
 
 

@@ -211,7 +211,7 @@ class WorkOrder:
     parts: Mapping[str, str]  # part key -> path of its blob
     device_file: Mapping[str, Any]  # the device's resolved device.toml
     ledger: str = ""  # file that says what this device has released with noise
-    method_state: str  # folder whose `current` is read and whose `next` is written
+    method_state: str  # folder whose `current` is read and whose `next` is written (`workers.settle_method_state`)
 
 
 def to_map(record: Any) -> Any:

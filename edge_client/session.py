@@ -223,7 +223,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the lease and its files; `accepted` promotes the method's next state on this device."""
+    """Drop the lease and its files; `accepted`: what the method wrote stays until it is known whether it counts."""
 
     lease: str
     accepted: bool

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 from edge_client import durable, notes
 from edge_client.device.watch import count_oom_kills, killed_for_memory
 from edge_client.errors import PayloadError
+from edge_client.received import STORED_STATE
 from edge_client.records import Count, Hash, Matches, WorkOrder, check_value, from_map, to_map
 from edge_client.session import Event, Finished, Start, WorkerDone, WorkerFailed, WorkerProgress
 
@@ -29,6 +30,7 @@ __all__ = [
     "COMMAND",
     "Stall",
     "Worker",
+    "count_method_state",
     "done",
     "ended",
     "finished_update",
@@ -327,14 +329,27 @@ def left_failure(lease: str, folder: Path) -> WorkerFailed | None:
     return WorkerFailed(lease=lease, code="over_budget", detail=detail, exceeded=exceeded)
 
 
-def settle_method_state(root: Path, *, accepted: bool) -> None:
-    """Promote what the method wrote as `next`, or drop it: a round that did not count must not be applied twice."""
+def settle_method_state(root: Path, lease: str, *, accepted: bool) -> None:
+    """Keep what the method wrote as `next` with the lease of its update, or drop it.
+
+    A stored update may still not count: its round may be abandoned. `count_method_state` knows.
+    """
     for following in root.glob("*/next"):
         if accepted:
-            durable.publish(following, following.with_name("current"), point="daemon.state")
+            durable.publish(following, following.with_name(STORED_STATE + lease), point="daemon.state")
         else:
             following.unlink()
             durable.sync_dir(following.parent)
+
+
+def count_method_state(folder: Path, counted: str | None) -> None:
+    """What was kept with the lease that went into a model becomes `current`; all else would be applied twice."""
+    for stored in folder.glob(f"{STORED_STATE}*"):
+        if stored.name == f"{STORED_STATE}{counted}":
+            durable.publish(stored, folder / "current", point="daemon.counted")
+        else:
+            stored.unlink()
+            durable.sync_dir(folder)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

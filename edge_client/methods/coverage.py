@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from edge_client.errors import PayloadError
 from edge_client.methods.base import PlanRules
 from edge_client.records import TrainingPlan
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
 
-__all__ = ["describe", "left_out", "notes", "problem"]
+__all__ = ["describe", "keeping", "kept", "left_out", "notes", "problem"]
 
 # keys of a model container's meta
 _STEM = "stem"  # the name of the model's first unit, where a plan may leave it untrained
@@ -38,11 +39,24 @@ def notes(meta: Mapping[str, Any]) -> Mapping[str, Any]:
     return noted
 
 
+def kept(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the names of tensors begin with that are never sent back."""
+    told = meta.get(_KEPT, ())
+    if not isinstance(told, (list, tuple)) or not all(isinstance(beginning, str) for beginning in told):
+        raise PayloadError("malformed", f"expected a list of names for {_KEPT!r}, got {told!r:.80}")
+    return tuple(told)
+
+
+def keeping(meta: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+    """The same meta, for a model of which other tensors are never sent back."""
+    return {**meta, _KEPT: list(kept)}
+
+
 def left_out(
     names: Iterable[str], plan: TrainingPlan | None, rules: PlanRules, meta: Mapping[str, Any]
 ) -> frozenset[str]:
     """Those of the tensors that were sent which do not come back; names are a container's, with their prefix."""
-    beginnings = (*meta.get(_KEPT, ()), *(_untrained(plan, str(meta.get(_STEM, ""))) if rules.masked else ()))
+    beginnings = (*kept(meta), *(_untrained(plan, str(meta.get(_STEM, ""))) if rules.masked else ()))
     ends = [group[-1] for group in plan.groups[:-1] if group] if plan is not None else []
     used = tuple(f"{EXTRA_PREFIX}{end}." for end in ends)
     unused = rules.masked and rules.auxiliary

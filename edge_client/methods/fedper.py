@@ -4,6 +4,10 @@ The first layers of the model, the base, are trained together as in FedAvg; the 
 its own, keeps them, and trains them with the base. Down: the model, its personal layers as the server first made them,
 with which a device begins. Up: the base alone. On the device: personal layers, and the state of their optimizer.
 
+Where devices train slices of different sizes, the base is what all of them begin with: the longest prefix of units that
+have the same names and shapes in every slice. With `match = "name_shape"` it is every tensor that has one shape in all
+slices that have it, averaged over those. What is personal in one slice is personal in all.
+
 Deviations: layers are units of the model; those without parameters do not count. All devices begin with the same
 personal layers. The mean is weighted by n_k, as everywhere.
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -23,12 +28,15 @@ from edge_client.methods.base import Exchange, Job, Method, Outcome, Phase, Plai
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import FedPerParameters
 from edge_client.models.contract import Model
+from edge_client.models.slicing import FULL, index_map, kept_units, parse
 from edge_client.wire.container import MODEL_PREFIX
 
-__all__ = ["PersonalClient", "everything", "method"]
+__all__ = ["PersonalClient", "everything", "method", "shared", "size_of"]
 
 _OPTIMIZER = "optimizer/"
-Personal = Callable[[Model], tuple[str, ...]]  # what the names of a model's personal tensors begin with
+_MOST_NOTED = 12_000  # characters: a container says up to 16,384 bytes of itself
+Personal = Callable[[Job], tuple[str, ...]]  # what the names of a model's personal tensors begin with
+Size = Mapping[str, Mapping[str, tuple[int, ...]]]  # of one slice: unit -> its tensors -> their shapes, in order
 
 
 class PersonalClient(PlainClient):
@@ -51,7 +59,7 @@ class PersonalClient(PlainClient):
                 self._optimizer.setdefault(name, {})[what] = job.state[key]
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        beginnings = self._personal(self.job.model)
+        beginnings = self._personal(self.job)
         return {name: tensor for name, tensor in tensors.items() if name.startswith(beginnings)}
 
     def phases(self) -> Sequence[Phase]:
@@ -76,48 +84,106 @@ def _copy(tensor: Tensor, value: Tensor, name: str) -> None:
     tensor.copy_(value)
 
 
-def everything(model: Model) -> tuple[str, ...]:
+def everything(job: Job) -> tuple[str, ...]:
     """The whole model is personal."""
     return ("",)
 
 
-def _units(model: Model) -> list[str]:
-    """Those that have tensors."""
-    return [name for name in model.order if model.get_submodule(name).state_dict()]
+def _told(parameters: FedPerParameters, job: Job) -> tuple[str, ...]:
+    """What the server says, since a device does not know other sizes; its own last units are personal in any case."""
+    told = tuple(name.removeprefix(MODEL_PREFIX) for name in job.kept if name.startswith(MODEL_PREFIX))
+    units = list(size_of(job.model))
+    for unit in units[max(0, len(units) - parameters.personal) :]:
+        if not f"{unit}.".startswith(told):
+            raise PayloadError("names", f"{unit!r} is personal on this device, and the coordinator wants it back")
+    return told
 
 
-def _last_units(number: int, model: Model) -> tuple[str, ...]:
-    return tuple(f"{unit}." for unit in _units(model)[-number:]) if number else ()
+def size_of(model: Model, cut: str = "full") -> Size:
+    """The units of a slice that have tensors."""
+    spec, state = parse(cut), model.state_dict()
+    if spec == FULL:
+        units, places = list(model.order), dict.fromkeys(state)
+    else:
+        units, places = [unit.name for unit in kept_units(model, spec)], index_map(model, spec)
+    shapes = {
+        name: tuple(state[name].shape) if place is None else tuple(len(indices) for indices in place)
+        for name, place in places.items()
+    }
+    found = {unit: {name: shape for name, shape in shapes.items() if name.startswith(f"{unit}.")} for unit in units}
+    return {unit: tensors for unit, tensors in found.items() if tensors}
 
 
-def _kept(personal: Personal, model: Model) -> tuple[str, ...]:
-    return tuple(MODEL_PREFIX + beginning for beginning in personal(model))
+def shared(sizes: Sequence[Size], parameters: FedPerParameters) -> frozenset[str]:
+    """The tensors of the base."""
+    own = {unit for size in sizes for unit in list(size)[max(0, len(size) - parameters.personal) :]}
+    if parameters.match == "name_shape":
+        shapes: dict[str, set[tuple[int, ...]]] = {}
+        for size in sizes:
+            for unit in size.keys() - own:
+                for name, shape in size[unit].items():
+                    shapes.setdefault(name, set()).add(shape)
+        return frozenset(name for name, found in shapes.items() if len(found) == 1)
+    rows = zip(*(size.items() for size in sizes), strict=False)
+    same = takewhile(lambda row: row[0][0] not in own and all(other == row[0] for other in row), rows)
+    return frozenset(name for (_, tensors), *_ in same for name in tensors)
 
 
-def _check(number: int, model: Model) -> None:
+def _kept(parameters: FedPerParameters, rungs: Sequence[str], model: Model) -> tuple[str, ...]:
+    """All units and tensors that are not in the base."""
+    base, kept = shared([size_of(model, rung) for rung in rungs], parameters), []
+    for unit, tensors in size_of(model).items():
+        inside = base & tensors.keys()
+        kept += [f"{unit}."] if not inside else [name for name in tensors if name not in inside]
+    return tuple(MODEL_PREFIX + beginning for beginning in kept)
+
+
+def _check(parameters: FedPerParameters, rungs: Sequence[str], model: Model) -> None:
     """A run in which nothing is shared is another method."""
-    count = len(_units(model))
+    if len(rungs) > 1 and not hasattr(model, "units"):
+        raise InputError(
+            "method 'fedper' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
+        )
+    sizes = [size_of(model, rung) for rung in rungs]
+    count, number = min(map(len, sizes)), parameters.personal
+    base = shared(sizes, parameters)
     if number >= count:
         raise InputError(
             f"method 'fedper': personal = {number} shares nothing, the model has {count} units with parameters; "
             f'set personal to 0 to {count - 1}, or let each device train alone: method = "local"'
         )
+    if not any(name in base for name, _ in model.named_parameters()):
+        raise InputError(
+            f"method 'fedper': the slices {', '.join(rungs)} share nothing, no first unit has one shape in all of them "
+            f"beside the last {number}, which are personal; use slices of depth, fewer personal units, heterofl for "
+            'slices of width, or let each device train alone: method = "local"'
+        )
+    kept = _kept(parameters, rungs, model)
+    if number == 0 and kept:
+        raise InputError(
+            "method 'fedper': personal = 0 is FedAvg, and these slices would have layers of their own, such as "
+            f"{kept[0].removeprefix(MODEL_PREFIX).removesuffix('.')!r}; use fedavg, or set personal to 1 or more"
+        )
+    if (length := sum(len(name) + 3 for name in kept)) > _MOST_NOTED:
+        raise InputError(
+            f"method 'fedper': the names of the {len(kept)} layers that are not shared have {length} characters, at "
+            f"most {_MOST_NOTED} can be noted; name slices that differ less, or use shorter names"
+        )
 
 
-def method(parameters: FedPerParameters) -> Method:
-    """FedPer, for the registry."""
-    personal = partial(_last_units, parameters.personal)
+def method(parameters: FedPerParameters, *, rungs: Sequence[str]) -> Method:
+    """FedPer for these slices, which share one base, for the registry."""
     return Method(
         name="fedper",
         paper="Arivazhagan et al., arXiv:1912.00818",
         parameters=parameters,
-        client=partial(PersonalClient, personal),
+        client=partial(PersonalClient, partial(_told, parameters)),
         server=CoverageServer(),
         exchange=Exchange(
             down="model (personal layers as the server first made them)",
             up="model without personal layers",
             device="personal layers and the state of their optimizer",
         ),
-        kept=partial(_kept, personal),
-        check=partial(_check, parameters.personal),
+        kept=partial(_kept, parameters, rungs),
+        check=partial(_check, parameters, rungs),
     )

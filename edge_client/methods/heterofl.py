@@ -13,7 +13,8 @@ Deviations: BatchNorm keeps running statistics, which are averaged like weights,
 training in a pass over the data of all devices: no data leave a device here. They are those of unscaled outputs, so the
 scaler is for models without normalisation; a normalisation divides any factor out again. A device has the largest slice
 that its memory holds (`fix` in the authors' code), or with `redraw` one of those it could hold, drawn in every round
-(`dynamic`, which draws from all). The gradient's norm is not clipped.
+(`dynamic`, which draws from all). The gradient's norm is not clipped. A device whose owner does not let it tell its
+classes (`share.class-statistics`) has no mask, and one that has too few samples of a class does not tell of it.
 
 Legend: r = share of the channels, m = devices that have an element.
 """
@@ -57,7 +58,7 @@ class HeteroFLClient(PlainClient):
         if self._parameters.scaler and ratio < 1 and not any(isinstance(part, _NORMS) for part in job.model.modules()):
             for layer in _sliced_layers(job.model):
                 layer.register_forward_hook(partial(_scale, ratio))
-        if self._parameters.mask:
+        if self._parameters.mask and job.told_count is not None:
             self._present = torch.tensor([count > 0 for count in job.class_counts])
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
@@ -69,10 +70,11 @@ class HeteroFLClient(PlainClient):
         yield Term(name="cross_entropy", each=cross_entropy(logits.masked_fill(~self._present, 0.0), batch.y))
 
     def end(self) -> Outcome:
-        """With a mask, which classes there are."""
-        if self._present is None:
+        """With a mask, which classes there are, of those that may be told."""
+        if self._present is None or self.job.told_count is None:
             return Outcome()
-        found = self._present.nonzero().flatten().tolist()
+        least = max(1, self.job.told_count)
+        found = [number for number, count in enumerate(self.job.class_counts) if count >= least]
         return Outcome(scalars={f"{_CLASS}{number}": 1.0 for number in found})
 
 

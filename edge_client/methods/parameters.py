@@ -95,7 +95,8 @@ class HeteroFLParameters:
         metadata={
             "symbol": "masked cross-entropy",
             "help": "logits of classes that a device has not are 0 in its loss, and it has no say in their rows of the "
-            "output layer; tells the server which classes a device has",
+            "output layer; tells the server which classes a device has, unless its owner says share.class-statistics = "
+            "false: that one has no mask",
         },
     )
     redraw: bool = field(
@@ -185,6 +186,14 @@ class FedPerParameters:
     personal: Annotated[int, Between(0, 1000)] = field(
         default=1,
         metadata={"symbol": "K_P", "help": "last units with parameters that never leave a device; 0 is FedAvg"},
+    )
+    match: Annotated[str, Matches("prefix|name_shape")] = field(
+        default="prefix",
+        metadata={
+            "symbol": "K_B",
+            "help": "what slices of different sizes share: prefix: their first units, as long as they are the same; "
+            "name_shape: every tensor that has one name and shape",
+        },
     )
 
 

@@ -43,7 +43,7 @@ from edge_client.methods.parameters import (
     SplitMixParameters,
     VeloParameters,
 )
-from edge_client.methods.slices import Slicing, drawn, mixed, rolled
+from edge_client.methods.slices import WHOLE_MODEL, Slicing, drawn, mixed, rolled
 from edge_client.models import registry as models
 from edge_client.run_file import RunFile
 
@@ -216,7 +216,11 @@ _METHODS = {
     "fednova": _Entry(FedNovaParameters, _from("fednova"), refuses=_GROUPS, as_plain=True),
     "moon": _Entry(MoonParameters, _from("moon"), plans=_moon_plans, refuses=_GROUPS),
     "fedper": _Entry(
-        FedPerParameters, _from("fedper"), refuses=_GROUPS, has_global_model=lambda own: own.personal == 0
+        FedPerParameters,
+        _from("fedper"),
+        refuses=_GROUPS,
+        has_global_model=lambda own: own.personal == 0,
+        sized=True,
     ),
     "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
     "fedrolex": _Entry(
@@ -401,7 +405,10 @@ def parameter_types(name: str) -> list[type]:
 
 def of_run(run: RunFile) -> Method:
     """The method of a run; raises as `validate` and `rungs` do."""
-    return get(run.method.name, run.method.parameters, rungs(run))
+    together = rungs(run)
+    if run.sharing == "architecture":
+        together = (WHOLE_MODEL,)  # each slice is a model of its own, and knows of no other
+    return get(run.method.name, run.method.parameters, together)
 
 
 def get(name: str, parameters: Mapping[str, Any], rungs: Sequence[str] = ()) -> Method:

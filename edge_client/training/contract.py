@@ -91,11 +91,13 @@ class Job:
     rng: Callable[[str], Generator]  # purpose -> its own generator
     state: Mapping[str, Tensor] = field(default_factory=dict)  # what `end` kept in this device's last counted round
     extra: Mapping[str, Tensor] = field(default_factory=dict)  # the method's tensors that came with the model
+    kept: tuple[str, ...] = ()  # what names of tensors begin with, in a container, that are never sent back
     # what was received, as `named_parameters` calls it, read anew whenever it is asked for; none: it is nowhere else
     received: Mapping[str, Tensor] | None = None
     build: Callable[[str], Model] | None = None  # purpose -> another model of this kind with random weights of its own
     data: Data | None = None  # the device's own samples, for passes that are no training
     knowledge: tuple[Knowledge, ...] = ()  # what came with the assignment beside weights
+    told_count: int | None = 1  # samples of a class that may be told of; None: of none, as this device's owner wants it
     clip_norm: float | None = None  # of what a sample adds to a class mean, as this device's owner wants it
     optimizer: Callable[[], Optimizer] | None = None  # a fresh one of the run's kind
     # what a method that is put over another tells that one:

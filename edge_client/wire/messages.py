@@ -190,7 +190,7 @@ class Assign:
     threads: Annotated[int, Between(1, 1024)] = 1
     slice: SliceText = "full"  # of the run's model: what this device trains
     plan: TrainingPlan | None = None
-    counted: Id | None = None  # this device's last lease that went into a model of this run, if a receipt was lost
+    counted: Id | None = None  # this device's last lease that went into a model of this run: its method's state counts
     deadline_s: float
     parts: tuple[PartRef, ...]
 

@@ -44,8 +44,8 @@ DAEMON: Points = {
     1: ("daemon.assign.write", "daemon.part.chunk", "daemon.update.write"),
     2: ("daemon.assign.sync", "daemon.update.sync", "daemon.state.sync"),
     3: ("daemon.assign.rename", "daemon.part.rename", "daemon.update.rename", "daemon.forget.sync"),
-    4: ("daemon.forget.write", "daemon.state.rename"),
-    5: ("daemon.forget.rename",),
+    4: ("daemon.forget.write", "daemon.state.rename", "daemon.counted.sync"),
+    5: ("daemon.forget.rename", "daemon.counted.rename"),
 }
 WORKER: Points = {
     1: ("worker.state.write", "worker.update.write", "worker.error.write"),

@@ -15,11 +15,12 @@ from fleet import Fleet, hashes, mlp_run
 from torch import Tensor, nn
 from typed import ok, typed
 
-from edge_client.assignment import read_state
+from edge_client.assignment import StoredTensors, read_state
 from edge_client.data.sources import open_data
 from edge_client.files import load_device_file
 from edge_client.models import registry as models
 from edge_client.models.anchors import anchors
+from edge_client.models.slicing import parse
 from edge_client.run_file import ModelSection
 from edge_client.wire.tensors import ContainerReader
 
@@ -167,18 +168,21 @@ def check_export(fleet: Fleet, device: str, run: str, tensors: dict[str, Tensor]
     assert (unknown.returncode, run in unknown.stderr) == (7, True)
 
 
-def accuracy(device_toml: Path, tensors: dict[str, Tensor]) -> float:
-    """Of the fleet's mlp with these weights on a device's test samples."""
+def accuracy(device_toml: Path, tensors: dict[str, Tensor], cut: str = "") -> float:
+    """Of the fleet's mlp, or a slice of a deep one, with these weights on a device's test samples."""
     section = load_device_file(device_toml).data
     assert section is not None
     _, test = open_data(section, CLASSES, (1, 8, 8))
     x, y = test.batch(range(len(test)))
-    return float((mlp_of(tensors)(x).argmax(dim=1) == y).float().mean())
+    return float((mlp_of(tensors, cut)(x).argmax(dim=1) == y).float().mean())
 
 
-def mlp_of(tensors: dict[str, Tensor]) -> nn.Module:
-    """The fleet's mlp with these weights."""
-    model = models.build("mlp", input_shape=(1, 8, 8), num_classes=10, options={"hidden": [16]})
+def mlp_of(tensors: dict[str, Tensor], cut: str = "") -> nn.Module:
+    """The fleet's mlp with these weights, or a slice of one of three hidden layers."""
+    hidden = [16, 16, 16] if cut else [16]
+    model = models.build(
+        "mlp", input_shape=(1, 8, 8), num_classes=10, options={"hidden": hidden}, cut=parse(cut or "full")
+    )
     model.load_state_dict({name.removeprefix("model/"): value for name, value in tensors.items()})
     return model.eval().requires_grad_(False)
 
@@ -218,7 +222,8 @@ def of_three_sizes(fleet: Fleet) -> Iterator[Fleet]:
         fleet.ask("device-label", name=name, put={}, drop=["slice"])
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedrolex", "scaffold", "moon", "fednova")]
+WIDE = ("fedavg", "fedprox", "fedrolex", "scaffold", "moon", "fednova")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in WIDE]
 
 
 @pytest.mark.parametrize("method", ["heterofl", *SLOW])
@@ -270,3 +275,69 @@ def test_devices_of_three_sizes_have_something_of_their_own(fleet: Fleet, method
     assert [name for name, value in first.items() if torch.equal(value, last[name])] == []
     own = {"/".join(name.split("/")[1:-1]) for name in first if name.startswith("extra/")}
     assert own == OWN[method]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedper", "local"])
+def test_devices_of_three_depths_keep_their_own_layers_through_a_kill(fleet: Fleet, method: str) -> None:
+    """Three, two and one hidden layer: FedPer shares block1, Local nothing; all else is each device's own.
+
+    b is killed (-9) after round 1: had it forgotten its layers, its training would have begun with the first ones, and
+    its last ones would be those of one round. The server's stay as they were made.
+    """
+    sizes = dict(zip(DEVICES, DEEP["inclusivefl"], strict=True))
+    for name, cut in sizes.items():
+        fleet.ask("device-label", name=name, put={"slice": cut})
+    run = start(fleet, method, model={"hidden": [16, 16, 16]}, slices=list(sizes.values()), evaluate={"every": 2})
+    fleet.wait_until(lambda: fleet.show(run)["round"] >= 1 and bool(own(fleet, run, "b")), 120, "round 1 is over")
+    before, kills = own(fleet, run, "b"), fleet.num_restarts.get("b", 0)
+    fleet.kill("b")
+    shown = fleet.wait_finished(run, 240)
+    for name in sizes:
+        fleet.ask("device-label", name=name, put={}, drop=["slice"])
+    assert shown["state"] == "finished", shown["reason"]
+    assert fleet.num_restarts["b"] == kills + 1
+    first, last = server_tensors(fleet, shown, 0), server_tensors(fleet, shown, 2)
+    moved = {name.split(".")[0] for name, value in first.items() if not torch.equal(value, last[name])}
+    assert moved == ({"model/block1"} if method == "fedper" else set())
+    layers = {"a": {"block2", "block3", "head"}, "b": {"block2", "head"}, "c": {"head"}}
+    for name, cut in sizes.items():
+        kept = own(fleet, run, name)
+        wanted = layers[name] | ({"block1"} if method == "local" else set())
+        assert {key.removeprefix("model/").split(".")[0] for key in kept} == wanted
+        judged = {e["device"]: e for e in shown["device_evaluations"] if e["version"] == 2}[name]
+        assert judged["slice"] == cut
+        tensors = {key: value for key, value in last.items() if key.split(".")[0] == "model/block1"} | kept
+        assert judged["accuracy"] == pytest.approx(accuracy(fleet.folder / name / "device.toml", tensors, cut))
+    after = own(fleet, run, "b")
+    began = {key: first[key] for key in before}
+    assert all(_far(after[key], began[key]) > _far(before[key], began[key]) for key in before if key.endswith("weight"))
+
+
+def own(fleet: Fleet, run: str, device: str) -> dict[str, Tensor]:
+    """The layers that a device keeps, whatever its slice."""
+    folder = fleet.folder / device / "state/method-state" / run
+    paths = sorted(folder.glob("stored-*")) or sorted(folder.glob("current"))
+    return dict(StoredTensors(paths[-1])) if paths else {}
+
+
+def _far(x: Tensor, y: Tensor) -> float:
+    return float((x - y).norm())
+
+
+@pytest.mark.slow
+def test_inco_over_devices_of_three_depths(fleet: Fleet) -> None:
+    """Two rounds of a small PreResNet with 3, 2 and 1 blocks per stage: everything that somebody trains moves."""
+    sizes = dict(zip(DEVICES, ("full", "depth:2.2.2", "depth:1.1.1"), strict=True))
+    for name, cut in sizes.items():
+        fleet.ask("device-label", name=name, put={"slice": cut})
+    model = ModelSection(name="preresnet20", input=(1, 8, 8), options={"width": 2})
+    run = mlp_run(rounds=2, devices=3, name="inco", method={"name": "inco+fedprox"}, slices=list(sizes.values()))
+    shown = fleet.wait_finished(fleet.start_run(replace(run, model=model)), 240)
+    for name in sizes:
+        fleet.ask("device-label", name=name, put={}, drop=["slice"])
+    assert shown["state"] == "finished", shown["reason"]
+    devices = {device["id"]: device for device in shown["devices"]}
+    assert {name: device["plan_details"]["slice"] for name, device in devices.items()} == sizes
+    first, last = server_tensors(fleet, shown, 0), server_tensors(fleet, shown, 2)
+    assert [name for name, value in first.items() if torch.equal(value, last[name])] == []

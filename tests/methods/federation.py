@@ -43,6 +43,7 @@ class Federation:
         self.made.first(model, lambda cut: self.build() if self.build_slice is None else self.build_slice(cut))
         self.server = {name: value.clone() for name, value in model.state_dict().items()}
         self.notes = self.made.notes(model)
+        self.kept = self.made.kept(model)
         self.server |= {f"extra/{name}": value for name, value in self.made.extra_tensors(model).items()}
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.data}
         self.answered: set[str] = set()
@@ -90,6 +91,7 @@ class Federation:
                 rng=lambda purpose: generator(1, purpose),
                 state={name: value.clone() for name, value in self.states[device].items()},
                 extra=extra,
+                kept=self.kept,
                 build=lambda purpose: self._built(cut),
                 loss=self.loss[device](model) if device in self.loss else None,
             )
@@ -136,7 +138,7 @@ class Federation:
         sent = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
         sent |= {name: value for name, value in self.sent(device).items() if name.startswith("extra/")}
         sent |= {f"extra/{name}": value for name, value in outcome.extra.items()}
-        meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.made.kept(model), notes=self.notes)
+        meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.kept, notes=self.notes)
         lacking = coverage.left_out(sent, None, self.made.plans, meta)
         places = self.places(device)
         update = {_keys(places)[name]: value for name, value in sent.items() if name not in lacking}

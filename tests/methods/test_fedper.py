@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from depth import equal, model_of
+from depth import SHAPE, equal, model_of
 from federation import Federation, Shifted
 from linear import Samples
 from torch import Tensor, nn
 
 from edge_client.errors import InputError, PayloadError
 from edge_client.methods import registry
+from edge_client.methods.fedper import shared, size_of
+from edge_client.methods.parameters import FedPerParameters
+from edge_client.models import registry as models
 from edge_client.models.contract import Model, from_sequential
+from edge_client.models.slicing import parse
 from edge_client.training.loop import generator
 
 
@@ -156,6 +160,142 @@ def test_nothing_shared_is_said_before_the_run(personal: int) -> None:
         f"method 'fedper': personal = {personal} shares nothing, the model has 2 units with parameters; "
         'set personal to 0 to 1, or let each device train alone: method = "local"'
     )
+
+
+def _skeleton(name: str) -> Model:
+    return models.skeleton(name, input_shape=(3, 32, 32), num_classes=10, options={})
+
+
+def _base(names: tuple[str, ...], **parameters: Any) -> list[str]:
+    """The units of the base of these architectures, by the largest one's names."""
+    sizes = [size_of(_skeleton(name)) for name in names]
+    base = shared(sizes, FedPerParameters(**parameters))
+    return [unit for unit, tensors in sizes[-1].items() if base >= tensors.keys()]
+
+
+def test_the_base_of_bottleneck_resnets_ends_inside_stage_2() -> None:
+    """[3, 4, 6, 3], [3, 4, 23, 3] and [3, 8, 36, 3] blocks: stem, 3 of stage 1 and the first 4 of stage 2.
+
+    101 and 152 alone have no more in common; 50 and 101 also share all of stage 2 and 6 blocks of stage 3.
+    """
+    first = ["stem", *(f"stage1_block{k}" for k in (1, 2, 3)), *(f"stage2_block{k}" for k in (1, 2, 3, 4))]
+    assert _base(("resnet50", "resnet101", "resnet152")) == first
+    assert _base(("resnet101", "resnet152")) == first
+    assert _base(("resnet50", "resnet101")) == [*first, *(f"stage3_block{k}" for k in range(1, 7))]
+
+
+def test_every_tensor_of_one_name_and_shape_is_shared_if_asked_for() -> None:
+    """ResNet50, 101, 152 again: all but the head; the 4 last blocks of 152's stage 2 are averaged over 152's alone."""
+    sizes = [size_of(_skeleton(name)) for name in ("resnet50", "resnet152")]
+    base = shared(sizes, FedPerParameters(match="name_shape"))
+    every = {name for unit, tensors in sizes[-1].items() if unit != "head" for name in tensors}
+    assert base == every
+    assert "stage2_block8.conv1.weight" in base
+
+
+def test_the_base_of_densenets() -> None:
+    """121, 169 and 201 (24, 32, 48 layers in stage 3) share all up to its 24th; 161 has another stem: nothing."""
+    base = _base(("densenet121", "densenet169", "densenet201"))
+    assert (base[0], base[-1]) == ("stem", "stage3_layer24")
+    layers = [*(f"stage1_layer{k}" for k in range(1, 7)), "stage2_transition"]
+    layers += [*(f"stage2_layer{k}" for k in range(1, 13)), "stage3_transition"]
+    assert base[1:] == [*layers, *(f"stage3_layer{k}" for k in range(1, 25))]
+    assert _base(("densenet121", "densenet161", "densenet169", "densenet201")) == []
+
+
+def _deep(cut: str = "full") -> Model:
+    torch.manual_seed(1)
+    return models.build("mlp", input_shape=SHAPE, num_classes=3, options={"hidden": [4, 4, 4]}, cut=parse(cut))
+
+
+SIZES = {"a": "full", "b": "depth:1.1.0", "c": "depth:1.0.0"}  # the head is personal, and so is what c has not
+
+
+def _deep_fleet(method: str = "fedper", **parameters: Any) -> Federation:
+    return Federation(
+        method=method,
+        parameters=parameters,
+        build=_deep,
+        build_slice=_deep,
+        data=_data(),
+        slices=SIZES,
+        rungs=tuple(SIZES.values()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "base", "personal"),
+    [
+        ({}, ["block1"], {"a": ["block2", "block3", "head"], "b": ["block2", "head"], "c": ["head"]}),
+        ({"match": "name_shape"}, ["block1", "block2", "block3"], {name: ["head"] for name in "abc"}),
+        ({"match": "name_shape", "personal": 2}, [], {}),
+    ],
+)
+def test_devices_of_different_depth_share_what_all_begin_with(
+    parameters: dict[str, Any], base: list[str], personal: dict[str, list[str]]
+) -> None:
+    """Three, two and one hidden layer: block1 is everybody's, the others stay; by name and shape only heads stay.
+
+    With two personal units, c's are block1 and its head: nothing is left that all share.
+    """
+    made = _deep_fleet(**parameters)
+    if not base:
+        with pytest.raises(InputError, match=r"personal = 2 shares nothing, the model has 2 units"):
+            made.made.check(_deep())
+        return
+    made.made.check(_deep())
+    first = made.weights()
+    for _ in range(2):
+        folded = made.round()
+    units = {unit: [name for name in first if name.startswith(f"{unit}.")] for unit in size_of(_deep())}
+    for unit, names in units.items():
+        assert all(torch.equal(folded[name], first[name]) == (unit not in base) for name in names), unit
+    for header, update in made.updates:
+        device = header.device
+        have = size_of(_deep(SIZES[device]))
+        assert {*update} == {name for unit in base if unit in have for name in units[unit]}
+        own = {f"model/{name}" for unit in personal[device] for name in units[unit]}
+        assert made.states[device].keys() == own
+    samples = {header.device: header.num_samples for header, _ in made.updates}
+    came = {header.device: update["block1.linear.weight"].double() for header, update in made.updates}
+    mean = sum(samples[name] * came[name] for name in "abc") / sum(samples.values())
+    torch.testing.assert_close(folded["block1.linear.weight"], torch.as_tensor(mean).float())
+
+
+@pytest.mark.parametrize(
+    ("rungs", "parameters", "said"),
+    [
+        (("full", "width:1/2"), {}, r"slices full, width:1/2 share nothing, .* use slices of depth"),
+        (("full", "width:1/2"), {"match": "name_shape"}, r"slices full, width:1/2 share nothing"),
+        (("full", "depth:1.0.0"), {"personal": 0}, r"personal = 0 is FedAvg, .* such as 'block2'; use fedavg"),
+        (("full", "depth:1.0.0"), {"personal": 2}, r"personal = 2 shares nothing, the model has 2 units"),
+    ],
+)
+def test_sizes_that_share_nothing_are_refused_with_what_would_work(
+    rungs: tuple[str, ...], parameters: dict[str, Any], said: str
+) -> None:
+    """Before the run; two widths have no tensor of one shape but the head's bias, which is personal."""
+    with pytest.raises(InputError, match=said):
+        registry.get("fedper", parameters, rungs).check(_deep())
+
+
+def test_all_layers_of_different_depth_are_fedavgs_if_none_is_personal() -> None:
+    """personal = 0 by name and shape: the same bits as layer-wise FedAvg."""
+    results = []
+    for name, parameters in (("fedper", {"personal": 0, "match": "name_shape"}), ("fedavg", {})):
+        made = _deep_fleet(name, **parameters)
+        made.made.check(_deep())
+        made.round()
+        results.append(made.round())
+    assert equal(*results)
+
+
+def test_a_device_does_not_send_what_is_personal_whatever_the_server_says() -> None:
+    """The received container keeps nothing back: the device refuses."""
+    made = Federation(method="fedper", build=_chain, data={"a": Samples([1.0], [0])})
+    made.kept = ()
+    with pytest.raises(PayloadError, match="'1' is personal on this device, and the coordinator wants it back"):
+        made.begun("a")
 
 
 def test_units_without_parameters_do_not_count() -> None:

@@ -38,7 +38,9 @@ def _fleet(method: str, slices: dict[str, str], rounds: int = 1, **parameters: A
     return made
 
 
-def _client(cut: str, counts: tuple[int, ...] = (1, 1, 1), **parameters: Any) -> tuple[Client, Model]:
+def _client(
+    cut: str, counts: tuple[int, ...] = (1, 1, 1), told_count: int | None = 1, **parameters: Any
+) -> tuple[Client, Model]:
     model = _mlp(cut)
     client = registry.get("heterofl", parameters).client()
     job = Job(
@@ -48,6 +50,7 @@ def _client(cut: str, counts: tuple[int, ...] = (1, 1, 1), **parameters: Any) ->
         epochs=1,
         learning_rate=0.1,
         class_counts=counts,
+        told_count=told_count,
         slice=cut,
         rng=lambda purpose: generator(1, purpose),
     )
@@ -72,6 +75,22 @@ def test_absent_classes_have_logit_zero() -> None:
             tensors["head.weight"].zero_()
             tensors["head.bias"].copy_(torch.tensor([1.0, 2.0, 3.0]))
         assert _loss(client, torch.zeros(1, *SHAPE), torch.tensor([0])) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_device_that_may_not_tell_its_classes_has_no_mask() -> None:
+    """Class 2 is absent: with a mask its logit 3 would be 0, and 1.407606 the loss; without one it is 2.407606.
+
+    A mask alone would tell, too: the rows of masked classes do not move. Where classes are told, only those with enough
+    samples are; the loss has all that are there.
+    """
+    for told_count, expected, told in ((None, 2.407606, set()), (32, 1.407606, {"class/0"}), (1, 1.407606, None)):
+        client, model = _client("full", (40, 5, 0), told_count, mask=True)
+        with torch.no_grad():
+            tensors = dict(model.named_parameters())
+            tensors["head.weight"].zero_()
+            tensors["head.bias"].copy_(torch.tensor([1.0, 2.0, 3.0]))
+        assert _loss(client, torch.zeros(1, *SHAPE), torch.tensor([0])) == pytest.approx(expected, abs=1e-6)
+        assert {*client.end().scalars} == ({"class/0", "class/1"} if told is None else told)
 
 
 def test_a_narrow_model_without_normalisation_is_scaled_while_it_trains() -> None:

@@ -38,6 +38,7 @@ from edge_client.wire.messages import (
     Message,
     Offer,
     Pull,
+    Receipt,
     Share,
     Welcome,
     context_down,
@@ -338,6 +339,40 @@ def test_the_state_of_methods_goes_when_another_run_begins(world: World) -> None
     assert len(list((world.folder / "method-state").iterdir())) == 2
     world.say(WORK)
     assert [entry.name for entry in (world.folder / "method-state").iterdir()] == ["r-1"]
+
+
+# a method that adds an x to its state in every round
+KEEPING = f"""
+import json, pathlib, sys
+here = pathlib.Path(sys.argv[1])
+kept = pathlib.Path(json.loads((here / "order.json").read_text())["method_state"])
+before = (kept / "current").read_text() if (kept / "current").exists() else ""
+(kept / "next").write_text(before + "x")
+(here / "update.bin").write_bytes(b"abc")
+(here / "update.json").write_text(json.dumps({{"sha256": "{UPDATE.sha256}", "length": 3, "num_samples": 1}}))
+"""
+
+
+def test_the_state_of_a_method_counts_exactly_if_its_update_does(world: World) -> None:
+    """Updates 1 and 2 are received, and their rounds abandoned; 3 goes into a model, 4 not, 5 does.
+
+    The worker of 1, 2 and 3 begins with nothing, that of 4 and 5 with one x, that of 6 with two.
+    """
+    world.worker_code = KEEPING
+    daemon = world.start()
+    world.welcome()
+    folder, begun = world.folder / "method-state/r-1", []
+    for issue, counted in enumerate((None, None, None, "lease-3", "lease-3", "lease-5"), start=1):
+        world.say(assign(issue, parts=(), counted=counted))
+        world.worker_ends()
+        begun.append(len((folder / "next").read_text()) - 1)
+        world.say(Receipt(lease=f"lease-{issue}", sha256=UPDATE.sha256, status="accepted", code="ok"))
+        assert world.saved().assign is None
+        if issue in (2, 3):
+            daemon._shut_down()
+            daemon = world.start()
+            world.welcome()
+    assert begun == [0, 0, 0, 1, 1, 2]
 
 
 def test_a_lease_that_was_lost_with_the_state_is_taken_again(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,9 @@ def blob(state_dir: Path, data: bytes) -> Path:
     return path
 
 
-def container(path: Path, tensors: dict[str, Tensor]) -> bytes:
+def container(path: Path, tensors: dict[str, Tensor], kept: Sequence[str]) -> bytes:
     table = [(name, codec_for(value, "fp32"), tuple(value.shape)) for name, value in tensors.items()]
-    write_container(path, {}, table, tensors.values())
+    write_container(path, {"kept": [*kept]}, table, tensors.values())
     return path.read_bytes()
 
 
@@ -55,7 +56,7 @@ def device(folder: Path, method: dict[str, Any], kept: dict[str, Tensor]) -> tup
     run = {"name": "knowledge", "method": method, "model": MODEL, "classes": ["ok", "scratch", "dent"]}
     settings = {**to_map(parse_table(RunFile, run, source="test")), "x-rows": {}}
     tensors = {f"model/{name}": value for name, value in build(1).state_dict().items()}
-    model = blob(state_dir, container(folder / "model.bin", tensors))
+    model = blob(state_dir, container(folder / "model.bin", tensors, kept))
     states = state_dir / "method-state" / OWN
     order = WorkOrder(
         lease="l1",

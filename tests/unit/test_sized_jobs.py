@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rows import run_file
 from torch import Tensor
 
 from coordinator import aggregator
-from edge_client.methods import registry
+from edge_client.methods import coverage, registry
 from edge_client.models import registry as models
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse
@@ -132,3 +133,125 @@ def test_as_one_network_the_model_of_splitmix_answers_as_all_bases(tmp_path: Pat
     with torch.no_grad():
         answers = whole.eval()(torch.from_numpy(x)).argmax(dim=1).numpy()
     assert _judged(run, tmp_path, x, y)["full"][0] == int((answers == (y == "b")).sum())
+
+
+DEEP = ("full", "depth:1.1.0", "depth:1.0.0")
+
+
+def _deep_run(method: str, slices: tuple[str, ...] = DEEP, sharing: str = "position", **parameters: Any) -> RunFile:
+    model = {"name": "mlp", "input": [3], "hidden": [4, 4, 4]}
+    made = {"name": method, **parameters}
+    return run_file(model=model, classes=["a", "b"], method=made, slices=list(slices), sharing=sharing)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "kept"),
+    [
+        ("position", dict.fromkeys(DEEP[:2], ("model/block2.", "model/block3.", "model/head."))),
+        (
+            "architecture",
+            {"full": ("model/block3.", "model/head."), "depth:1.1.0": ("model/block2.", "model/head.")},
+        ),
+    ],
+)
+def test_what_fedper_keeps_is_told_with_each_size(tmp_path: Path, sharing: str, kept: dict[str, Any]) -> None:
+    """Two personal units: what all sizes share is block1; of a size that is a model of its own, its own last two."""
+    run = _deep_run("fedper", DEEP[:2], sharing, personal=2)
+    _init(run, tmp_path)
+    for cut in DEEP[:2]:
+        _answer("encode", run, tmp_path, slice=cut, out=str(tmp_path / "sent"))
+        with ContainerReader(tmp_path / "sent") as reader:
+            assert coverage.kept(reader.header.meta) == kept[cut]
+
+
+def test_a_size_of_its_own_that_shares_nothing_is_refused(tmp_path: Path) -> None:
+    """Three personal units of the whole model's four are fine, of a slice's two they are all."""
+    run = _deep_run("fedper", sharing="architecture", personal=3)
+    reply = aggregator.answer({"id": 1, "job": "init", "run": to_map(run), "out": str(tmp_path / "m")})
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert "personal = 3 shares nothing, the model has 3 units with parameters" in reply["detail"]
+
+
+def _started(run: RunFile, other: RunFile, folder: Path, values: Callable[[str], float]) -> dict[str, Tensor]:
+    """The first tensors of a run that begins with another's, whose tensors have these values, by name."""
+    _init(other, folder)
+    with ContainerReader(folder / "m") as reader:
+        tensors = {name: torch.full_like(reader.tensor(name), values(name)) for name in reader.names()}
+        table = [(name, codec_for(value, "fp32"), value.shape) for name, value in tensors.items()]
+        write_container(folder / "start", reader.header.meta, table, tensors.values())
+    job = {"id": 1, "job": "init", "run": to_map(run), "started": to_map(other), "start": str(folder / "start")}
+    reply = aggregator.answer({**job, "out": str(folder / "begun")})
+    assert reply["ok"], reply
+    return _tensors(folder / "begun")
+
+
+def _sizes(run: RunFile, folder: Path) -> dict[str, dict[str, set[float]]]:
+    """Size -> unit -> the values that a device of it gets."""
+    found: dict[str, dict[str, set[float]]] = {}
+    for cut in DEEP:
+        reply = {"id": 1, "job": "encode", "run": to_map(run), "model": str(folder / "begun"), "slice": cut}
+        assert aggregator.answer({**reply, "out": str(folder / "sent")})["ok"]
+        for name, value in _own(_tensors(folder / "sent")).items():
+            found.setdefault(cut, {}).setdefault(name.partition(".")[0], set()).update(value.flatten().tolist())
+    return found
+
+
+_OF_SIZE = {"model/": 1.0, "slice:depth:1.1.0/": 2.0, "slice:depth:1.0.0/": 3.0}
+_OF_SIZE |= {"extra/depth:1.1.0/": 4.0, "extra/depth:1.0.0/": 5.0}
+
+
+def _of_size(name: str) -> float:
+    return next(value for beginning, value in _OF_SIZE.items() if name.startswith(beginning))
+
+
+@pytest.mark.parametrize(
+    ("other", "run", "middle", "small"),
+    [
+        # each architecture goes on with its own model
+        ("architecture", "architecture", (2, 2, 2), (3, 3)),
+        # the head of each size, and block2, which is not in all of them, are its own, block1 is the whole model's
+        ("architecture", "inclusivefl", (1, 2, 2), (1, 3)),
+        ("inclusivefl", "inclusivefl", (1, 4, 4), (1, 5)),
+        ("inclusivefl", "architecture", (1, 4, 4), (1, 5)),
+        # one model: smaller ones are cut out of it
+        ("position", "architecture", (1, 1, 1), (1, 1)),
+        ("position", "inclusivefl", (1, 1, 1), (1, 1)),
+        # no middle size there
+        ("one", "architecture", (1, 1, 1), (3, 3)),
+        ("one", "inclusivefl", (1, 1, 1), (1, 3)),
+    ],
+)
+def test_sizes_begin_with_those_of_another_run(
+    tmp_path: Path, other: str, run: str, middle: tuple[int, ...], small: tuple[int, ...]
+) -> None:
+    """The other run's whole model is 1, its models of the middle and the small size 2 and 3, InclusiveFL's own 4, 5."""
+    runs = {
+        "architecture": _deep_run("fedavg", sharing="architecture"),
+        "position": _deep_run("fedavg"),
+        "inclusivefl": _deep_run("inclusivefl"),
+        "one": _deep_run("fedavg", ("full", "depth:1.0.0"), sharing="architecture"),
+    }
+    _started(runs[run], runs[other], tmp_path, _of_size)
+    found = _sizes(runs[run], tmp_path)
+    assert {value for values in found["full"].values() for value in values} == {1.0}
+    assert found["depth:1.1.0"] == dict(zip(("block1", "block2", "head"), map(_set, middle), strict=True))
+    assert found["depth:1.0.0"] == dict(zip(("block1", "head"), map(_set, small), strict=True))
+
+
+def _set(value: int) -> set[float]:
+    return {float(value)}
+
+
+@pytest.mark.parametrize(
+    ("method", "bases", "ok"), [("fedavg", 0, False), ("splitmix", 2, False), ("splitmix", 4, True)]
+)
+def test_bases_begin_only_with_as_many_bases(tmp_path: Path, method: str, bases: int, ok: bool) -> None:
+    """One network, or two, cut into four would have weights between them that no device ever trains."""
+    model = {"name": "mlp", "input": [3], "hidden": HIDDEN}
+    made = {"name": method, **({"bases": bases} if bases else {})}
+    other = run_file(model=model, classes=["a", "b"], method=made)
+    _init(other, tmp_path)
+    job = {"id": 1, "job": "init", "run": to_map(_run("splitmix")), "started": to_map(other)}
+    reply = aggregator.answer({**job, "start": str(tmp_path / "m"), "out": str(tmp_path / "begun")})
+    assert reply["ok"] is ok
+    assert ok or "start from a run with the same method and bases, or leave init out" in reply["detail"]

@@ -539,6 +539,20 @@ def test_knowledge_that_would_be_refused_stays_and_the_rest_of_the_update_goes(t
     assert told == "range: this device: 'values' of its 'class/feature' has values beyond 1e+06, or not finite"
 
 
+@pytest.mark.parametrize(
+    ("share", "told"), [({"min_count": 10}, True), ({"min_count": 10**6}, False), ({"class_statistics": False}, False)]
+)
+def test_classes_that_are_not_shared_are_not_told(tmp_path: Path, share: dict[str, Any], told: bool) -> None:
+    """HeteroFL's mask tells which classes a device has, of those with enough samples: about 36 of each digit here."""
+    run = {"train": {"max-steps": 1}, "method": {"name": "heterofl", "mask": True}}
+    work = make_work(tmp_path / "w", run=run, device_file={"data": DIGITS, "share": share}, evaluate=False)
+    assert run_worker(work) == 0, (work / "stderr").read_text()
+    report, _ = read_update(work)
+    assert {name for name in report.scalars if name.startswith("class/")} == (
+        {f"class/{digit}" for digit in range(10)} if told else set()
+    )
+
+
 TASK = """\
 import numpy as np
 import torch

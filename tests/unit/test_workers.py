@@ -191,18 +191,34 @@ def test_progress_that_could_not_be_sent_is_skipped(tmp_path: Path, line: str) -
     assert [type(event) for event in events] == [WorkerFailed]
 
 
-def test_the_methods_state_is_promoted_only_for_what_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`next` becomes `current` for good, or is dropped; without `next` nothing changes."""
+def test_the_methods_state_is_kept_only_for_what_was_received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`next` is kept with its lease for good, or is dropped; `current` waits, and without `next` nothing changes."""
     run = tmp_path / "r-1"
     run.mkdir()
     for name, text in (("current", "old"), ("next", "new")):
         (run / name).write_text(text)
     synced: list[Path] = []
     monkeypatch.setattr(durable, "sync_dir", synced.append)
-    workers.settle_method_state(tmp_path, accepted=True)
-    workers.settle_method_state(tmp_path, accepted=True)
-    assert (run / "current").read_text() == "new"
+    workers.settle_method_state(tmp_path, "l1", accepted=True)
+    workers.settle_method_state(tmp_path, "l1", accepted=True)
+    assert {entry.name: entry.read_text() for entry in run.iterdir()} == {"current": "old", "stored-l1": "new"}
     assert synced == [run]
     (run / "next").touch()
-    workers.settle_method_state(tmp_path, accepted=False)
-    assert [entry.name for entry in run.iterdir()] == ["current"]
+    workers.settle_method_state(tmp_path, "l2", accepted=False)
+    assert {entry.name for entry in run.iterdir()} == {"current", "stored-l1"}
+
+
+@pytest.mark.parametrize(("counted", "kept"), [("l1", "one"), ("l2", "two"), ("l0", "old"), (None, "old")])
+def test_the_methods_state_is_that_of_the_update_that_went_into_a_model(
+    tmp_path: Path, counted: str | None, kept: str
+) -> None:
+    """After the updates of two leases were received, one of them counts, or the round of both was abandoned.
+
+    Two are there if a power cut undid the rename of the first: it may still be the one that counts.
+    """
+    for name, text in (("current", "old"), ("stored-l1", "one"), ("stored-l2", "two")):
+        (tmp_path / name).write_text(text)
+    for _ in range(2):  # again after a restart
+        workers.count_method_state(tmp_path, counted)
+        assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"current": kept}
+    workers.count_method_state(tmp_path / "none", counted)
