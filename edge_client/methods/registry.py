@@ -20,6 +20,7 @@ from edge_client.files import parse_table
 from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR, KnowledgeRules, Limits
 from edge_client.methods.base import Method, PlanRules
 from edge_client.methods.parameters import (
+    KEPT_ANCHOR_BYTES,
     DraftFedParameters,
     FedAvgParameters,
     FeDepthParameters,
@@ -89,8 +90,8 @@ def _m_fedepth_plans(parameters: FeDepthParameters) -> PlanRules:
 
 
 def _fedprox_plans(parameters: FedProxParameters) -> PlanRules:
-    """Of one parameter at a time the anchor, and the proximal term's values, then its gradient."""
-    return PlanRules(step_copies=2) if parameters.mu > 0 else PlanRules()
+    """Of one parameter at a time the anchor, and the proximal term's values, then its gradient; small anchors stay."""
+    return PlanRules(step_copies=2, kept_bytes=KEPT_ANCHOR_BYTES) if parameters.mu > 0 else PlanRules()
 
 
 def _scaffold_plans(parameters: ScaffoldParameters) -> PlanRules:
@@ -121,6 +122,7 @@ def _fedin_plans(parameters: FedInParameters) -> PlanRules:
     apart = projects or (not steps and parameters.rescale_outer)
     return PlanRules(
         step_copies=max(2 if parameters.mu > 0 else 0, 2 if projects else 0),
+        kept_bytes=KEPT_ANCHOR_BYTES if parameters.mu > 0 else 0,
         again=parameters.pairs,
         apart=apart and parameters.pairs > 0,
         optimizers=2 if steps and parameters.pairs else 1,
@@ -331,6 +333,7 @@ def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
         every[decides],  # says how a device trains; what others keep and make comes on top
         weight_copies=sum(rules.weight_copies for rules in every),
         step_copies=max(rules.step_copies for rules in every),
+        kept_bytes=sum(rules.kept_bytes for rules in every),
         again=max(rules.again for rules in every),
         apart=any(rules.apart for rules in every),
         optimizers=max(rules.optimizers for rules in every),
