@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cli_options import formatted, show
+from coordinator.cli_options import formatted, show, warn
+from coordinator.run_commands import warnings_of
 from coordinator.run_directory import DATA, LOG, RunDirectory
 from coordinator.simulation_file import Combination, Flags, Missing, combinations, complete
 from coordinator.task_source import with_task
@@ -82,6 +83,7 @@ def _simulate_all(flags: Flags, options: argparse.Namespace) -> None:
 
     made = combinations(flags)
     runs = _resolve(made, options)
+    warn(text for run in runs if run.finished is None for text in warnings_of(run.file))
     try:
         results = _run_all(runs, options)
     except KeyboardInterrupt:

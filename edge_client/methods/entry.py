@@ -40,6 +40,7 @@ class Entry:
     plans: Callable[[Any], PlanRules] = no_choice
     refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
     has_global_model: Callable[[Any], bool] = _global_model
+    shares_weights: bool = True  # the server makes one model of those of several devices, or a part of one
     knowledge: Callable[[Any], KnowledgeRules] | None = None  # what devices send beside weights, or instead
     slicing: Callable[[Any], Slicing] = any_slice  # of a method over another that says nothing: that one's
     sized: bool = False  # `load` also takes the slices of the run

@@ -47,6 +47,7 @@ from edge_client.methods.parameters import (
 )
 from edge_client.methods.slices import Slicing, drawn, mixed, rolled
 from edge_client.models import registry as models
+from edge_client.models.slicing import parse as parse_slice
 from edge_client.run_file import RunFile
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "has_global_model",
     "knowledge",
     "knowledge_limits",
+    "mixes_widths",
     "names",
     "of_run",
     "parameter_types",
@@ -218,6 +220,7 @@ _METHODS = {
         _from("local"),
         refuses=_GROUPS | {"inco": "it shares nothing that could be changed"},
         has_global_model=lambda own: False,
+        shares_weights=False,
     ),
     "felo": Entry(FeloParameters, _from("felo"), refuses=_KNOWING, knowledge=_felo_knowledge),
     "velo": Entry(
@@ -231,6 +234,7 @@ _METHODS = {
         _from("fedhe"),
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(kinds=("class/logit",)),
     ),
     "fedproto": Entry(
@@ -238,6 +242,7 @@ _METHODS = {
         _from("fedproto"),
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(kinds=("class/feature",)),
     ),
     "fedmd": Entry(
@@ -246,6 +251,7 @@ _METHODS = {
         plans=_fedmd_plans,
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(kinds=("logits",), public=True, max_rows=own.public_samples),
     ),
     "draftfed": Entry(
@@ -254,6 +260,7 @@ _METHODS = {
         plans=_draftfed_plans,
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(
             kinds=("drafts",), public=True, max_rows=own.public_samples, max_bytes=_MAX_DRAFT_BYTES
         ),
@@ -263,6 +270,7 @@ _METHODS = {
         _from("fedgkt"),
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(
             kinds=("maps",), per_device=True, max_rows=10**6, max_bytes=own.max_bytes + 2**20
         ),
@@ -373,6 +381,13 @@ def trains_as(name: str) -> str:
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
     """Whether the server's model is one to use and to judge; otherwise the models live on the devices."""
     return all(_entry(part).has_global_model(parsed) for part, parsed in _parse(name, parameters))
+
+
+def mixes_widths(run: RunFile) -> bool:
+    """Whether devices of a run train slices of different width whose tensors are combined; raises as `rungs` does."""
+    alone = run.sharing == "architecture" or slicing(run.method.name, run.method.parameters).split
+    shared = all(_entry(part).shares_weights for part in _parts(run.method.name))
+    return shared and not alone and len({parse_slice(rung).width for rung in rungs(run)}) > 1
 
 
 def usual_model(name: str) -> str:
