@@ -36,6 +36,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +54,7 @@ from edge_client.errors import (
     PayloadError,
 )
 from edge_client.knowledge.schema import Limits
+from edge_client.methods import own
 from edge_client.records import Between, Count, Positive, Report
 from edge_client.run_file import RunFile
 from edge_client.wire.container import EXTRA_PREFIX, MEMORY_PREFIX, MODEL_PREFIX, TableRow
@@ -219,14 +221,20 @@ def answer(request: Mapping[str, Any]) -> Reply:
         if not isinstance(name, str) or name not in _JOBS:
             raise PayloadError("malformed", f"unknown job {name!r}; known: {', '.join(_JOBS)}")
         kind, do = _JOBS[name]
-        with durable.disk_errors(f"aggregator job {name!r}"):
-            reply = do(records.from_map(kind, fields, where=f"job {name!r}"))
+        job = records.from_map(kind, fields, where=f"job {name!r}")
+        with _asking(job, f"the server's {name}"), durable.disk_errors(f"aggregator job {name!r}"):
+            reply = do(job)
     except PayloadError as error:
         return {"id": request.get("id"), "ok": False, "code": error.code, "detail": error.detail}
     except FedfitError as error:
         code = next(code for kind, code in _CODES if isinstance(error, kind))
         return {"id": request.get("id"), "ok": False, "code": code, "detail": str(error)}
     return {"id": request.get("id"), "ok": True, **reply}
+
+
+def _asking(job: Any, doing: str) -> AbstractContextManager[object]:
+    """Of a method of one's own, errors name its file."""
+    return nullcontext() if isinstance(job, CheckJob) else own.around(job.run.method.name, doing)
 
 
 def _init(job: InitJob) -> Reply:

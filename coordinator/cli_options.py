@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from coordinator.service import default_state_dir
 
-__all__ = ["formatted", "listing", "show", "show_list", "verb"]
+__all__ = ["formatted", "listing", "show", "show_list", "verb", "warn"]
 
 
 def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argparse.ArgumentParser:
@@ -45,3 +46,9 @@ def show_list(options: argparse.Namespace, rows: list[Any], table: Callable[[Any
         print("".join(f"{row[name]}\n" for row in rows), end="")
     else:
         show(options, rows, table)
+
+
+def warn(texts: Iterable[str]) -> None:
+    """Tell what is probably not wanted, each thing once."""
+    for text in dict.fromkeys(texts):
+        print(f"warning: {text}", file=sys.stderr)

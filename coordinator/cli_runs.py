@@ -10,8 +10,8 @@ from typing import Any
 from coordinator import control, run_folders, run_record, tables
 from coordinator.cli_deploy import add_deploy
 from coordinator.cli_export import add_export
-from coordinator.cli_options import formatted, listing, show, show_list, verb
-from coordinator.run_commands import check_run
+from coordinator.cli_options import formatted, listing, show, show_list, verb, warn
+from coordinator.run_commands import check_run, warnings_of
 from coordinator.run_record import RunRecord
 from coordinator.task_source import with_task
 from edge_client.errors import InputError, NothingFitsError, RunFailedError
@@ -55,6 +55,7 @@ def _start(options: argparse.Namespace) -> None:
     if file.task is not None:
         file, source, _ = with_task(file, file.task, options.file)
     check_run(file)
+    warn(warnings_of(file))
     asked = {"file": to_map(file), "task_source": source, "dry": options.dry_run}
     started = control.request(options.state_dir, "run-start", **asked)
     if options.dry_run:

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.cli_options import formatted, show
+from coordinator.cli_options import formatted, show, warn
+from coordinator.run_commands import warnings_of
 from coordinator.run_directory import DATA, LOG, RunDirectory
 from coordinator.simulation_file import Combination, Flags, Missing, combinations, complete
 from coordinator.task_source import with_task
 from edge_client import durable
 from edge_client.device.profile import measure
 from edge_client.errors import InputError
+from edge_client.methods import own
 from edge_client.run_file import RunFile
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ def add_simulate(nouns: Any) -> None:
     parser.set_defaults(do=_simulate)
     add = parser.add_argument
     add("file", type=Path, nargs="?", metavar="FILE.toml", help="a run file; flags change what it says")
-    add("--method", metavar="NAME[,NAME]", help="several: all combinations with the seeds, below --out")
+    text = "several: all combinations with the seeds, below --out; FILE.py:OBJECT tries one of your own"
+    add("--method", metavar="NAME[,NAME]", help=text)
     add("--model", metavar="NAME")
     add("--seed", metavar="N[,N]")
     add("--rounds", type=int, metavar="N")
@@ -68,13 +71,19 @@ class _Run:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from coordinator import simulation_report  # rich takes 0.1 s to load
-
     if options.workers is not None and options.workers < 1:
         raise InputError(f"--workers: expected 1 or more, got {options.workers}")
     flags = Flags(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Flags)})
+    with own.trying(flags.method) if flags.method is not None else contextlib.nullcontext() as method:
+        _simulate_all(dataclasses.replace(flags, method=method), options)
+
+
+def _simulate_all(flags: Flags, options: argparse.Namespace) -> None:
+    from coordinator import simulation_report  # rich takes 0.1 s to load
+
     made = combinations(flags)
     runs = _resolve(made, options)
+    warn(text for run in runs if run.finished is None for text in warnings_of(run.file))
     try:
         results = _run_all(runs, options)
     except KeyboardInterrupt:
@@ -156,7 +165,9 @@ def _run_one(run: _Run, processes: Processes) -> Json:
         task_path=run.task_path,
     )
     progress = simulation_report.Progress(run.file)
-    with progress.watching(simulation_report.header(setup, processes.pool.size)), _logging_to(run.folder / "state"):
+    watched = progress.watching(simulation_report.header(setup, processes.pool.size))
+    asking = own.around(run.file.method.name, "on the server", own_lines_only=True)
+    with watched, _logging_to(run.folder / "state"), asking:
         return {**simulation.simulate(setup, processes, progress), "out": str(run.folder)}
 
 

@@ -23,7 +23,7 @@ from edge_client.task_files import MAX_TASK_BYTES
 if TYPE_CHECKING:
     from coordinator.service import Service
 
-__all__ = ["RunCommands", "check_has_model", "check_run"]
+__all__ = ["RunCommands", "check_has_model", "check_run", "warnings_of"]
 
 Json = dict[str, Any]
 
@@ -49,6 +49,17 @@ def check_run(file: RunFile) -> None:
             f"evaluate.on: the models of {file.method.name!r} live on the devices, the server cannot judge them; "
             'set it to "devices"'
         )
+
+
+def warnings_of(file: RunFile) -> list[str]:
+    """What a run may do, and hardly anybody wants; for people."""
+    model = file.model
+    if model is None or not models.keeps_statistics(model.name, model.options) or not methods.mixes_widths(file):
+        return []
+    return [
+        "slices of different width share the running statistics of BatchNorms, whose mean fits none of them: narrow "
+        "ones may be judged at chance; set track-running-stats = false for the model, as the papers do (docs/models.md)"
+    ]
 
 
 def check_has_model(file: RunFile, run: str, onnx: str) -> None:

@@ -30,7 +30,7 @@ from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError
 from edge_client.files import parse_bytes, parse_table, read_toml
 from edge_client.methods import registry as methods
-from edge_client.run_file import RunFile, SimulateSection
+from edge_client.run_file import RunFile, SimulateSection, refuse_own_method
 
 __all__ = ["Combination", "Flags", "Missing", "budgets_of", "check_simulation", "combinations", "complete", "raw_table"]
 
@@ -85,6 +85,8 @@ def combinations(flags: Flags) -> list[Combination]:
     if flags.file is None and not ("model" in table and "data" in table.get("simulate", {})):
         raise InputError("without a run file, --model and --data are needed, such as --model small-cnn --data digits")
     source = str(flags.file) if flags.file is not None else _SOURCE
+    if flags.method is None:
+        refuse_own_method(table, source)
     method = table.get("method", {"name": "fedavg"})
     names = _listed(flags.method, "--method") if flags.method is not None else [str(method.get("name", "fedavg"))]
     seeds = [table.get("seed", 1)]

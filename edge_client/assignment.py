@@ -40,6 +40,7 @@ from edge_client.fitting import CalibrationNeededError, Fitting, find_rows, sent
 from edge_client.knowledge.kinds import Knowledge, as_read, named_tensors
 from edge_client.knowledge.kinds import parse as parse_knowledge
 from edge_client.knowledge.schema import HELD_BACK, PUBLIC_PART, TOLD_PART, Limits
+from edge_client.methods import own
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Client, Job, Method, Outcome
 from edge_client.methods.coverage import kept as kept_names
@@ -127,6 +128,11 @@ class Kept:
 def carry_out(order: WorkOrder, workdir: Path, kept: Kept | None = None) -> None:
     """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
     work = _Work(order, workdir, kept or Kept())
+    with _asking(work.run.method.name):
+        _carry_out(order, work)
+
+
+def _carry_out(order: WorkOrder, work: _Work) -> None:
     work.progress("load", 0, 1, 0.0)
     training_plan = work.load()
     if not (order.train or order.evaluate):
@@ -153,6 +159,17 @@ def _declining(code: str, unknown: str) -> Iterator[None]:
         raise DeclinedError("nothing_fits", str(error)) from error
     except InputError as error:
         raise DeclinedError(code, str(error)) from error
+
+
+@contextmanager
+def _asking(method: str) -> Iterator[None]:
+    """Of a method of one's own, which a simulation tries, errors name its file and are this device's reason."""
+    code = own.around(method, "on a device")
+    if isinstance(code, nullcontext):
+        yield
+    else:
+        with _declining("bad_method", "unknown_method"), code:
+            yield
 
 
 class _Work:

@@ -21,7 +21,7 @@ from edge_client import apart, durable
 from edge_client.device import guard
 from edge_client.device.probe import find_torch
 from edge_client.errors import FedfitError, MachineError
-from edge_client.methods import registry
+from edge_client.methods import own, registry
 from edge_client.planning.rows import FORMAT, ModelRows, load_rows, save_rows
 from edge_client.records import Count, Hash, PlanRules, from_map, to_map
 from edge_client.run_file import RunFile, TrainSection
@@ -140,7 +140,8 @@ def measure(job: CalibrationJob) -> ModelRows:
     from edge_client import rehearsal, unit_costs  # torch
 
     made = rehearsal.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
-    with made.recipe.user_code("training it on a few samples"):
+    asking = own.around(job.run.method.name, "training on a few samples")
+    with asking, made.recipe.user_code("training it on a few samples"):
         return unit_costs.measure(made, key=job.key, limit_bytes=job.limit_bytes)
 
 

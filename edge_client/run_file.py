@@ -5,15 +5,16 @@ Apart from them because the daemon reads no run: what a run wants reaches it as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from edge_client.errors import InputError
 from edge_client.files import Options, Seconds, described, parse_table, read_toml
 from edge_client.records import Between, Count, Id, Matches, Positive, SliceText, Text
 
-__all__ = ["RunFile", "SimulateSection", "TaskSection", "check_run_file", "load_run_file"]
+__all__ = ["RunFile", "SimulateSection", "TaskSection", "check_run_file", "load_run_file", "refuse_own_method"]
 
 Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?")]
 Budget = Annotated[str, Matches(r"[0-9.]{1,20} ?[A-Za-z]{0,3}(\*[1-9][0-9]{0,5})?")]
@@ -181,12 +182,25 @@ class RunFile:
 
 def load_run_file(path: Path) -> RunFile:
     """Read and check a run file; raises `InputError`."""
-    file = parse_table(RunFile, read_toml(path), source=str(path))
+    table = read_toml(path)
+    refuse_own_method(table, str(path))
+    file = parse_table(RunFile, table, source=str(path))
     try:
         check_run_file(file)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return file
+
+
+def refuse_own_method(table: Mapping[str, Any], source: str) -> None:
+    """A method from a Python file is for simulations, and typed; raises `InputError` for a run file that names one."""
+    method = table.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else method
+    if isinstance(name, str) and ".py" in name:
+        raise InputError(
+            f"{source}: method: {name!r} is in a Python file, which only a simulation tries (coordinator simulate "
+            f"{source} --method {name}); a fleet runs those of `coordinator methods list`"
+        )
 
 
 def check_run_file(file: RunFile) -> None:

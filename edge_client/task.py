@@ -134,11 +134,12 @@ class UserCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The bytes of a task's file, read once."""
+    """The bytes of a task's file, read once; or of a method's, which a simulation tries."""
 
     path: str  # as messages and tracebacks show it
     name: str  # of the object in it
     data: bytes
+    what: str = "task"  # for messages
 
     @property
     def sha256(self) -> str:
@@ -150,22 +151,33 @@ class Source:
         module = self._run()
         if not hasattr(module, self.name):
             known = [name for name, value in vars(module).items() if isinstance(value, Task)]
-            hint = f"; it has {', '.join(known)}" if known else f"; write {self.name} = Task(...) into it"
-            raise InputError(f"{self.path}: no object {self.name!r}{hint}")
+            hint = f"it has {', '.join(known)}" if known else f"write {self.name} = Task(...) into it"
+            raise self._lacks_it(hint)
         task = getattr(module, self.name)
         if not isinstance(task, Task):
             raise InputError(f"{self.path}: {self.name}: expected an edge_client.Task, got {type(task).__name__}")
         return task
 
+    def object(self) -> object:
+        """Run the file and take what has the name; raises `InputError`."""
+        module = self._run()
+        if not hasattr(module, self.name):
+            raise self._lacks_it(f"it has {', '.join(name for name in vars(module) if name[0] != '_') or 'none'}")
+        found: object = getattr(module, self.name)
+        return found
+
+    def _lacks_it(self, hint: str) -> InputError:
+        return InputError(f"{self.path}: no object {self.name!r}; {hint}")
+
     def _run(self) -> types.ModuleType:
-        name = f"_fedfit_task_{self.sha256[:16]}"
+        name = f"_fedfit_{self.what}_{self.sha256[:16]}"
         module = types.ModuleType(name)
         loader = _ReadOnce(name, self.path)
         loader.data = self.data
         module.__file__, module.__spec__ = self.path, ModuleSpec(name, loader, origin=self.path)
         sys.modules[name] = module  # dataclasses and annotations look their module up there
         try:
-            with UserCode(self.path, "the task cannot be loaded"):
+            with UserCode(self.path, f"the {self.what} cannot be loaded"):
                 loader.exec_module(module)
         except FedfitError:
             del sys.modules[name]
@@ -183,9 +195,9 @@ class _ReadOnce(SourceFileLoader):
         return code
 
 
-def read_source(path: Path, name: str = "task", *, shown: str = "") -> Source:
+def read_source(path: Path, name: str = "task", *, shown: str = "", what: str = "task") -> Source:
     """Read a task's file; `shown` is how messages call it, if not by its path."""
-    return Source(path=shown or str(path), name=name, data=read_task_file(path, shown=shown))
+    return Source(path=shown or str(path), name=name, data=read_task_file(path, shown=shown, what=what), what=what)
 
 
 def load_task(place: str) -> Task:

@@ -32,17 +32,17 @@ def split_place(place: str, *, is_blob: bool = False) -> tuple[Path, str]:
     return Path(path), name
 
 
-def read_task_file(path: Path, *, shown: str = "") -> bytes:
+def read_task_file(path: Path, *, shown: str = "", what: str = "task") -> bytes:
     """The bytes of a task's file; `shown` is how messages call it, if not by its path. Raises `InputError`."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
-            raise InputError(f"cannot read the task {shown or path}: it is no file")
+            raise InputError(f"cannot read the {what} {shown or path}: it is no file")
         with open(path, "rb") as file:
             data = file.read(MAX_TASK_BYTES + 1)
     except OSError as error:
-        raise InputError(f"cannot read the task {shown or path}: {error.strerror}") from error
+        raise InputError(f"cannot read the {what} {shown or path}: {error.strerror}") from error
     if len(data) > MAX_TASK_BYTES:
-        raise InputError(f"{shown or path}: expected a task of at most {MAX_TASK_BYTES} bytes, got more")
+        raise InputError(f"{shown or path}: expected a {what} of at most {MAX_TASK_BYTES} bytes, got more")
     return data
 
 

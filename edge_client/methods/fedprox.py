@@ -5,15 +5,16 @@ w_t, so that devices with different data or different amounts of work drift apar
 
 Covers the proximal term over the parameters that a phase trains (not over buffers). Does not cover the paper's
 gamma-inexact solutions as a stopping rule: a device's work is bounded by the run's epochs and max-steps.
-The anchor is read from the file that it came in, a few parameters at a time, in every step: a copy of all weights would
-be there while activations are.
+The anchors of large parameters are read from the file that they came in, a few at a time, in every step: a copy of all
+weights would be there while activations are. Those of small ones (biases, norms) are many and next to nothing: they are
+kept, and one graph is for all of them.
 
 Legend: mu = parameters.mu, w = a parameter, w_t = its anchor, the received value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -22,11 +23,13 @@ from torch.nn import functional
 
 from edge_client.methods.base import Batch, Job, Method, Phase, PlainClient, Term
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import FedProxParameters
+from edge_client.methods.parameters import KEPT_ANCHOR_BYTES, FedProxParameters
 from edge_client.records import TrainingPlan
 from edge_client.training.contract import named_parameters
 
 __all__ = ["FedProxClient", "method"]
+
+_SMALL = 256  # elements: reading an anchor of so many takes longer than the term does
 
 
 class FedProxClient(PlainClient):
@@ -35,9 +38,10 @@ class FedProxClient(PlainClient):
     def __init__(self, parameters: FedProxParameters) -> None:
         self._mu = parameters.mu
         self._anchor: dict[str, Tensor] = {}
+        self._small: set[str] = set()  # of these, what could be read again
 
     def begin(self, job: Job) -> None:
-        """The received weights are the anchor; what can be read again is not kept."""
+        """The received weights are the anchor; what can be read again is kept if it is small."""
         super().begin(job)
         self._keep_anchors()
 
@@ -46,11 +50,19 @@ class FedProxClient(PlainClient):
         self._keep_anchors()
 
     def _keep_anchors(self) -> None:
-        if self._mu > 0:
-            known = self.job.received if self.job.received is not None else {}
-            params = named_parameters(self.job.model, self.job.modules)
-            new = {name: param for name, param in params.items() if name not in self._anchor and name not in known}
-            self._anchor |= {name: param.detach().clone() for name, param in new.items()}
+        if self._mu == 0:
+            return
+        known = self.job.received if self.job.received is not None else {}
+        room = KEPT_ANCHOR_BYTES - sum(self._anchor[name].nbytes for name in self._small)
+        for name, param in named_parameters(self.job.model, self.job.modules).items():
+            if name in self._anchor:
+                continue
+            if name not in known:
+                self._anchor[name] = param.detach().clone()
+            elif param.numel() <= _SMALL and param.nbytes <= room:
+                self._anchor[name] = known[name]  # not the parameter itself: it may have been trained meanwhile
+                self._small.add(name)
+                room -= param.nbytes
 
     def _received(self, name: str) -> Tensor:
         kept = self._anchor.get(name)
@@ -65,14 +77,25 @@ class FedProxClient(PlainClient):
         if self._mu == 0 or not batch.first:
             return
         params = named_parameters(self.job.model, self.job.modules)
-        for names in _groups({name: param.numel() for name, param in params.items() if name in phase.trainable}):
-            # in one function: w - w_t and its square would each take as much again as the parameter
-            near = [functional.mse_loss(params[name], self._received(name), reduction="none").sum() for name in names]
-            yield Term(name="proximal", weight=self._mu / 2, once=torch.stack(near).sum())
+        trained = [name for name in params if name in phase.trainable]
+        small = [name for name in trained if name in self._small]
+        if small:
+            yield self._proximal([_flat(params, small)], [_flat(self._anchor, small)])
+        for names in _groups({name: params[name].numel() for name in trained if name not in self._small}):
+            yield self._proximal([params[name] for name in names], [self._received(name) for name in names])
+
+    def _proximal(self, now: Sequence[Tensor], anchors: Sequence[Tensor]) -> Term:
+        # in one function: w - w_t and its square would each take as much again as the parameter
+        near = [functional.mse_loss(*pair, reduction="none").sum() for pair in zip(now, anchors, strict=True)]
+        return Term(name="proximal", weight=self._mu / 2, once=torch.stack(near).sum())
+
+
+def _flat(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in names])
 
 
 def _groups(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Neighbours that are together no larger than the largest: a graph for each small parameter would take longer."""
+    """Neighbours that are together no larger than the largest: a graph for each of them would take longer."""
     groups: list[list[str]] = []
     room = 0
     for name, size in sizes.items():

@@ -11,6 +11,7 @@ from typing import Annotated
 from edge_client.records import Between, Matches
 
 __all__ = [
+    "KEPT_ANCHOR_BYTES",
     "DraftFedParameters",
     "FeDepthParameters",
     "FedAvgParameters",
@@ -34,6 +35,8 @@ __all__ = [
     "SplitMixParameters",
     "VeloParameters",
 ]
+
+KEPT_ANCHOR_BYTES = 2**17  # at most: FedProx's anchors of small parameters, which a device keeps while it trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

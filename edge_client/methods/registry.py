@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -18,8 +17,11 @@ from typing import Any
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.files import parse_table
 from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR, KnowledgeRules, Limits
+from edge_client.methods import own as own_methods
 from edge_client.methods.base import Method, PlanRules
+from edge_client.methods.entry import Entry, any_slice, no_choice
 from edge_client.methods.parameters import (
+    KEPT_ANCHOR_BYTES,
     DraftFedParameters,
     FedAvgParameters,
     FeDepthParameters,
@@ -45,6 +47,7 @@ from edge_client.methods.parameters import (
 )
 from edge_client.methods.slices import WHOLE_MODEL, Slicing, drawn, mixed, rolled
 from edge_client.models import registry as models
+from edge_client.models.slicing import parse as parse_slice
 from edge_client.run_file import RunFile
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "has_global_model",
     "knowledge",
     "knowledge_limits",
+    "mixes_widths",
     "names",
     "of_run",
     "parameter_types",
@@ -89,8 +93,8 @@ def _m_fedepth_plans(parameters: FeDepthParameters) -> PlanRules:
 
 
 def _fedprox_plans(parameters: FedProxParameters) -> PlanRules:
-    """Of one parameter at a time the anchor, and the proximal term's values, then its gradient."""
-    return PlanRules(step_copies=2) if parameters.mu > 0 else PlanRules()
+    """Of one parameter at a time the anchor, and the proximal term's values, then its gradient; small anchors stay."""
+    return PlanRules(step_copies=2, kept_bytes=KEPT_ANCHOR_BYTES) if parameters.mu > 0 else PlanRules()
 
 
 def _scaffold_plans(parameters: ScaffoldParameters) -> PlanRules:
@@ -103,14 +107,6 @@ def _moon_plans(parameters: MoonParameters) -> PlanRules:
     return PlanRules(weight_copies=2) if parameters.mu > 0 else PlanRules()
 
 
-def _no_choice(parameters: Any) -> PlanRules:
-    return PlanRules()
-
-
-def _any_slice(parameters: Any) -> Slicing:
-    return Slicing()
-
-
 def _whole_model(parameters: Any) -> Slicing:
     return Slicing(kinds=(), instead="it fits the whole model into the memory by training it in groups")
 
@@ -121,6 +117,7 @@ def _fedin_plans(parameters: FedInParameters) -> PlanRules:
     apart = projects or (not steps and parameters.rescale_outer)
     return PlanRules(
         step_copies=max(2 if parameters.mu > 0 else 0, 2 if projects else 0),
+        kept_bytes=KEPT_ANCHOR_BYTES if parameters.mu > 0 else 0,
         again=parameters.pairs,
         apart=apart and parameters.pairs > 0,
         optimizers=2 if steps and parameters.pairs else 1,
@@ -185,48 +182,27 @@ def _splitmix_plans(parameters: SplitMixParameters) -> PlanRules:
     return PlanRules(weight_copies=3 * (parameters.bases - 1))
 
 
-def _global_model(parameters: Any) -> bool:
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """`load` imports torch, hence later; with `over`, it also takes the method that this one is put over."""
-
-    parameters: type
-    load: Callable[..., Method]
-    over: bool = False
-    plans: Callable[[Any], PlanRules] = _no_choice
-    refuses: Mapping[str, str] = field(default_factory=dict)  # method that this one cannot be under -> why
-    has_global_model: Callable[[Any], bool] = _global_model
-    knowledge: Callable[[Any], KnowledgeRules] | None = None  # what devices send beside weights, or instead
-    slicing: Callable[[Any], Slicing] = _any_slice  # of a method over another that says nothing: that one's
-    sized: bool = False  # `load` also takes the slices of the run
-    shown_with: str = "small-cnn"  # a model that it can train
-    as_plain: bool = False  # its devices train as FedAvg's do, or as those of the method underneath
-
-
 _MAX_DRAFT_BYTES = 2**30
 _GROUPS = dict.fromkeys(("fedepth", "m-fedepth"), "its rule is for a model whose parts are trained at once")
 _KNOWING = _GROUPS | {"inco": "its rule is for methods that share weights and nothing else"}
 _METHODS = {
-    "fedavg": _Entry(FedAvgParameters, _from("fedavg")),
-    "fedprox": _Entry(FedProxParameters, _from("fedprox"), plans=_fedprox_plans),
-    "scaffold": _Entry(ScaffoldParameters, _from("scaffold"), plans=_scaffold_plans, refuses=_GROUPS),
-    "fednova": _Entry(FedNovaParameters, _from("fednova"), refuses=_GROUPS, as_plain=True),
-    "moon": _Entry(MoonParameters, _from("moon"), plans=_moon_plans, refuses=_GROUPS),
-    "fedper": _Entry(
+    "fedavg": Entry(FedAvgParameters, _from("fedavg")),
+    "fedprox": Entry(FedProxParameters, _from("fedprox"), plans=_fedprox_plans),
+    "scaffold": Entry(ScaffoldParameters, _from("scaffold"), plans=_scaffold_plans, refuses=_GROUPS),
+    "fednova": Entry(FedNovaParameters, _from("fednova"), refuses=_GROUPS, as_plain=True),
+    "moon": Entry(MoonParameters, _from("moon"), plans=_moon_plans, refuses=_GROUPS),
+    "fedper": Entry(
         FedPerParameters,
         _from("fedper"),
         refuses=_GROUPS,
         has_global_model=lambda own: own.personal == 0,
         sized=True,
     ),
-    "heterofl": _Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
-    "fedrolex": _Entry(
+    "heterofl": Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
+    "fedrolex": Entry(
         FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing, as_plain=True
     ),
-    "inclusivefl": _Entry(
+    "inclusivefl": Entry(
         InclusiveFLParameters,
         _from("inclusivefl"),
         refuses=_GROUPS,
@@ -234,8 +210,8 @@ _METHODS = {
         sized=True,
         as_plain=True,
     ),
-    "scalefl": _Entry(ScaleFLParameters, _from("scalefl"), refuses=_GROUPS, slicing=_scalefl_slicing, sized=True),
-    "splitmix": _Entry(
+    "scalefl": Entry(ScaleFLParameters, _from("scalefl"), refuses=_GROUPS, slicing=_scalefl_slicing, sized=True),
+    "splitmix": Entry(
         SplitMixParameters,
         _from("splitmix"),
         plans=_splitmix_plans,
@@ -243,74 +219,92 @@ _METHODS = {
         slicing=_splitmix_slicing,
         sized=True,
     ),
-    "local": _Entry(
+    "local": Entry(
         LocalParameters,
         _from("local"),
         refuses=_GROUPS | {"inco": "it shares nothing that could be changed"},
         has_global_model=lambda own: False,
+        shares_weights=False,
     ),
-    "felo": _Entry(FeloParameters, _from("felo"), refuses=_KNOWING, knowledge=_felo_knowledge),
-    "velo": _Entry(
+    "felo": Entry(FeloParameters, _from("felo"), refuses=_KNOWING, knowledge=_felo_knowledge),
+    "velo": Entry(
         VeloParameters,
         _from("velo"),
         refuses=_KNOWING,
         knowledge=lambda own: dataclasses.replace(_felo_knowledge(own), studies=True),
     ),
-    "fedhe": _Entry(
+    "fedhe": Entry(
         FedHeParameters,
         _from("fedhe"),
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(kinds=("class/logit",)),
     ),
-    "fedproto": _Entry(
+    "fedproto": Entry(
         FedProtoParameters,
         _from("fedproto"),
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(kinds=("class/feature",)),
     ),
-    "fedmd": _Entry(
+    "fedmd": Entry(
         FedMdParameters,
         _from("fedmd"),
         plans=_fedmd_plans,
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(kinds=("logits",), public=True, max_rows=own.public_samples),
     ),
-    "draftfed": _Entry(
+    "draftfed": Entry(
         DraftFedParameters,
         _from("draftfed"),
         plans=_draftfed_plans,
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(
             kinds=("drafts",), public=True, max_rows=own.public_samples, max_bytes=_MAX_DRAFT_BYTES
         ),
     ),
-    "fedgkt": _Entry(
+    "fedgkt": Entry(
         FedGktParameters,
         _from("fedgkt"),
         refuses=_KNOWING,
         has_global_model=lambda own: False,
+        shares_weights=False,
         knowledge=lambda own: KnowledgeRules(
             kinds=("maps",), per_device=True, max_rows=10**6, max_bytes=own.max_bytes + 2**20
         ),
     ),
-    "fedin": _Entry(
+    "fedin": Entry(
         FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_KNOWING, knowledge=_fedin_knowledge
     ),
-    "fedepth": _Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
-    "m-fedepth": _Entry(
+    "fedepth": Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
+    "m-fedepth": Entry(
         FeDepthParameters,
         _from("fedepth", auxiliary=True),
         over=True,
         plans=_m_fedepth_plans,
         slicing=_whole_model,
     ),
-    "inco": _Entry(InCoParameters, _from("inco"), over=True, shown_with="preresnet20", as_plain=True),
+    "inco": Entry(InCoParameters, _from("inco"), over=True, shown_with="preresnet20", as_plain=True),
 }
 _PLAIN = "fedavg"  # what a method is put over that names none
+
+
+def _find(part: str) -> Entry | None:
+    """One of these, or one that a simulation tries."""
+    return _METHODS.get(part) or own_methods.find(part)
+
+
+def _entry(part: str) -> Entry:
+    """Of a part that is known."""
+    found = _find(part)
+    assert found is not None
+    return found
 
 
 def names() -> list[str]:
@@ -329,12 +323,13 @@ def validate(name: str, parameters: Mapping[str, Any]) -> None:
 def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
     """What a planner may choose for the devices of a run; raises as `validate` does. Free of torch."""
     parts = _parse(name, parameters)
-    every = [_METHODS[part].plans(parsed) for part, parsed in parts]
+    every = [_entry(part).plans(parsed) for part, parsed in parts]
     decides = next((number for number, (part, _) in enumerate(parts) if _decides(part)), 0)
     return dataclasses.replace(
         every[decides],  # says how a device trains; what others keep and make comes on top
         weight_copies=sum(rules.weight_copies for rules in every),
         step_copies=max(rules.step_copies for rules in every),
+        kept_bytes=sum(rules.kept_bytes for rules in every),
         again=max(rules.again for rules in every),
         apart=any(rules.apart for rules in every),
         optimizers=max(rules.optimizers for rules in every),
@@ -345,9 +340,9 @@ def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
 def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
     """What the method says about slices: the first part of its name that says something; raises as `validate` does."""
     parts = _parse(name, parameters)
-    said = [(part, own) for part, own in parts if _METHODS[part].slicing is not _any_slice]
+    said = [(part, own) for part, own in parts if _entry(part).slicing is not any_slice]
     part, own = next(iter(said), parts[-1])
-    return _METHODS[part].slicing(own)
+    return _entry(part).slicing(own)
 
 
 def rungs(run: RunFile) -> tuple[str, ...]:
@@ -365,7 +360,7 @@ def rungs(run: RunFile) -> tuple[str, ...]:
 
 def knowledge(name: str, parameters: Mapping[str, Any]) -> KnowledgeRules | None:
     """What devices of a run send beside weights; None: nothing. Raises as `validate` does."""
-    said = [(_METHODS[part].knowledge, own) for part, own in _parse(name, parameters)]
+    said = [(_entry(part).knowledge, own) for part, own in _parse(name, parameters)]
     return next((rules(own) for rules, own in said if rules is not None), None)
 
 
@@ -384,23 +379,30 @@ def knowledge_limits(run: RunFile) -> Limits:
 
 def trains_as(name: str) -> str:
     """The method whose devices do the same, so that their memory need not be measured twice; raises as `validate`."""
-    return "+".join(part for part in _parts(name) if not _METHODS[part].as_plain) or _PLAIN
+    return "+".join(part for part in _parts(name) if not _entry(part).as_plain) or _PLAIN
 
 
 def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
     """Whether the server's model is one to use and to judge; otherwise the models live on the devices."""
-    return all(_METHODS[part].has_global_model(parsed) for part, parsed in _parse(name, parameters))
+    return all(_entry(part).has_global_model(parsed) for part, parsed in _parse(name, parameters))
+
+
+def mixes_widths(run: RunFile) -> bool:
+    """Whether devices of a run train slices of different width whose tensors are combined; raises as `rungs` does."""
+    alone = run.sharing == "architecture" or slicing(run.method.name, run.method.parameters).split
+    shared = all(_entry(part).shares_weights for part in _parts(run.method.name))
+    return shared and not alone and len({parse_slice(rung).width for rung in rungs(run)}) > 1
 
 
 def usual_model(name: str) -> str:
     """A model to show the method with; raises as `validate` does."""
-    usual = [_METHODS[part].shown_with for part in _parts(name)]
-    return next((model for model in usual if model != _METHODS[_PLAIN].shown_with), usual[0])
+    usual = [_entry(part).shown_with for part in _parts(name)]
+    return next((model for model in usual if model != _entry(_PLAIN).shown_with), usual[0])
 
 
 def parameter_types(name: str) -> list[type]:
     """The records of a method's own parameters, one for each part of its name; raises as `validate` does."""
-    return [_METHODS[part].parameters for part in _parts(name)]
+    return [_entry(part).parameters for part in _parts(name)]
 
 
 def of_run(run: RunFile) -> Method:
@@ -415,7 +417,7 @@ def get(name: str, parameters: Mapping[str, Any], rungs: Sequence[str] = ()) -> 
     """The method with its parameters set, for these slices or its own; raises as `validate` does."""
     rungs = tuple(rungs) or slicing(name, parameters).ladder
     parts = _parse(name, parameters)
-    if _METHODS[parts[-1][0]].over:
+    if _entry(parts[-1][0]).over:
         parts = [*parts, (_PLAIN, FedAvgParameters())]
     *over, (under, parsed) = parts
     method = _load(under, parsed, rungs)
@@ -425,15 +427,15 @@ def get(name: str, parameters: Mapping[str, Any], rungs: Sequence[str] = ()) -> 
 
 
 def _load(part: str, parsed: Any, rungs: Sequence[str], *base: Method) -> Method:
-    entry = _METHODS[part]
+    entry = _entry(part)
     return entry.load(parsed, *base, rungs=rungs) if entry.sized else entry.load(parsed, *base)
 
 
 def _parse(name: str, parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Each part of the name with its parameters."""
     parts = _parts(name)
-    fields = {f.name: f for part in parts for f in dataclasses.fields(_METHODS[part].parameters)}
-    record = _merged([_METHODS[part].parameters for part in parts])
+    fields = {f.name: f for part in parts for f in dataclasses.fields(_entry(part).parameters)}
+    record = _merged([_entry(part).parameters for part in parts])
     for key, value in parameters.items():
         if not fields:
             raise InputError(f"method {name!r} has no parameters of its own, got {key} = {value!r}; remove it")
@@ -443,19 +445,21 @@ def _parse(name: str, parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
             about = fields.get(key.replace("-", "_"))
             if about is None:
                 raise
+            if not about.metadata:  # of a method of one's own, which is in no paper yet
+                raise InputError(str(error).removesuffix(" ()")) from None
             told = str(error).removesuffix(f" ({about.metadata['help']})")
             raise InputError(f"{told}; {about.metadata['symbol']} in the paper: {about.metadata['help']}") from None
     parsed: Any = parse_table(record, parameters, source=f"method {name!r}")
-    return [(part, _own(_METHODS[part].parameters, parsed)) for part in parts]
+    return [(part, _own(_entry(part).parameters, parsed)) for part in parts]
 
 
 def _parts(name: str) -> list[str]:
     """`fedepth+fedprox` as its parts, if they can be put over one another."""
     parts = name.split("+")
-    if any(part not in _METHODS for part in parts):
+    if any(_find(part) is None for part in parts):
         raise NoSuchNameError.of("method", name, names())
     for part in parts[:-1]:
-        if not _METHODS[part].over:
+        if not _entry(part).over:
             able = ", ".join(sorted(known for known, entry in _METHODS.items() if entry.over))
             raise InputError(f"method {name!r}: {part!r} cannot be put over another; {able} can")
     if len(set(parts)) != len(parts) or sum(_decides(part) for part in parts) > 1:
@@ -463,15 +467,15 @@ def _parts(name: str) -> list[str]:
         raise InputError(f"method {name!r}: expected each part once and one of {deciding} at most; leave one out")
     for number, part in enumerate(parts):
         for above in parts[:number]:
-            if above in _METHODS[part].refuses:
-                why = _METHODS[part].refuses[above]
+            if above in _entry(part).refuses:
+                why = _entry(part).refuses[above]
                 raise InputError(f"method {name!r}: {part!r} cannot be under {above!r}: {why}; use one of them alone")
     return parts
 
 
 def _decides(part: str) -> bool:
     """Whether a method says how the devices of a run train, whatever is under it."""
-    return _METHODS[part].over and _METHODS[part].plans is not _no_choice
+    return _entry(part).over and _entry(part).plans is not no_choice
 
 
 def _merged(classes: Sequence[type]) -> type:

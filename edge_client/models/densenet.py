@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from edge_client.models.contract import Staged
 from edge_client.models.recompute import Fusible
-from edge_client.models.resnet import convolution, image_stem
+from edge_client.models.resnet import Norm, convolution, image_stem
 from edge_client.models.slicing import CHANNELS, FULL, WHOLE, Axis, SliceSpec, inner_axes
 
 __all__ = ["densenet"]
@@ -43,27 +44,30 @@ def densenet(
     growth: int,
     base_width: int,
     small_stem: bool,
+    track_running_stats: bool = True,
     cut: SliceSpec = FULL,
 ) -> Staged:
     """`layers` per stage, each adding `growth` channels; `base_width` channels behind the stem."""
+    norm = partial(nn.BatchNorm2d, track_running_stats=track_running_stats)
     counts = [number + (stage > 0) for stage, number in enumerate(layers)]  # with the transition
     cut.blocks(counts, counts)
     width, groups = base_width, [cut.channels(base_width)]  # channels of the full network; those here, as they came
-    units: OrderedDict[str, nn.Module] = OrderedDict(stem=image_stem(input_shape[0], groups[0], small=small_stem))
+    stem = image_stem(input_shape[0], groups[0], small=small_stem, norm=norm)
+    units: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
     axes = inner_axes(inputs="stem.conv", outputs="head.linear")
     for stage, number in enumerate(layers, start=1):
         if stage > 1:
             width //= 2
             name = f"stage{stage}_transition"
-            units[name] = _transition(sum(groups), cut.channels(width))
+            units[name] = _transition(sum(groups), cut.channels(width), norm)
             axes |= _reading(f"{name}.norm", f"{name}.conv", groups)
             groups = [cut.channels(width)]
         for name in (f"stage{stage}_layer{index}" for index in range(1, number + 1)):
-            units[name] = _Layer(sum(groups), cut.channels(_BOTTLENECK * growth), cut.channels(growth))
+            units[name] = _Layer(sum(groups), cut.channels(_BOTTLENECK * growth), cut.channels(growth), norm)
             axes |= _reading(f"{name}.norm1", f"{name}.conv1", groups)
             groups.append(cut.channels(growth))
             width += growth
-    units["head"] = _head(sum(groups), num_classes)
+    units["head"] = _head(sum(groups), num_classes, norm)
     axes |= _reading("head.norm", "", groups) | {"head.linear.weight": (WHOLE, Axis(tuple(groups)))}
     stages = [0, *(stage for stage, count in enumerate(counts, start=1) for _ in range(count)), len(layers) + 1]
     return Staged(units, stages=stages, taps={**_conv_taps(units), "features": "head.flatten"}, axes=axes)
@@ -90,10 +94,10 @@ def _conv_taps(units: Mapping[str, nn.Module]) -> dict[str, str]:
     return taps
 
 
-def _transition(in_channels: int, out_channels: int) -> nn.Sequential:
+def _transition(in_channels: int, out_channels: int, norm: Norm) -> nn.Sequential:
     return nn.Sequential(
         OrderedDict(
-            norm=nn.BatchNorm2d(in_channels),
+            norm=norm(in_channels),
             relu=nn.ReLU(),
             conv=convolution(in_channels, out_channels, kernel=1),
             pool=nn.AvgPool2d(2, ceil_mode=True),
@@ -101,10 +105,10 @@ def _transition(in_channels: int, out_channels: int) -> nn.Sequential:
     )
 
 
-def _head(channels: int, num_classes: int) -> nn.Sequential:
+def _head(channels: int, num_classes: int, norm: Norm) -> nn.Sequential:
     return nn.Sequential(
         OrderedDict(
-            norm=nn.BatchNorm2d(channels),
+            norm=norm(channels),
             relu=nn.ReLU(),
             pool=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
@@ -116,11 +120,11 @@ def _head(channels: int, num_classes: int) -> nn.Sequential:
 class _Layer(Fusible):
     """norm-ReLU-1x1-norm-ReLU-3x3; what it makes comes behind what it was given."""
 
-    def __init__(self, in_channels: int, between: int, growth: int) -> None:
+    def __init__(self, in_channels: int, between: int, growth: int, norm: Norm) -> None:
         super().__init__()
-        self.norm1 = nn.BatchNorm2d(in_channels)
+        self.norm1 = norm(in_channels)
         self.conv1 = convolution(in_channels, between, kernel=1)
-        self.norm2 = nn.BatchNorm2d(between)
+        self.norm2 = norm(between)
         self.conv2 = convolution(between, growth, kernel=3)
         self.relu = nn.ReLU()
 

@@ -8,6 +8,7 @@ the first block of a stage can be left out (slices of the depth).
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 
 from torch import nn
 
@@ -20,17 +21,25 @@ _KERNEL = 5
 _BLOCKS = (2, 2)  # per stage
 
 
-def har_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int, cut: SliceSpec = FULL) -> Staged:
+def har_cnn(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    width: int,
+    track_running_stats: bool = True,
+    cut: SliceSpec = FULL,
+) -> Staged:
     """`width` channels in the first stage, twice as many in the second."""
+    block = partial(_block, track_running_stats=track_running_stats)
     channels = cut.channels(width)
-    stem = _block(input_shape[0], channels, stride=1)
+    stem = block(input_shape[0], channels, stride=1)
     stem.add_module("pool", nn.MaxPool1d(2))
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
     stages = [0]
     for stage, num_blocks in enumerate(cut.blocks(_BLOCKS, (0, 1)), start=1):
         for number in range(1, num_blocks + 1):
             wide = cut.channels(width * stage)
-            units[f"stage{stage}_block{number}"] = _block(channels, wide, stride=2 if (stage, number) == (2, 1) else 1)
+            units[f"stage{stage}_block{number}"] = block(channels, wide, stride=2 if (stage, number) == (2, 1) else 1)
             stages.append(stage)
             channels = wide
     taps = {f"conv_{number}": f"{name}.norm" for number, name in enumerate(units, start=1)}
@@ -45,7 +54,8 @@ def har_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int, cut: 
     )
 
 
-def _block(in_channels: int, out_channels: int, *, stride: int) -> nn.Sequential:
+def _block(in_channels: int, out_channels: int, *, stride: int, track_running_stats: bool) -> nn.Sequential:
     conv = nn.Conv1d(in_channels, out_channels, _KERNEL, stride=stride, padding=_KERNEL // 2, bias=False)
     nn.init.kaiming_uniform_(conv.weight, mode="fan_out", nonlinearity="relu")
-    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm1d(out_channels), relu=nn.ReLU()))
+    norm = nn.BatchNorm1d(out_channels, track_running_stats=track_running_stats)
+    return nn.Sequential(OrderedDict(conv=conv, norm=norm, relu=nn.ReLU()))

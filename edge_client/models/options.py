@@ -37,6 +37,7 @@ __all__ = [
 MAX_ELEMENTS = 2**28  # of one sample or one weight: 1 GiB of float32; beyond, a number is a typing error
 
 _Shape = tuple[int, ...]
+_TRACK_HELP = "whether BatchNorm keeps running statistics for tests; otherwise each batch has its own"
 _SMALL_STEM = "a 3x3 convolution at full size instead of 7x7 and pooling, for small images"
 
 
@@ -69,10 +70,7 @@ class PreResNetOptions:
         default="conv", metadata={"help": "past a block that widens: a 1x1 convolution, or channels of zeros"}
     )
     stem_norm: bool = field(default=False, metadata={"help": "whether a BatchNorm follows the first convolution"})
-    track_running_stats: bool = field(
-        default=False,
-        metadata={"help": "whether BatchNorm keeps running statistics for tests; otherwise each batch has its own"},
-    )
+    track_running_stats: bool = field(default=False, metadata={"help": _TRACK_HELP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +81,7 @@ class ResNetOptions:
         default=64, metadata={"help": "channels of the first stage; each further stage has twice as many"}
     )
     small_stem: bool = field(default=False, metadata={"help": _SMALL_STEM})
+    track_running_stats: bool = field(default=True, metadata={"help": _TRACK_HELP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +91,7 @@ class DenseNetOptions:
     growth: Annotated[int, Between(1, 256)] = field(default=32, metadata={"help": "channels that each layer adds"})
     base_width: Annotated[int, Between(1, 256)] = field(default=64, metadata={"help": "channels behind the stem"})
     small_stem: bool = field(default=False, metadata={"help": _SMALL_STEM})
+    track_running_stats: bool = field(default=True, metadata={"help": _TRACK_HELP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +101,7 @@ class DenseNet161Options:
     growth: Annotated[int, Between(1, 256)] = field(default=48, metadata={"help": "channels that each layer adds"})
     base_width: Annotated[int, Between(1, 256)] = field(default=96, metadata={"help": "channels behind the stem"})
     small_stem: bool = field(default=False, metadata={"help": _SMALL_STEM})
+    track_running_stats: bool = field(default=True, metadata={"help": _TRACK_HELP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,7 @@ class HarCnnOptions:
     width: Annotated[int, Between(1, 1024)] = field(
         default=32, metadata={"help": "channels of the first stage; the second has twice as many"}
     )
+    track_running_stats: bool = field(default=True, metadata={"help": _TRACK_HELP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,14 +169,16 @@ def check_preresnet(name: str, shape: _Shape, options: PreResNetOptions) -> None
 
 
 def check_resnet(name: str, shape: _Shape, options: ResNetOptions) -> None:
-    """Raise `InputError` for a shape that is no image of 8x8 or more."""
+    """Raise `InputError` for a shape that is no image of 8x8 or more, or too small for statistics of a batch."""
     _check_image(name, shape, 8)
+    _check_statistics(name, shape, options)
     _check_weight(name, "the first convolution", shape[0] * (9 if options.small_stem else 49) * options.base_width)
 
 
 def check_densenet(name: str, shape: _Shape, options: DenseNetOptions | DenseNet161Options) -> None:
-    """Raise `InputError` for a shape that is no image of 8x8 or more."""
+    """Raise `InputError` for a shape that is no image of 8x8 or more, or too small for statistics of a batch."""
     _check_image(name, shape, 8)
+    _check_statistics(name, shape, options)
     _check_weight(name, "the first convolution", shape[0] * (9 if options.small_stem else 49) * options.base_width)
 
 
@@ -218,6 +222,20 @@ def _check_image(name: str, shape: Sequence[int], smallest: int) -> None:
         raise InputError(
             f"model {name!r} needs an input of channels, height, width with at least {smallest}x{smallest} pixels, "
             f"got {list(shape)}"
+        )
+
+
+def _check_statistics(
+    name: str, shape: Sequence[int], options: ResNetOptions | DenseNetOptions | DenseNet161Options
+) -> None:
+    """Without running statistics a single sample must have more than one pixel in the last stage, to be judged."""
+    shrinks = 8 if options.small_stem else 32
+    if not options.track_running_stats and max(shape[1:]) <= shrinks:
+        stem = "" if options.small_stem or max(shape[1:]) <= 8 else "set small-stem = true, "
+        raise InputError(
+            f"model {name!r}: track-running-stats = false needs images of more than {shrinks}x{shrinks} pixels, got "
+            f"{list(shape)}: the last stage has one pixel of each, of which there are no statistics; {stem}"
+            f"take larger images, or preresnet20"
         )
 
 

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 
     from edge_client.models.contract import Model
 
-__all__ = ["build", "default_input", "names", "options_type", "parameter_sizes", "parse_slice", "skeleton", "validate"]
+__all__ = [
+    "build",
+    "default_input",
+    "keeps_statistics",
+    "names",
+    "options_type",
+    "parameter_sizes",
+    "parse_slice",
+    "skeleton",
+    "validate",
+]
 
 _Shape = tuple[int, ...]
 # input shape, number of classes, options, slice -> units; what makes them imports torch, hence not at the top
@@ -59,7 +69,9 @@ def _mlp(shape: _Shape, num_classes: int, options: known.MlpOptions, cut: SliceS
 def _har_cnn(shape: _Shape, num_classes: int, options: known.HarCnnOptions, cut: SliceSpec) -> nn.Sequential:
     from edge_client.models.har_cnn import har_cnn
 
-    return har_cnn(shape, num_classes, width=options.width, cut=cut)
+    return har_cnn(
+        shape, num_classes, width=options.width, track_running_stats=options.track_running_stats, cut=cut
+    )
 
 
 def _preresnet(shape: _Shape, num_classes: int, options: known.PreResNetOptions, cut: SliceSpec) -> nn.Sequential:
@@ -87,6 +99,7 @@ def _resnet(blocks: Sequence[int], *, bottleneck: bool = False) -> _Layers:
             base_width=options.base_width,
             small_stem=options.small_stem,
             bottleneck=bottleneck,
+            track_running_stats=options.track_running_stats,
             cut=cut,
         )
 
@@ -104,6 +117,7 @@ def _densenet(num_layers: Sequence[int]) -> _Layers:
             growth=options.growth,
             base_width=options.base_width,
             small_stem=options.small_stem,
+            track_running_stats=options.track_running_stats,
             cut=cut,
         )
 
@@ -195,6 +209,12 @@ def parse_slice(name: str, text: str) -> SliceSpec:
 def validate(name: str, input_shape: Sequence[int], options: Mapping[str, Any]) -> None:
     """Raise `NoSuchNameError` for an unknown model, `InputError` for options or a shape it cannot use."""
     _parse(name, input_shape, options)
+
+
+def keeps_statistics(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether a model has BatchNorms with running statistics; raises as `validate`, but for shapes. Free of torch."""
+    parsed: Any = parse_table(_entry(name).options, options, source=f"model {name!r}")
+    return bool(getattr(parsed, "track_running_stats", False))
 
 
 def build(

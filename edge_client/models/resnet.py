@@ -21,7 +21,8 @@ their weights can be averaged by name.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -30,7 +31,9 @@ from edge_client.models.contract import Staged
 from edge_client.models.recompute import Fusible
 from edge_client.models.slicing import FULL, SliceSpec, inner_axes
 
-__all__ = ["convolution", "image_stem", "main_path_anchors", "resnet"]
+__all__ = ["Norm", "convolution", "image_stem", "main_path_anchors", "resnet"]
+
+Norm = Callable[[int], nn.BatchNorm2d]  # of so many channels
 
 _EXPANSION = 4  # what a bottleneck puts out, in widths of its 3x3 convolution
 
@@ -43,11 +46,14 @@ def resnet(
     base_width: int,
     small_stem: bool,
     bottleneck: bool = False,
+    track_running_stats: bool = True,
     cut: SliceSpec = FULL,
 ) -> Staged:
     """`blocks` per stage; each stage has twice the channels of the one before, the first `base_width`."""
+    norm = partial(nn.BatchNorm2d, track_running_stats=track_running_stats)
     channels = cut.channels(base_width)
-    units: OrderedDict[str, nn.Module] = OrderedDict(stem=image_stem(input_shape[0], channels, small=small_stem))
+    stem = image_stem(input_shape[0], channels, small=small_stem, norm=norm)
+    units: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
     stages = [0]
     taps = {"conv_1": "stem.norm"}
     num_convs = 3 if bottleneck else 2
@@ -58,9 +64,9 @@ def resnet(
             name, stride = f"stage{stage}_block{number}", 2 if stage > 1 and number == 1 else 1
             if bottleneck:
                 widths = (channels, cut.channels(width), cut.channels(_EXPANSION * width))
-                units[name] = _Bottleneck(*widths, stride=stride, project=number == 1)
+                units[name] = _Bottleneck(*widths, stride=stride, project=number == 1, norm=norm)
             else:
-                units[name] = _Block(channels, cut.channels(width), stride=stride)
+                units[name] = _Block(channels, cut.channels(width), stride=stride, norm=norm)
             stages.append(stage)
             taps |= {f"conv_{len(taps) + conv}": f"{name}.norm{conv}" for conv in range(1, num_convs + 1)}
             channels = cut.channels(_EXPANSION * width if bottleneck else width)
@@ -97,11 +103,11 @@ def convolution(in_channels: int, out_channels: int, *, kernel: int, stride: int
     return made
 
 
-def image_stem(channels: int, width: int, *, small: bool) -> nn.Sequential:
+def image_stem(channels: int, width: int, *, small: bool, norm: Norm) -> nn.Sequential:
     """A quarter of the height and width for the blocks; the small one leaves images as large as they are."""
     kernel, stride = (3, 1) if small else (7, 2)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv=convolution(channels, width, kernel=kernel, stride=stride), norm=nn.BatchNorm2d(width), relu=nn.ReLU()
+        conv=convolution(channels, width, kernel=kernel, stride=stride), norm=norm(width), relu=nn.ReLU()
     )
     if not small:
         layers["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
@@ -111,16 +117,16 @@ def image_stem(channels: int, width: int, *, small: bool) -> nn.Sequential:
 class _Block(Fusible):
     """conv-norm-ReLU-conv-norm, added to the input, then ReLU; a 1x1 convolution fits the input where shapes differ."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = convolution(in_channels, out_channels, kernel=3, stride=stride)
-        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.norm1 = norm(out_channels)
         self.conv2 = convolution(out_channels, out_channels, kernel=3)
-        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.norm2 = norm(out_channels)
         self.shortcut: nn.Sequential | None = None
         if stride != 1 or in_channels != out_channels:
             conv = convolution(in_channels, out_channels, kernel=1, stride=stride)
-            self.shortcut = nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(out_channels)))
+            self.shortcut = nn.Sequential(OrderedDict(conv=conv, norm=norm(out_channels)))
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,19 +141,19 @@ class _Bottleneck(Fusible):
     """1x1, 3x3 and 1x1 convolution, each with its norm, added to the input or to its projection, then ReLU."""
 
     def __init__(
-        self, in_channels: int, channels: int, out_channels: int, *, stride: int, project: bool
+        self, in_channels: int, channels: int, out_channels: int, *, stride: int, project: bool, norm: Norm
     ) -> None:
         super().__init__()
         self.conv1 = convolution(in_channels, channels, kernel=1)
-        self.norm1 = nn.BatchNorm2d(channels)
+        self.norm1 = norm(channels)
         self.conv2 = convolution(channels, channels, kernel=3, stride=stride)
-        self.norm2 = nn.BatchNorm2d(channels)
+        self.norm2 = norm(channels)
         self.conv3 = convolution(channels, out_channels, kernel=1)
-        self.norm3 = nn.BatchNorm2d(out_channels)
+        self.norm3 = norm(out_channels)
         self.shortcut: nn.Sequential | None = None
         if project:
             conv = convolution(in_channels, out_channels, kernel=1, stride=stride)
-            self.shortcut = nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(out_channels)))
+            self.shortcut = nn.Sequential(OrderedDict(conv=conv, norm=norm(out_channels)))
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class Workload:
     weight_decay: float = 0.0
     weight_copies: int = 0  # of all weights, that the method keeps
     step_copies: int = 0  # of one parameter, that the method makes after a pass
+    kept_bytes: int = 0  # that the method keeps, whatever the model
     again: int = 0  # samples that the method lets through once more, when all gradients are there
     apart: bool = False  # and keeps their gradients beside the others
     optimizers: int = 1  # with a state each
@@ -56,6 +57,7 @@ class Workload:
             weight_decay=train.weight_decay,
             weight_copies=rules.weight_copies,
             step_copies=rules.step_copies,
+            kept_bytes=rules.kept_bytes,
             again=rules.again,
             apart=rules.apart,
             optimizers=rules.optimizers,
@@ -96,7 +98,8 @@ def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
         _phase(rows, workload, shape, group) + shape.num_models * _hidden(rows, workload, shape, groups[: number + 1])
         for number, group in enumerate(groups)
     )
-    kept = (workload.weight_copies + shape.num_models - 1) * rows.model_bytes + _observed(rows, workload)
+    copies = (workload.weight_copies + shape.num_models - 1) * rows.model_bytes
+    kept = copies + workload.kept_bytes + _observed(rows, workload)
     predicted = (kept + worst) * _MARGIN * rows.margin + _SLACK_BYTES
     return int(predicted * faults.scale("planning.predicted"))
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from linear import Samples, linear_model, local_round
+from torch import nn
 
 from edge_client.errors import InputError
 from edge_client.methods import registry
 from edge_client.methods.base import Batch, Job
+from edge_client.models.contract import from_sequential
+from edge_client.records import TrainingPlan
 from edge_client.training.loop import generator
 
 
@@ -73,23 +76,98 @@ def test_the_anchor_is_what_was_received_not_zero() -> None:
     assert later.once.item() == 2.0
 
 
-def test_an_anchor_that_can_be_read_again_is_not_kept() -> None:
-    """It is asked for in every step, also that of a module beside the model; the term is the same as with a copy."""
-    asked: list[str] = []
+class _Stored(dict[str, torch.Tensor]):
+    """Received tensors, and which of them were read."""
 
-    class Stored(dict[str, torch.Tensor]):
-        def __getitem__(self, name: str) -> torch.Tensor:
-            asked.append(name)
-            return super().__getitem__(name)
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.read: list[str] = []
 
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.read.append(name)
+        return super().__getitem__(name)
+
+
+def _wide(stored: _Stored) -> Any:
+    """300 inputs, 2 classes, and a bias."""
+    model = from_sequential(nn.Sequential(nn.Linear(300, 2)), input_shape=(300,))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.fill_(3.0)
     client = registry.get("fedprox", {"mu": 1.0}).client()
-    job = _client(1.0, [3.0, 4.0]).job
-    client.begin(dataclasses.replace(job, received=Stored({"0.weight": torch.tensor([[1.0], [1.0]])})))
+    client.begin(dataclasses.replace(_client(1.0, [3.0, 4.0]).job, model=model, received=stored))
+    return client
+
+
+def test_an_anchor_that_can_be_read_again_is_kept_only_if_it_is_small() -> None:
+    """600 weights are read in every step, a bias of 2 once. (3 - 1)^2 of each: 4 x 2 and 4 x 600."""
+    stored = _Stored({"0.weight": torch.ones(2, 300), "0.bias": torch.ones(2)})
+    client = _wide(stored)
+    assert stored.read == ["0.bias"]
     (phase,) = client.phases()
+    batch = dataclasses.replace(_batch(), x=torch.ones(1, 300))
     for _ in range(2):
-        _, proximal = client.terms(_batch(), phase)
-        assert proximal.once.item() == (3 - 1) ** 2 + (4 - 1) ** 2
-    assert asked == ["0.weight", "0.weight"]
+        _, *proximal = client.terms(batch, phase)
+        assert [term.once.item() for term in proximal] == [8.0, 2400.0]
+    assert stored.read == ["0.bias", "0.weight", "0.weight"]
+
+
+def test_what_is_kept_of_small_anchors_has_a_bound() -> None:
+    """200 biases of 256 are 204,800 bytes: 128 of them, 131,072 bytes, are kept, and the plan counts as many."""
+    model = nn.Module()
+    for number in range(200):
+        model.register_parameter(f"p{number}", nn.Parameter(torch.zeros(256)))
+    stored = _Stored({name: param.detach() for name, param in model.named_parameters()})
+    client = registry.get("fedprox", {"mu": 1.0}).client()
+    client.begin(dataclasses.replace(_client(1.0, [3.0, 4.0]).job, model=model, received=stored))
+    assert stored.read == [f"p{number}" for number in range(128)]
+    assert registry.plan_rules("fedprox", {}).kept_bytes == 128 * 256 * 4
+    assert registry.plan_rules("fedprox", {"mu": 0}).kept_bytes == 0
+
+
+def test_anchors_of_another_plan_are_what_was_received_though_they_have_been_trained() -> None:
+    """A module that comes with `replan` is read, not copied."""
+    stored = _Stored({"0.weight": torch.ones(2, 300), "0.bias": torch.ones(2), "late.bias": torch.full((2,), 5.0)})
+    client = _wide(stored)
+    late = nn.Linear(1, 2, bias=True)
+    late.bias.data.fill_(9.0)
+    client.job = dataclasses.replace(client.job, modules={"late": late})
+    client.replan(TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0))
+    phase = dataclasses.replace(client.phases()[0], trainable=frozenset({"late.bias"}))
+    _, proximal = client.terms(dataclasses.replace(_batch(), x=torch.ones(1, 300)), phase)
+    assert proximal.once.item() == 2 * (9 - 5) ** 2
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_kept_and_read_anchors_train_the_same_bits(channels_last: bool) -> None:
+    """As a term for each parameter by itself, mu (w - w_t) added to its gradient, would."""
+    rng = torch.Generator().manual_seed(5)
+    x, y = torch.randn(8, 3, 8, 8, generator=rng), torch.randint(0, 4, (8,), generator=rng)
+    weights: list[dict[str, torch.Tensor]] = []
+    for apart in (False, True):
+        torch.manual_seed(7)
+        head = (nn.Conv2d(32, 4, 1), nn.Flatten(), nn.Linear(144, 4))
+        net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), *head)
+        if channels_last:
+            net = net.to(memory_format=torch.channels_last)
+        model = from_sequential(net, input_shape=(3, 8, 8))
+        received = {name: param.detach().clone().contiguous() for name, param in model.named_parameters()}
+        client = registry.get("fedavg" if apart else "fedprox", {} if apart else {"mu": 0.3}).client()
+        client.begin(dataclasses.replace(_client(1.0, [3.0, 4.0]).job, model=model, received=received))
+        for _ in range(3):
+            batch = Batch(x=x, y=y, num_whole=8, whole_y=y, first=True)
+            for term in client.terms(batch, client.phases()[0]):
+                (term.weight * (term.once if term.each is None else term.each.sum() / 8)).backward()
+            with torch.no_grad():
+                for name, param in model.named_parameters():
+                    assert param.grad is not None
+                    if apart:
+                        param.grad += 0.3 * (param - received[name])
+                    param -= 0.1 * param.grad
+                    param.grad = None
+        weights.append({name: param.detach().clone() for name, param in model.named_parameters()})
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
 
 
 def test_the_term_counts_once_per_step_whatever_the_microbatch() -> None:

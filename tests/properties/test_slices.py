@@ -31,6 +31,12 @@ MODELS: list[tuple[str, tuple[int, ...], dict[str, Any], list[tuple[int, int]] |
     ("resnet22", (1, 8, 8), {"base_width": 3, "small_stem": True}, [(0, 2), (1, 2), (1, 3), (1, 3)]),
     ("resnet50", (1, 8, 8), {"base_width": 1}, [(1, 3), (1, 4), (1, 6), (1, 3)]),
     ("densenet121", (1, 8, 8), {"base_width": 3, "growth": 2}, None),
+    (
+        "densenet121",
+        (1, 9, 9),
+        {"base_width": 3, "growth": 2, "small_stem": True, "track_running_stats": False},
+        None,
+    ),
     ("vit-t-16", (1, 8, 8), {"patch": 4, "width": 6, "heads": 3, "depth": 4}, [(0, 4)]),
 ]
 

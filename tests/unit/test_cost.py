@@ -38,10 +38,15 @@ def test_with_one_sample_gradients_count_more_than_activations() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "extra"),
-    [({"momentum": 0.9}, ALL), ({"optimizer": "adam"}, 2 * ALL), ({"weight_copies": 2}, 2 * ALL)],
+    [
+        ({"momentum": 0.9}, ALL),
+        ({"optimizer": "adam"}, 2 * ALL),
+        ({"weight_copies": 2}, 2 * ALL),
+        ({"kept_bytes": 77}, 77),
+    ],
 )
-def test_copies_of_all_parameters_come_on_top(changes: dict[str, object], extra: int) -> None:
-    """Momentum keeps one, Adam two, a method as many as it says."""
+def test_copies_of_all_parameters_and_what_else_is_kept_come_on_top(changes: dict[str, object], extra: int) -> None:
+    """Momentum keeps one, Adam two, a method as many as it says, and so many bytes more."""
     workload = Workload(batch=10, **changes)  # type: ignore[arg-type]
     assert training_bytes(rows(), workload, Shape(microbatch=10)) == bound(1360 + 11 + extra)
 

@@ -103,6 +103,10 @@ def test_an_unknown_model_lists_the_known_ones() -> None:
         ("preresnet20", (200000, 8, 8), {"width": 256}, "460800000 weights, expected at most 268435456"),
         ("resnet18", (64,), {}, "'resnet18' needs .* channels, height, width"),
         ("resnet18", (3, 32, 32), {"base-width": 257}, "expected 1 to 256, got 257"),
+        ("resnet18", (3, 32, 32), {"track-running-stats": False}, r"more than 32x32 .*set small-stem = true"),
+        ("resnet18", (3, 8, 8), {"track-running-stats": False, "small-stem": True}, "more than 8x8 pixels, got"),
+        ("densenet121", (3, 32, 32), {"track-running-stats": False}, "the last stage has one pixel of each"),
+        ("mlp", (4,), {"track-running-stats": False}, "unknown key 'track-running-stats'"),
         ("resnet18", (65536, 64, 64), {"base-width": 128}, "first convolution would have 411041792 weights"),
         ("vit-t-16", (3, 32, 40), {}, r"multiples of patch = 16, got \[3, 32, 40\]"),
         ("vit-t-16", (3, 32, 32), {"heads": 5}, "multiples of heads = 5, got 192"),
@@ -122,6 +126,36 @@ def test_options_and_shapes_are_checked(
     """What came and what was expected stand in the message."""
     with pytest.raises(InputError, match=message):
         registry.validate(name, shape, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("resnet10", (3, 33, 20), {"base-width": 2}),
+        ("resnet14", (3, 9, 8), {"base-width": 2, "small-stem": True}),
+        ("resnet50", (3, 9, 9), {"base-width": 2, "small-stem": True}),
+        ("densenet121", (3, 9, 9), {"growth": 2, "base-width": 4, "small-stem": True}),
+        ("har-cnn", (3, 8), {"width": 2}),
+        ("preresnet20", (3, 8, 8), {"width": 2}),
+    ],
+)
+def test_without_running_statistics_no_buffers_travel_and_one_sample_can_be_judged(
+    name: str, shape: tuple[int, ...], options: dict[str, object]
+) -> None:
+    """The smallest images that are accepted; parameters are those of a model with statistics, with the same values."""
+    built = {}
+    for track in (False, True):
+        torch.manual_seed(1)
+        chosen = {**options, "track-running-stats": track}
+        built[track] = registry.build(name, input_shape=shape, num_classes=3, options=chosen)
+        assert registry.keeps_statistics(name, chosen) is track
+    plain = built[False]
+    assert list(plain.buffers()) == []
+    assert len(list(built[True].buffers())) > 0
+    tracked = dict(built[True].named_parameters())
+    assert all(torch.equal(value, tracked.pop(key)) for key, value in plain.named_parameters())
+    assert tracked == {}
+    assert plain.eval()(torch.randn(1, *shape)).isfinite().all()
 
 
 def test_names_are_checked_without_torch_and_numpy() -> None:

@@ -30,6 +30,9 @@ FAMILIES: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     ("resnet14", (3, 16, 16), {"base-width": 4}, "depth:1.1.1.1-width:1/2"),
     ("resnet50", (3, 16, 16), {"base-width": 4, "small-stem": True}, "full"),
     ("densenet121", (3, 32, 32), {"growth": 4, "base-width": 8}, "full"),
+    ("har-cnn", (3, 16), {"width": 4, "track-running-stats": False}, "full"),
+    ("resnet14", (3, 16, 16), {"base-width": 4, "small-stem": True, "track-running-stats": False}, "width:1/2"),
+    ("densenet121", (3, 40, 40), {"growth": 4, "base-width": 8, "track-running-stats": False}, "full"),
     ("vit-t-16", (3, 16, 16), {"patch": 8, "width": 12, "heads": 3, "depth": 2}, "width:1/2"),
 ]
 
@@ -64,7 +67,7 @@ def test_every_family_and_slice_says_what_torch_says(
     (said,) = session.run(None, {"input": x.numpy()})
     assert np.abs(said - expected).max() <= 1e-4 * max(1.0, np.abs(expected).max())  # DenseNets begin with hundreds
     assert written.relative_difference <= 1e-4
-    assert written.facts.batch_statistics == (name == "preresnet20" and "shortcut" not in options)
+    assert written.facts.batch_statistics == (not options.get("track-running-stats", name != "preresnet20"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.onnx"]
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from coordinator import cli
+from coordinator.run_commands import warnings_of
 from coordinator.simulation_file import Flags, Missing, budgets_of, combinations, complete
 from edge_client.errors import InputError
 from edge_client.files import parse_table, to_table
@@ -175,3 +177,49 @@ def test_a_file_without_data_is_told_what_is_missing(tmp_path: Path) -> None:
     path.write_text('name = "a"\nmodel = { name = "mlp", input = [64] }\nclasses = ["a", "b"]\n')
     with pytest.raises(InputError, match=r"run.toml: simulate.data is missing: what do the devices train on\?"):
         resolved(file=path, model=None, data=None)
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "expected"),
+    [
+        ("heterofl", {}, True),
+        ("fedrolex", {}, True),
+        ("inco+heterofl", {}, True),
+        ("fedper", {"slices": "full,width:1/2"}, True),
+        ("fedavg", {"slices": "full,width:1/2"}, True),
+        ("scalefl", {"slices": "full,exit:3-width:1/2"}, True),
+        ("fedavg", {}, False),
+        ("fedavg", {"slices": "full,depth:1.1.1.1"}, False),
+        ("fedavg", {"slices": "full,width:1/2", "set": ["sharing=architecture"]}, False),
+        ("local", {"slices": "full,width:1/2"}, False),
+        ("fedproto", {"slices": "full,width:1/2"}, False),
+        ("splitmix", {}, False),  # each base has its own
+        ("heterofl", {"model": "preresnet20"}, False),
+        ("heterofl", {"model": "preresnet20", "set": ["model.track-running-stats=true"]}, True),
+        ("heterofl", {"model": "small-cnn"}, False),
+        ("heterofl", {"set": ["model.track-running-stats=false", "model.input=[1,40,40]"]}, False),
+    ],
+)
+def test_widths_that_share_running_statistics_are_warned_of(method: str, more: dict[str, Any], expected: bool) -> None:
+    """Where tensors of slices of different width are combined, and the model keeps statistics."""
+    file = resolved(**{"model": "resnet18", "method": method, **more})
+    assert bool(warnings_of(file)) is expected
+    assert all("track-running-stats = false" in text for text in warnings_of(file))
+
+
+@pytest.mark.parametrize("model", ["preresnet20", "resnet10"])
+def test_a_command_warns_once_whatever_the_number_of_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    """Four runs in one grid, then a run of a fleet; both end at once: in a file there is no room, and nobody serves."""
+    (tmp_path / "file").write_text("")
+    grid = ["simulate", "--method", "heterofl,fedrolex", "--seed", "1,2", "--model", model, "--data", "digits"]
+    assert cli.main([*grid, "--out", str(tmp_path / "file" / "out")]) == 4
+    warned = capsys.readouterr().err.count("warning: slices of different width share the running statistics")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'name = "t"\nmethod = "heterofl"\nmodel = {{ name = "{model}", input = [1, 8, 8] }}\nclasses = ["a", "b"]\n'
+    )
+    assert cli.main(["run", "start", str(path), "--dry-run", "--state-dir", str(tmp_path / "none")]) != 0
+    warned += capsys.readouterr().err.count("warning: ")
+    assert warned == (2 if model == "resnet10" else 0)
