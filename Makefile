@@ -1,5 +1,6 @@
 PYTHON ?= python3
 STAMP := .venv/.installed
+PIP := .venv/bin/python -m pip install --quiet --retries 10 --timeout 60 -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-slow check bench
@@ -10,12 +11,13 @@ help: ## this list
 install: $(STAMP) ## set up .venv with the pinned versions (the other targets do it by themselves)
 
 # torch goes first and by its exact version: where an index offers a CPU build of it (2.13.0+cpu), pip takes that one.
+# What was cut short goes on; a .venv whose Python or pip does not run is made anew.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"fedfit needs Python 3.10 or newer, {sys.executable} is {sys.version.split()[0]}; name another one with PYTHON=...")'
 	@echo "setting up .venv (torch is large: this takes a few minutes the first time)"
-	@$(PYTHON) -m venv .venv
-	@.venv/bin/pip install --quiet -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	@.venv/bin/pip install --quiet -c constraints.txt -e '.[coordinator,images,dev]'
+	@$(PYTHON) -m venv $$(.venv/bin/python -m pip --version >/dev/null 2>&1 || echo --clear) .venv
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) -e '.[coordinator,images,dev]'
 	@touch $@
 
 demo: $(STAMP) ## broker, coordinator and a few devices of different sizes on this machine
