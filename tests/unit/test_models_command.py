@@ -31,7 +31,7 @@ def test_all_models_of_the_papers_are_listed(capsys: pytest.CaptureFixture[str])
     assert cli.main(["models", "list", "-q"]) == 0
     assert capsys.readouterr().out.split() == listed
     assert cli.main(["models", "list"]) == 0
-    assert "har-cnn          9x128        width=32\n" in capsys.readouterr().out
+    assert "har-cnn          9x128        width=32 track-running-stats=true\n" in capsys.readouterr().out
 
 
 def test_a_list_loads_no_torch() -> None:
