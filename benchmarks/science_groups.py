@@ -117,17 +117,21 @@ def _above(name: str) -> Relation:
 
 
 _FEDEPTH = "FeDepth: +5.4 on CIFAR-10 at equal memory, in the mean"
-_WIDTH_RELATIONS = [
-    *map(_above, ("HeteroFL", "FedRolex", "ScaleFL", "SplitMix")),
+_ABOVE_HETEROFL = [
     Relation(better="FeDepth", worse="HeteroFL", source=_FEDEPTH),
     Relation(better="m-FeDepth", worse="HeteroFL", source=_FEDEPTH),
     Relation(better="FeDepth, epochs split", worse="HeteroFL", source="the same with as many local epochs"),
 ]
-_BUDGETED = ("HeteroFL", "FedRolex", "FeDepth", "FeDepth, epochs split", "m-FeDepth")
+_BUDGETED = ("FeDepth", "FeDepth, epochs split", "m-FeDepth")
+
+
+def _some(*names: str) -> dict[str, dict[str, Any]]:
+    return {name: _WIDTH_RUNS[name] for name in names}
+
 
 _FASHION = Setting(name="fashion-depth")
 # as in the papers: no running statistics, which models of different width cannot share (group `statistics`)
-_WIDE = Setting(name="fashion-preresnet", model="preresnet20", rounds=12)
+_WIDE = Setting(name="fashion-sizes", model="preresnet20", rounds=8)
 
 GROUPS = {
     "depth": Group(setting=_FASHION, runs=_DEPTH_RUNS, relations=_DEPTH_RELATIONS),
@@ -172,11 +176,16 @@ GROUPS = {
         },
         relations=[Relation(better="DraftFed", worse="Local", source="DraftFed: 64.2 against 62.8 on CIFAR-10")],
     ),
-    "width": Group(setting=_WIDE, by_budget=_BUDGETED, runs=_WIDTH_RUNS, relations=_WIDTH_RELATIONS),
+    "width": Group(
+        setting=_WIDE,
+        runs=_some(_SMALLEST, "HeteroFL", "FedRolex", "ScaleFL", "SplitMix"),
+        relations=list(map(_above, ("HeteroFL", "FedRolex", "ScaleFL", "SplitMix"))),
+    ),
+    "memory": Group(setting=_WIDE, by_budget=_BUDGETED, runs=_some("HeteroFL", *_BUDGETED), relations=_ABOVE_HETEROFL),
     "statistics": Group(
         setting=Setting(name="fashion-width", width=16, rounds=15, every=3),
-        by_budget=_BUDGETED,
-        runs={name: _WIDTH_RUNS[name] for name in (_SMALLEST, "HeteroFL", "FedRolex")},
+        by_budget=("HeteroFL", "FedRolex"),
+        runs=_some(_SMALLEST, "HeteroFL", "FedRolex"),
         relations=[_above("HeteroFL"), _above("FedRolex")],
     ),
     "ablation": Group(
@@ -204,15 +213,9 @@ GROUPS = {
         relations=_DEPTH_RELATIONS,
     ),
     "cifar-width": Group(
-        setting=Setting(
-            name="cifar-width", data="cifar10", samples=20000, batch=64, model="preresnet20", rounds=15, every=3
-        ),
+        setting=Setting(name="cifar-width", data="cifar10", samples=20000, batch=64, model="preresnet20", rounds=8),
         by_budget=_BUDGETED,
-        runs={name: _WIDTH_RUNS[name] for name in (_SMALLEST, "HeteroFL", "FeDepth", "FeDepth, epochs split")},
-        relations=[
-            _above("HeteroFL"),
-            Relation(better="FeDepth", worse="HeteroFL", source=_FEDEPTH),
-            Relation(better="FeDepth, epochs split", worse="HeteroFL", source="the same with as many local epochs"),
-        ],
+        runs=_some(_SMALLEST, "HeteroFL", "FeDepth", "FeDepth, epochs split"),
+        relations=[_above("HeteroFL"), _ABOVE_HETEROFL[0], _ABOVE_HETEROFL[2]],
     ),
 }
