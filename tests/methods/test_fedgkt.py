@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from depth import NUM_CLASSES, SHAPE, Memory, equal, model_of
-from knowing import begun, run, weights
+from knowing import batch_of, begun, identity_model, loss_of, run, weights
 from linear import linear_model
 
 from edge_client.errors import InputError
@@ -85,6 +86,16 @@ def test_answers_are_used_for_their_own_samples_and_kept() -> None:
     again = client()
     begun(again, model_of("mlp"), state=outcome.state, data=data, classes=3)
     assert torch.equal(again._answers["logits"], outcome.state["answers/logits"])
+
+
+def test_a_sample_without_an_answer_is_pulled_nowhere() -> None:
+    """T = 3; logits are the samples: (0, 0) with the answer (3, 0) has KD .9985; (ln 3, 0) has none: CE ln 4 alone."""
+    model = identity_model()
+    model.get_parameter("1.weight").data = torch.eye(2)
+    answers = SampleLogits(ids=torch.tensor([0]), values=torch.tensor([[3.0, 0.0]]))
+    used = begun(client(alpha=0.5, temperature=3.0), model, knowledge=(answers,), data=Memory(2))
+    loss = loss_of(used, batch_of([[0.0, 0.0], [math.log(3), 0.0]], [0, 1]))
+    assert loss == pytest.approx((math.log(2) + math.log(4)) / 2 + 0.5 * 0.998499 / 2, abs=1e-5)
 
 
 def test_a_sample_gets_the_answer_of_its_own_position() -> None:
