@@ -154,6 +154,18 @@ def test_the_server_learns_and_answers_each_device_for_its_own_samples() -> None
     assert any(name.startswith("net/2x8x8/stage1") for name in memory)
 
 
+def test_the_server_answers_in_evaluation_mode() -> None:
+    """b has three of a's samples: with BatchNorms that train, answers would depend on those that stand beside."""
+    (maps,) = run(client(), model_of("resnet10"), Memory(16), classes=3, round=1).knowledge
+    assert isinstance(maps, FeatureMaps)
+    some = FeatureMaps(ids=maps.ids[:3], labels=maps.labels[:3], logits=maps.logits[:3], values=maps.values[:3])
+    teacher = GktTeacher(FedGktParameters(server_lr=0.01))
+    memory = _learn(teacher, {}, 1, ("a", maps), ("b", some))
+    lesson = Lesson(round=2, num_classes=3, seed=1)
+    (a,), (b,) = (teacher.tell(memory, cut="full", device=device, lesson=lesson) for device in ("a", "b"))
+    torch.testing.assert_close(a.values[:3], b.values, rtol=1e-4, atol=1e-5)
+
+
 def test_the_server_learns_from_the_devices_logits() -> None:
     """Logits of a device that say (4,0,-4) of every sample: with a weight on them the server's answers come nearer."""
     (maps,) = run(client(), model_of("resnet10"), Memory(16), classes=3, round=1).knowledge
