@@ -173,19 +173,19 @@ ODD = {
 def test_the_knowledge_of_one_device_that_does_not_fit_is_named_and_that_of_the_others_counts(
     method: str, usual: Knowledge, odd: Knowledge, code: str, tmp_path: Path
 ) -> None:
-    """c is odd; a and b say ones: what the server knows afterwards are ones, of the usual shape alone."""
+    """a, who comes first, is odd; b and c say ones: what the server knows then are ones, of the usual shape alone."""
     np.savez(tmp_path / "p.npz", x=np.zeros((8, 2, 2), dtype=np.float32), y=np.zeros(8, dtype=np.int64))
     window = {"fedmd": {"samples": 4}, "draftfed": {"draft-batch": 4}}.get(method)
     own = {"public": f"npz:{tmp_path / 'p.npz'}", "public-samples": 8, **window} if window is not None else {}
     run = _run(method, parameters=own, model={"name": "mlp", "input": [1, 2, 2], "hidden": [3, 3]})
     assert _answer("init", tmp_path / "m", run=run)["ok"]
-    said = {"a": usual, "b": usual, "c": odd}
+    said = {"a": odd, "b": usual, "c": usual}
     updates = [_update(tmp_path / n, tmp_path / "m", item, weights=method == "fedin") for n, item in said.items()]
     listed = [{"device": path.name, "path": str(path), "num_samples": 10} for path in updates]
     fields = {"round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "updates": listed}
     reply = _answer("fold", tmp_path / "v1", run=run, **fields)
     assert reply["ok"], reply
-    assert [(found["device"], found["code"]) for found in reply["left_out"]] == [("c", code)]
+    assert [(found["device"], found["code"]) for found in reply["left_out"]] == [("a", code)]
     kept = {name: t for name, t in _tensors(tmp_path / "v1").items() if name.startswith("memory/")}
     told = [t for name, t in kept.items() if name.endswith(("/in", "/out", "/values", "/logits", "/conv_1"))]
     assert told
