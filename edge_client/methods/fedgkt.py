@@ -16,7 +16,8 @@ of the server's part travels.
 Deviations: instead of all samples in every round a device tells about as many as fit into `max_bytes`, the next ones in
 turn; answers that came stay on the device until there are newer ones. Samples are keyed by their positions, so that
 batches may be shuffled. Maps are those of the model at the end of the round, in evaluation mode. Test samples are not
-sent: the answer to a test sample is the device's own model's.
+sent: the answer to a test sample is the device's own model's. The server trains while it folds, and the round waits for
+it: what is made beside a round (`study`) is told a round later, so that answers would be those of maps two rounds old.
 
 Legend: T = temperature, E_s = server_epochs.
 """

@@ -118,6 +118,19 @@ def test_felo_divides_by_the_samples_that_have_a_target() -> None:
     assert alone == pytest.approx(FELO_CE)
 
 
+@pytest.mark.parametrize(("client", "distance"), [(FeloClient(FELO), FELO_KL), (FedHeClient(FEDHE), 5.0)])
+def test_logits_of_a_class_without_a_target_are_pulled_nowhere(client: Any, distance: float) -> None:
+    """Logits are the features: (0, 0) of class 0 with target (3, 1), (ln 3, 0) of class 1 with none: its CE is ln 4.
+
+    A target of zeros instead would add KL((.5, .5) || (.75, .25)), or (ln 3)^2 / 2.
+    """
+    model = identity_model()
+    model.get_parameter("1.weight").data = torch.eye(2)
+    begun(client, model, knowledge=(table("logit", [[3.0, 1.0], None]),))
+    loss = loss_of(client, batch_of([[0.0, 0.0], [math.log(3), 0.0]], [0, 1]))
+    assert loss == pytest.approx((math.log(2) + math.log(4)) / 2 + 0.5 * distance, abs=1e-6)
+
+
 def test_felo_with_features_only() -> None:
     """Logits may be absent, as the class means of a synthetic table may be: that term is 0."""
     client = begun(FeloClient(FELO), identity_model(), knowledge=(table("feature", [[0.0, 1.0], None]),))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from depth import NUM_CLASSES, SHAPE, Memory, equal, model_of
-from knowing import begun, run, weights
+from knowing import batch_of, begun, identity_model, loss_of, run, weights
 from linear import linear_model
 
 from edge_client.errors import InputError
@@ -87,6 +88,16 @@ def test_answers_are_used_for_their_own_samples_and_kept() -> None:
     assert torch.equal(again._answers["logits"], outcome.state["answers/logits"])
 
 
+def test_a_sample_without_an_answer_is_pulled_nowhere() -> None:
+    """T = 3; logits are the samples: (0, 0) with the answer (3, 0) has KD .9985; (ln 3, 0) has none: CE ln 4 alone."""
+    model = identity_model()
+    model.get_parameter("1.weight").data = torch.eye(2)
+    answers = SampleLogits(ids=torch.tensor([0]), values=torch.tensor([[3.0, 0.0]]))
+    used = begun(client(alpha=0.5, temperature=3.0), model, knowledge=(answers,), data=Memory(2))
+    loss = loss_of(used, batch_of([[0.0, 0.0], [math.log(3), 0.0]], [0, 1]))
+    assert loss == pytest.approx((math.log(2) + math.log(4)) / 2 + 0.5 * 0.998499 / 2, abs=1e-5)
+
+
 def test_a_sample_gets_the_answer_of_its_own_position() -> None:
     """Answers that agree with what the model says already change the gradient little; shifted by one they do not."""
     data = Memory(16)
@@ -141,6 +152,18 @@ def test_the_server_learns_and_answers_each_device_for_its_own_samples() -> None
         assert teacher.tell(memory, cut="full", device="b", lesson=lesson) == ()
     assert losses[-1] < 0.5 * losses[0]
     assert any(name.startswith("net/2x8x8/stage1") for name in memory)
+
+
+def test_the_server_answers_in_evaluation_mode() -> None:
+    """b has three of a's samples: with BatchNorms that train, answers would depend on those that stand beside."""
+    (maps,) = run(client(), model_of("resnet10"), Memory(16), classes=3, round=1).knowledge
+    assert isinstance(maps, FeatureMaps)
+    some = FeatureMaps(ids=maps.ids[:3], labels=maps.labels[:3], logits=maps.logits[:3], values=maps.values[:3])
+    teacher = GktTeacher(FedGktParameters(server_lr=0.01))
+    memory = _learn(teacher, {}, 1, ("a", maps), ("b", some))
+    lesson = Lesson(round=2, num_classes=3, seed=1)
+    (a,), (b,) = (teacher.tell(memory, cut="full", device=device, lesson=lesson) for device in ("a", "b"))
+    torch.testing.assert_close(a.values[:3], b.values, rtol=1e-4, atol=1e-5)
 
 
 def test_the_server_learns_from_the_devices_logits() -> None:

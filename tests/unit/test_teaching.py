@@ -14,7 +14,7 @@ from torch import Tensor
 from coordinator import aggregator
 from coordinator.intake import Expected, check_header
 from edge_client.errors import PayloadError
-from edge_client.knowledge.kinds import ClassTable, Knowledge, named_tensors
+from edge_client.knowledge.kinds import ClassTable, DraftSet, FeaturePairs, Knowledge, SampleLogits, named_tensors
 from edge_client.methods import registry
 from edge_client.records import from_map, to_map
 from edge_client.run_file import RunFile
@@ -145,6 +145,52 @@ def test_what_a_device_kept_because_it_would_be_refused_is_told_in_its_words(
     fields = {"round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "updates": listed}
     told = _answer("fold", tmp_path / "v1", run=run, **fields)["left_out"]
     assert told == ([] if expected is None else [{"device": "a", "code": "held_back", "detail": expected}])
+
+
+def _pairs(width: int) -> FeaturePairs:
+    return FeaturePairs(inputs=torch.ones(2, width), outputs=torch.ones(2, 3))
+
+
+def _logits(first: int, classes: int = 2) -> SampleLogits:
+    return SampleLogits(ids=torch.arange(first, first + 4), values=torch.ones(4, classes))
+
+
+def _drafts(first: int) -> DraftSet:
+    convs = {1: torch.ones(4, 3), 2: torch.ones(4, 3)}
+    ids = torch.arange(first, first + 4)
+    return DraftSet(ids=ids, depths=torch.tensor([2]), convs=convs, logits=torch.ones(4, 2))
+
+
+ODD = {
+    "a signature that nobody else has": ("fedin", _pairs(3), _pairs(9), "signature"),
+    "answers for another batch": ("fedmd", _logits(0), _logits(4), "other_samples"),
+    "another number of classes": ("fedmd", _logits(0), _logits(0, 5), "class_count"),
+    "drafts of another batch": ("draftfed", _drafts(0), _drafts(4), "other_samples"),
+}
+
+
+@pytest.mark.parametrize(("method", "usual", "odd", "code"), ODD.values(), ids=ODD)
+def test_the_knowledge_of_one_device_that_does_not_fit_is_named_and_that_of_the_others_counts(
+    method: str, usual: Knowledge, odd: Knowledge, code: str, tmp_path: Path
+) -> None:
+    """a, who comes first, is odd; b and c say ones: what the server knows then are ones, of the usual shape alone."""
+    np.savez(tmp_path / "p.npz", x=np.zeros((8, 2, 2), dtype=np.float32), y=np.zeros(8, dtype=np.int64))
+    window = {"fedmd": {"samples": 4}, "draftfed": {"draft-batch": 4}}.get(method)
+    own = {"public": f"npz:{tmp_path / 'p.npz'}", "public-samples": 8, **window} if window is not None else {}
+    run = _run(method, parameters=own, model={"name": "mlp", "input": [1, 2, 2], "hidden": [3, 3]})
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    said = {"a": odd, "b": usual, "c": usual}
+    updates = [_update(tmp_path / n, tmp_path / "m", item, weights=method == "fedin") for n, item in said.items()]
+    listed = [{"device": path.name, "path": str(path), "num_samples": 10} for path in updates]
+    fields = {"round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "updates": listed}
+    reply = _answer("fold", tmp_path / "v1", run=run, **fields)
+    assert reply["ok"], reply
+    assert [(found["device"], found["code"]) for found in reply["left_out"]] == [("a", code)]
+    kept = {name: t for name, t in _tensors(tmp_path / "v1").items() if name.startswith("memory/")}
+    told = [t for name, t in kept.items() if name.endswith(("/in", "/out", "/values", "/logits", "/conv_1"))]
+    assert told
+    assert all(value.eq(1).all() for value in told)
+    assert not any("9" in name or "5" in str(tuple(t.shape)) for name, t in kept.items())
 
 
 def test_of_an_empty_set_of_shared_samples_nothing_travels(tmp_path: Path) -> None:
