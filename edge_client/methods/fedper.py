@@ -91,7 +91,8 @@ def everything(job: Job) -> tuple[str, ...]:
 
 def _told(parameters: FedPerParameters, job: Job) -> tuple[str, ...]:
     """What the server says, since a device does not know other sizes; its own last units are personal in any case."""
-    told = tuple(name.removeprefix(MODEL_PREFIX) for name in job.kept if name.startswith(MODEL_PREFIX))
+    kept = _kept(parameters, ("full",), job.model) if job.kept is None else job.kept
+    told = tuple(name.removeprefix(MODEL_PREFIX) for name in kept if name.startswith(MODEL_PREFIX))
     units = list(size_of(job.model).values())
     personal = units[max(0, len(units) - parameters.personal) :]
     for name in (name for tensors in personal for name in tensors if not name.startswith(told)):
