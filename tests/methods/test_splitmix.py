@@ -124,12 +124,15 @@ def test_a_base_is_the_mean_of_those_that_trained_it() -> None:
 
 
 def test_bases_are_trained_apart() -> None:
-    """A device's first base comes out as if it had it alone, bit for bit: no other has a part in its loss or step."""
+    """A device's bases come out as if it had each alone, bit for bit: no other has a part in its loss or step."""
     alone = fleet("mlp", {"a": "width:1/4:o5"}, bases=4).updates[0][1]
     more = fleet("mlp", {"a": "width:1/2:o5"}, bases=4).updates[0][1]
     assert chosen(4, "width:1/4:o5") == chosen(4, "width:1/2:o5")[:1] == [1]
     assert equal({key: more[key] for key in alone}, alone)
     assert len(more) == 2 * len(alone)
+    _, number = chosen(4, "width:1/2:o5")
+    second = fleet("mlp", {"a": f"width:1/4:o{number}"}, bases=4).updates[0][1].values()
+    assert all(torch.equal(*pair) for pair in zip(list(more.values())[len(alone) :], second, strict=True))
 
 
 def test_what_has_no_channels_is_each_bases_own() -> None:
