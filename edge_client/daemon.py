@@ -575,8 +575,10 @@ class Daemon:
             wanted = {part.sha256 for part in (*assign.parts, *((deployed,) if deployed is not None else ()))}
             self._blobs.keep_only(wanted, wanted)
             self._keep_folder("method-state", assign.run)  # one run trains at a time: the others are over
+            in_hand = assign.lease if self._session.update is not None else None  # settled, and not forgotten yet
             with durable.disk_errors("cannot keep the method's state"):
-                workers.count_method_state(self._state_dir / "method-state" / assign.run, assign.counted)
+                folder = self._state_dir / "method-state" / assign.run
+                workers.count_method_state(folder, assign.counted, in_hand=in_hand)
         self._keep_folder("work", assign.lease if assign else None)
 
     def _keep_folder(self, below: str, name: str | None) -> None:

@@ -342,9 +342,14 @@ def settle_method_state(root: Path, lease: str, *, accepted: bool) -> None:
             durable.sync_dir(following.parent)
 
 
-def count_method_state(folder: Path, counted: str | None) -> None:
-    """What was kept with the lease that went into a model becomes `current`; all else would be applied twice."""
+def count_method_state(folder: Path, counted: str | None, *, in_hand: str | None = None) -> None:
+    """What was kept with the lease that went into a model becomes `current`; all else would be applied twice.
+
+    `in_hand`: a lease whose update is finished; whether it counts is not known yet.
+    """
     for stored in folder.glob(f"{STORED_STATE}*"):
+        if stored.name == f"{STORED_STATE}{in_hand}":
+            continue
         if stored.name == f"{STORED_STATE}{counted}":
             durable.publish(stored, folder / "current", point="daemon.counted")
         else:

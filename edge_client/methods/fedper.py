@@ -91,11 +91,12 @@ def everything(job: Job) -> tuple[str, ...]:
 
 def _told(parameters: FedPerParameters, job: Job) -> tuple[str, ...]:
     """What the server says, since a device does not know other sizes; its own last units are personal in any case."""
-    told = tuple(name.removeprefix(MODEL_PREFIX) for name in job.kept if name.startswith(MODEL_PREFIX))
-    units = list(size_of(job.model))
-    for unit in units[max(0, len(units) - parameters.personal) :]:
-        if not f"{unit}.".startswith(told):
-            raise PayloadError("names", f"{unit!r} is personal on this device, and the coordinator wants it back")
+    kept = _kept(parameters, ("full",), job.model) if job.kept is None else job.kept
+    told = tuple(name.removeprefix(MODEL_PREFIX) for name in kept if name.startswith(MODEL_PREFIX))
+    units = list(size_of(job.model).values())
+    personal = units[max(0, len(units) - parameters.personal) :]
+    for name in (name for tensors in personal for name in tensors if not name.startswith(told)):
+        raise PayloadError("names", f"{name!r} is personal on this device, and the coordinator wants it back")
     return told
 
 

@@ -126,6 +126,13 @@ class SliceSpec:
             )
         if too_many or len(kept) != len(full):
             raise InputError(f"slice {str(self)!r}: expected blocks for {len(full)} stages, {wanted or 'none'}")
+        lacking = [stage for stage, (a, count) in enumerate(zip(least, kept, strict=True), start=1) if count < a]
+        if self.layers is not None and lacking:
+            deep = ".".join(str(max(a, count)) for a, count in zip(least, kept, strict=True))
+            raise InputError(
+                f"slice {str(self)!r}: the first {self.layers} blocks lack stage {lacking[0]}, without which its "
+                f"head does not fit; use slices of depth, such as depth:{deep}, or a model of equal blocks (a vit)"
+            )
         if not all(a <= count <= b for a, count, b in zip(least, kept, full, strict=True)):
             raise InputError(f"slice {str(self)!r}: expected {wanted} blocks in the stages, got {_joined(kept)}")
         return kept

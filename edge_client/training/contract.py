@@ -91,7 +91,8 @@ class Job:
     rng: Callable[[str], Generator]  # purpose -> its own generator
     state: Mapping[str, Tensor] = field(default_factory=dict)  # what `end` kept in this device's last counted round
     extra: Mapping[str, Tensor] = field(default_factory=dict)  # the method's tensors that came with the model
-    kept: tuple[str, ...] = ()  # what names of tensors begin with, in a container, that are never sent back
+    # what names of tensors begin with, in a container, that the server does not want back; None: it was not asked
+    kept: tuple[str, ...] | None = None
     # what was received, as `named_parameters` calls it, read anew whenever it is asked for; none: it is nowhere else
     received: Mapping[str, Tensor] | None = None
     build: Callable[[str], Model] | None = None  # purpose -> another model of this kind with random weights of its own

@@ -294,7 +294,7 @@ def test_a_device_does_not_send_what_is_personal_whatever_the_server_says() -> N
     """The received container keeps nothing back: the device refuses."""
     made = Federation(method="fedper", build=_chain, data={"a": Samples([1.0], [0])})
     made.kept = ()
-    with pytest.raises(PayloadError, match="'1' is personal on this device, and the coordinator wants it back"):
+    with pytest.raises(PayloadError, match=r"'1\.weight' is personal on this device, .* wants it back"):
         made.begun("a")
 
 
@@ -323,3 +323,11 @@ def test_who_has_the_model(name: str, parameters: dict[str, Any], expected: bool
     assert registry.has_global_model(name, parameters) is expected
     assert not registry.has_global_model("local", {})
     assert registry.has_global_model("fedepth+fedprox", {})
+
+
+def test_before_the_server_was_asked_the_last_units_are_personal() -> None:
+    """As when the memory of a device's training is measured."""
+    made = Federation(method="fedper", build=_chain, data={"a": Samples([1.0], [0])})
+    made.kept = None  # type: ignore[assignment]
+    made.states["a"] = {"model/1.weight": torch.tensor([[5.0], [6.0]])}
+    assert made.begun("a").predict(torch.ones(1, 1)).tolist() == [[5.0, 6.0]]

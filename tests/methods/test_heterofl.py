@@ -117,16 +117,21 @@ def test_without_the_scaler_and_in_a_wide_model_nothing_is_scaled() -> None:
         assert torch.equal(model.train()(x), _mlp(cut).train()(x))
 
 
-def test_the_mean_is_over_those_that_have_an_element() -> None:
-    """Server [[9, 9], [9, 9]], all of it [[1, 2], [3, 4]], the narrow one [[5]]: uniform mean [[3, 2], [3, 4]]."""
-    server = registry.get("heterofl", {}).server
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex"])
+@pytest.mark.parametrize(("parameters", "first"), [({}, 3.0), ({"uniform": False}, 4.6)])
+def test_the_mean_is_over_those_that_have_an_element(method: str, parameters: dict[str, Any], first: float) -> None:
+    """Server [[9, 9], [9, 9]], all of it [[1, 2], [3, 4]], the narrow one [[5]]: uniform mean [[3, 2], [3, 4]].
+
+    By their 10 and 90 samples the first element is (10 + 450) / 100 = 4.6.
+    """
+    server = registry.get(method, parameters).server
     whole, narrow = Header(device="a", num_samples=10), Header(device="b", num_samples=90, slice="width:1/2")
     frozen = TensorFrozen(
         [(whole, {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}), (narrow, {"w": torch.tensor([[5.0]])})],
         places=[{}, {"w": (torch.tensor([0]), torch.tensor([0]))}],
     )
     ((_, new),) = server.fold(TensorState({"w": torch.full((2, 2), 9.0)}), frozen, round=1)
-    assert new.tolist() == [[3.0, 2.0], [3.0, 4.0]]
+    assert new.flatten().tolist() == pytest.approx([first, 2.0, 3.0, 4.0])
 
 
 def test_rows_of_absent_classes_are_not_counted() -> None:

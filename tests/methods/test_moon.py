@@ -160,3 +160,30 @@ def test_a_previous_model_of_another_shape_is_refused() -> None:
     client = registry.get("moon", {}).client()
     with pytest.raises(PayloadError, match="previous model has no"):
         client.begin(job_of(model, None, state={"other": torch.zeros(1)}))
+
+
+def _normed(first: float) -> Model:
+    """As `_two`, with a BatchNorm behind the features: nothing in evaluation, batch statistics in training."""
+    body, head = nn.Sequential(nn.Linear(1, 2, bias=False), nn.BatchNorm1d(2)), nn.Linear(2, 2, bias=False)
+    body[0].weight.data = torch.tensor([[first], [1.0]])
+    head.weight.data = torch.eye(2)
+    return from_sequential(nn.Sequential(body, head), input_shape=(1,))
+
+
+def test_the_received_and_the_previous_model_are_in_evaluation_mode() -> None:
+    """x = 1 and 2. Trained, by its batch: z = (-1, -1), (1, 1); received (3, 1) x, previous (0, 1) x, as they are.
+
+    cos(z, z_glob) = -+4/sqrt(20), cos(z, z_prev) = -+1/sqrt(2); both logits are the same: CE log 2. By their batches
+    all three would have one representation, and l_con log 2.
+    """
+    model = _normed(3.0).train()
+    client = registry.get("moon", {"mu": 1.0, "temperature": 0.5}).client()
+    client.begin(job_of(model, None, state=values(_normed(0.0))))
+    y = torch.tensor([0, 0])
+    batch = Batch(x=torch.tensor([[1.0], [2.0]]), y=y, num_whole=2, whole_y=y, first=True)
+    (phase,) = client.phases()
+    (term,) = client.terms(batch, phase)
+    assert term.each is not None
+    gap = (4 / math.sqrt(20) - 1 / math.sqrt(2)) / 0.5
+    expected = [math.log(2) + math.log1p(math.exp(sign * gap)) for sign in (1, -1)]
+    assert term.each.tolist() == pytest.approx(expected, abs=1e-3)

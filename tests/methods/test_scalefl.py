@@ -8,11 +8,12 @@ import pytest
 import torch
 from depth import equal
 from federation import Federation, Shifted
+from linear import TensorFrozen, TensorState
 from torch import Tensor, nn
 
 from edge_client.errors import InputError
 from edge_client.methods import registry
-from edge_client.methods.base import Batch, Job
+from edge_client.methods.base import Batch, Header, Job
 from edge_client.methods.scalefl import exit_losses
 from edge_client.models import registry as models
 from edge_client.models.adopted import parts
@@ -117,6 +118,18 @@ def test_each_exit_is_the_mean_of_those_that_have_it(kind: str) -> None:
     assert torch.equal(made.server[weight][:, half:], sent["a"][:, half:])
     last = next(n for n in made.server if n.startswith("head") and n.endswith("weight") and "norm" not in n)
     assert [header.device for header, tensors in made.updates if last in tensors] == ["a"]
+
+
+@pytest.mark.parametrize(("parameters", "expected"), [({}, 3.0), ({"uniform": False}, 4.6)])
+def test_all_devices_count_the_same(parameters: dict[str, Any], expected: float) -> None:
+    """1 and 5 of devices with 10 and 90 samples: 3; by their samples (10 + 450) / 100 = 4.6."""
+    updates = [
+        (Header(device=name, num_samples=n), {"w": torch.tensor([value])})
+        for name, n, value in (("a", 10, 1.0), ("b", 90, 5.0))
+    ]
+    server = registry.get("scalefl", parameters, RUNGS).server
+    ((_, new),) = server.fold(TensorState({"w": torch.zeros(1)}), TensorFrozen(updates), round=1)
+    assert new.item() == pytest.approx(expected)
 
 
 def test_exits_are_trained_by_devices_that_go_further() -> None:

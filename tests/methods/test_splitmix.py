@@ -124,12 +124,15 @@ def test_a_base_is_the_mean_of_those_that_trained_it() -> None:
 
 
 def test_bases_are_trained_apart() -> None:
-    """A device's first base comes out as if it had it alone, bit for bit: no other has a part in its loss or step."""
+    """A device's bases come out as if it had each alone, bit for bit: no other has a part in its loss or step."""
     alone = fleet("mlp", {"a": "width:1/4:o5"}, bases=4).updates[0][1]
     more = fleet("mlp", {"a": "width:1/2:o5"}, bases=4).updates[0][1]
     assert chosen(4, "width:1/4:o5") == chosen(4, "width:1/2:o5")[:1] == [1]
     assert equal({key: more[key] for key in alone}, alone)
     assert len(more) == 2 * len(alone)
+    _, number = chosen(4, "width:1/2:o5")
+    second = fleet("mlp", {"a": f"width:1/4:o{number}"}, bases=4).updates[0][1].values()
+    assert all(torch.equal(*pair) for pair in zip(list(more.values())[len(alone) :], second, strict=True))
 
 
 def test_what_has_no_channels_is_each_bases_own() -> None:
@@ -192,3 +195,30 @@ def test_parts_lie_side_by_side() -> None:
     weight = torch.arange(8 * 64.0).reshape(8, 64)
     assert torch.equal(take_tensor(weight, place.where), weight[2:4])
     assert places["model/head.bias"].name == "extra/base1/head.bias"
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet10"])
+def test_bases_that_nobody_drew_stay_as_they_are(kind: str) -> None:
+    """All devices train base 1 of 4, two rounds: 0, 2 and 3 keep their bits, and what lies between all of them stays 0.
+
+    Counters of batches are the largest of all bases.
+    """
+    made = fleet(kind, dict.fromkeys("abc", "width:1/4:o1"), rounds=0, bases=4)
+    before = {name: value.clone() for name, value in made.server.items()}
+    made.round()
+    made.round()
+    stored = [name if name.startswith("extra/") else f"model/{name}" for name in before]
+    inside = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in before.items()}
+    for number in range(4):
+        for place in made.made.places(build(kind), f"width:1/4:o{number}", stored).values():
+            name = place.name.removeprefix("model/")
+            if not before[name].is_floating_point() or before[name].numel() == 0:
+                continue
+            at = torch.meshgrid(*place.where, indexing="ij") if place.where is not None else ...
+            assert torch.equal(made.server[name][at], before[name][at]) == (number != 1), (number, name)
+            inside[name][at] = True
+    sums = {*made.notes["own"]}
+    for name, own in inside.items():
+        if before[name].is_floating_point() and name not in sums:
+            assert torch.equal(made.server[name][~own], before[name][~own])
+            assert not made.server[name][~own].any()

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from edge_client.errors import PayloadError
 from edge_client.methods.base import PlanRules
-from edge_client.methods.coverage import describe, left_out, problem
+from edge_client.methods.coverage import describe, kept, left_out, problem
 from edge_client.records import TrainingPlan
 
 NAMES = [
@@ -91,3 +92,11 @@ def test_what_a_method_keeps_is_left_out_whatever_the_plan(kept: tuple[str, ...]
 def test_a_plan_that_the_method_does_not_allow_is_told(plan: TrainingPlan, rules: PlanRules, message: str) -> None:
     """Nobody could have trained by it in this run."""
     assert problem(plan, rules) == message
+
+
+@pytest.mark.parametrize("told", [5, "model/", [b"model/"], {"model/": 1}])
+def test_names_that_make_no_sense_are_refused(told: object) -> None:
+    """They come with the model, from outside."""
+    assert kept({"kept": ["model/head."]}) == ("model/head.",)
+    with pytest.raises(PayloadError, match="expected a list of names for 'kept', got"):
+        kept({"kept": told})

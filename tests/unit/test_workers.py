@@ -222,3 +222,10 @@ def test_the_methods_state_is_that_of_the_update_that_went_into_a_model(
         workers.count_method_state(tmp_path, counted)
         assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"current": kept}
     workers.count_method_state(tmp_path / "none", counted)
+
+
+def test_the_methods_state_of_an_update_in_hand_waits(tmp_path: Path) -> None:
+    """Its receipt came, and the client died before it forgot the lease: the receipt comes again."""
+    (tmp_path / "stored-l2").write_text("two")
+    workers.count_method_state(tmp_path, "l1", in_hand="l2")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["stored-l2"]
