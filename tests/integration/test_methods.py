@@ -289,7 +289,7 @@ def test_devices_of_three_depths_keep_their_own_layers_through_a_kill(fleet: Fle
     for name, cut in sizes.items():
         fleet.ask("device-label", name=name, put={"slice": cut})
     run = start(fleet, method, model={"hidden": [16, 16, 16]}, slices=list(sizes.values()), evaluate={"every": 2})
-    fleet.wait_until(lambda: fleet.show(run)["round"] >= 1 and bool(own(fleet, run, "b")), 120, "round 1 is over")
+    fleet.wait_until(lambda: fleet.show(run)["round"] >= 1 and bool(own(fleet, run, "b")), 240, "round 1 is over")
     before, kills = own(fleet, run, "b"), fleet.num_restarts.get("b", 0)
     fleet.kill("b")
     shown = fleet.wait_finished(run, 240)

@@ -375,6 +375,19 @@ def test_the_state_of_a_method_counts_exactly_if_its_update_does(world: World) -
     assert begun == [0, 0, 0, 1, 1, 2]
 
 
+def test_the_state_of_a_method_waits_while_its_update_is_in_hand(world: World) -> None:
+    """The client died after the receipt, before it forgot the lease: the receipt comes again, the state is there."""
+    _leave(world.folder, WORK, UPDATE)
+    _finished(world.folder)
+    folder = world.folder / "method-state" / WORK.run
+    folder.mkdir(parents=True)
+    (folder / f"stored-{WORK.lease}").touch()
+    world.start()
+    world.welcome()
+    world.say(Receipt(lease=WORK.lease, sha256=UPDATE.sha256, status="accepted", code="ok"))
+    assert [entry.name for entry in folder.iterdir()] == [f"stored-{WORK.lease}"]
+
+
 def test_a_lease_that_was_lost_with_the_state_is_taken_again(world: World) -> None:
     """The coordinator offers it again; to decline it as an old one would lose the round."""
     _leave(world.folder, WORK)
