@@ -328,18 +328,21 @@ class Conductor:
         self._rules = methods.knowledge(snapshot.file.method.name, snapshot.file.method.parameters)
         parts = [part for part in self._store.parts(run.id) if part.version == model.version]
         self._parts = {part.slice: part for part in parts if self._blobs.has(part.sha256)}
-        self.machine = RunMachine(
+        machine = RunMachine(
             snapshot,
             slices=self._slice_choice(run, snapshot.file),
             new_id=lambda: secrets.token_hex(16),
             new_issue=self._next_issue,
             now=now,
         )
-        faults.in_round(self.machine.number)
+        self.machine = machine
+        faults.in_round(machine.number)
         self._stop_asked = {_STOP_AFTER: False, _STOP_NOW: True}.get(run.reason)
         self._aggregation.warm_up()
-        self._carry_out(self.machine.begin())
-        for lease in [lease for lease in self.machine.leases.values() if lease.state == "accepted"]:
+        self._carry_out(machine.begin())
+        if self.machine is not machine:  # all its rounds were done: it is over
+            return
+        for lease in [lease for lease in machine.leases.values() if lease.state == "accepted"]:
             if self._lacking(lease):  # others are offered again, which makes what they lack
                 self._offer(rounds.SendAssign(lease, last.remaining_s if last is not None else 0.0))
 

@@ -308,6 +308,7 @@ def _deploy_to(folder: Path, content: bytes, name: str) -> None:
         is_allowed=True,
         send=heard.append,
         budget_bytes=lambda: 10**9,
+        usual_bytes=lambda: 10**9,
         free_bytes=lambda: 10**9,
         command=("true",),
     )
