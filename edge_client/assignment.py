@@ -16,7 +16,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,6 +77,7 @@ __all__ = [
     "CalibrationNeededError",
     "DeclinedError",
     "Kept",
+    "StoredKnowledge",
     "StoredTensors",
     "carry_out",
     "memory_key",
@@ -626,28 +627,15 @@ class _Work:
             received=StoredTensors(self._received(), MODEL_PREFIX, whole=EXTRA_PREFIX),
             build=self._build_another,
             data=self.train_data,
-            knowledge=self._told(),
+            knowledge=StoredKnowledge(self._told_paths(), codec=self.run.rounds.codec, classes=len(self.run.classes)),
             told_count=self.gate.told_count,
             clip_norm=self.gate.clip_norm,
             optimizer=self._another_optimizer,
         )
 
-    def _told(self) -> tuple[Knowledge, ...]:
-        """The knowledge that came with the assignment."""
-        return tuple(item for path in self._told_paths() for item in self._knowledge_in(path))
-
     def _told_paths(self) -> list[Path]:
         parts = self.order.parts.items()
         return [Path(path) for key, path in parts if key == PUBLIC_PART or key.startswith(TOLD_PART)]
-
-    def _knowledge_in(self, path: Path) -> tuple[Knowledge, ...]:
-        codec, num_classes = self.run.rounds.codec, len(self.run.classes)
-        limits = Limits(num_classes=num_classes, max_rows=_MOST_TOLD, max_bytes=path.stat().st_size)
-        with ContainerReader(path) as reader:
-            entries = reader.header.entries
-            return parse_knowledge(
-                entries, lambda entry: reader.tensor(entry.name), limits, codec=codec, source="the coordinator"
-            )
 
     def _another_optimizer(self) -> Optimizer:
         section = self.run.train
@@ -773,6 +761,25 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+class StoredKnowledge(Iterable[Knowledge]):
+    """What the coordinator told, from files: read, and found sound, in every pass over it."""
+
+    def __init__(self, paths: Sequence[Path], *, codec: str, classes: int) -> None:
+        self._paths, self._codec, self._classes = paths, codec, classes
+
+    def __iter__(self) -> Iterator[Knowledge]:
+        for path in self._paths:
+            limits = Limits(num_classes=self._classes, max_rows=_MOST_TOLD, max_bytes=path.stat().st_size)
+            with ContainerReader(path) as reader:
+                yield from parse_knowledge(
+                    reader.header.entries,
+                    lambda entry: reader.tensor(entry.name),
+                    limits,
+                    codec=self._codec,
+                    source="the coordinator",
+                )
 
 
 def read_state(folder: Path, cut: str = WHOLE_MODEL) -> Mapping[str, Tensor]:

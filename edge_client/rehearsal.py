@@ -6,7 +6,7 @@ Covers: building, layout, warm-up, a client half that has begun. Does not cover:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,7 @@ class Rehearsal:
         return RandomSamples(self.model.input_shape, num_samples, self.num_classes)
 
     def client(
-        self, plan: TrainingPlan, *, epochs: int = 1, round: int = 1, knowledge: tuple[Knowledge, ...] = ()
+        self, plan: TrainingPlan, *, epochs: int = 1, round: int = 1, knowledge: Iterable[Knowledge] = ()
     ) -> Client:
         """The method's client half, begun with a plan."""
         client, section, extra = self.method.client(), self.run.train, self._extra()

@@ -56,9 +56,11 @@ from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedprox import FedProxClient
 from edge_client.methods.parameters import FedInParameters, FedProxParameters
 from edge_client.models.contract import Model
+from edge_client.models.recompute import Begin
 from edge_client.models.taps import flat_width, tapped
 from edge_client.run_file import RunFile
 from edge_client.training.optimizers import Optimizer
+from edge_client.training.pieces import InPieces
 from edge_client.training.seeds import derive
 
 __all__ = ["FedInClient", "PairPool", "PairTeacher", "check", "extractor", "fold_pairs", "method", "project"]
@@ -75,27 +77,27 @@ class FedInClient(FedProxClient):
     def __init__(self, parameters: FedInParameters) -> None:
         super().__init__(FedProxParameters(mu=parameters.mu))
         self._how = parameters
-        self._pairs: FeaturePairs | None = None
+        self._maps = False  # there are foreign pairs of this model
         self._seen: list[tuple[Tensor, Tensor]] = []  # the newest rows, in and out
         self._optimizer: Optimizer | None = None  # of steps on the middle alone
 
     def begin(self, job: Job) -> None:
-        """Keep the foreign pairs, if any came."""
+        """See whether foreign pairs came; they are read when they are needed, and not kept beside activations."""
         super().begin(job)
         check(job.model)
-        self._pairs = one(job.knowledge, FeaturePairs) if self._how.pairs else None
-        shape = next(unit.out_shape for unit in job.model.units if unit.name == extractor(job.model))
-        own = (*shape, flat_width(job.model, _OUT)) if self._pairs is not None else ()
-        if self._pairs is not None and (*self._pairs.inputs.shape[1:], self._pairs.outputs.shape[1]) != own:
-            sign = _signature(torch.tensor(own))
-            _log.warning("pairs %s are not of this model, which has %s; left out", self._pairs.signature, sign)
-            self._pairs = None
+        pairs = one(job.knowledge, FeaturePairs) if self._how.pairs else None
+        if pairs is not None:
+            shape = next(unit.out_shape for unit in job.model.units if unit.name == extractor(job.model))
+            own = _signature(torch.tensor((*shape, flat_width(job.model, _OUT))))
+            self._maps = pairs.signature == own
+            if not self._maps:
+                _log.warning("pairs %s are not of this model, which has %s; left out", pairs.signature, own)
         if self._how.alleviation == "sequential" and job.optimizer is not None:
             self._optimizer = job.optimizer()
 
     def phases(self) -> Sequence[Phase]:
         """One phase; the gradient of the mapping is kept apart where the two must be compared."""
-        apart = self._pairs is not None and (self._how.alleviation == "projection" or self._rescales)
+        apart = self._maps and (self._how.alleviation == "projection" or self._rescales)
         taps = frozenset({_tap(self.job.model), _OUT}) if self._how.pairs else frozenset[str]()
         keep = frozenset({_MAPPING}) if apart else frozenset[str]()
         return [replace(phase, taps=taps, keep=keep) for phase in super().phases()]
@@ -106,16 +108,17 @@ class FedInClient(FedProxClient):
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """The local loss, then the mapping, once per step and a microbatch at a time."""
-        halved = self._pairs is not None and self._how.alleviation == "weighted"
+        self._forget(coming=batch.num_whole if batch.first else 0)
+        halved = self._maps and self._how.alleviation == "weighted"
         for term in super().terms(batch, phase):
             yield replace(term, weight=term.weight / 2) if halved else term
-        if self._pairs is not None and batch.first and self._how.alleviation != "sequential":
+        if self._maps and batch.first and self._how.alleviation != "sequential":
             yield from self._mapping(len(batch.y), apart=bool(phase.keep))
 
     def _mapping(self, size: int, *, apart: bool = False) -> Iterator[Term]:
         """l_IN in pieces of `size` pairs: their shares add up to the mean over all elements."""
-        assert self._pairs is not None
-        model, pairs = self.job.model, self._pairs
+        model, pairs = self.job.model, one(self.job.knowledge, FeaturePairs)
+        assert pairs is not None
         size = max(size, model.min_batch)
         count = len(pairs.inputs) - (len(pairs.inputs) % size if len(pairs.inputs) % size < model.min_batch else 0)
         for first in range(0, count, size):
@@ -129,15 +132,15 @@ class FedInClient(FedProxClient):
         mapping = kept.get(_MAPPING)
         if self._how.alleviation == "projection" and mapping is not None:
             grad.copy_(project(grad, mapping))
-        elif self._rescales and self._pairs is not None:
+        elif self._rescales and self._maps:
             grad.mul_(2) if mapping is None else grad.add_(mapping)
 
     def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
         """Sequential: a step of the mapping alone."""
         super().after_step(params, learning_rate)
-        if self._pairs is None or self._optimizer is None:
+        if not self._maps or self._optimizer is None:
             return
-        size = self.job.plan.microbatch if self.job.plan is not None else len(self._pairs.inputs)
+        size = self.job.plan.microbatch if self.job.plan is not None else self._how.pairs
         with torch.enable_grad():
             for term in self._mapping(size):
                 assert term.once is not None
@@ -153,7 +156,11 @@ class FedInClient(FedProxClient):
             return
         most = self._how.pairs
         self._seen.append((taps[_tap(self.job.model)][-most:].clone(), taps[_OUT][-most:].flatten(1).clone()))
-        while sum(len(rows) for rows, _ in self._seen[1:]) >= most:
+        self._forget(coming=0)
+
+    def _forget(self, coming: int) -> None:
+        """Rows that will not be among the newest when so many more are there: not while a batch is in memory."""
+        while self._seen and sum(len(rows) for rows, _ in self._seen[1:]) + coming >= self._how.pairs:
             self._seen.pop(0)
 
     def end(self) -> Outcome:
@@ -181,29 +188,30 @@ def _at_once(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Term]:
 def _unit_by_unit(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Term]:
     """The same, back-propagated from unit to unit, of which one at a time is in memory.
 
-    All gradients of the local loss are there as well. A unit's term is the inner product of its output with what the
-    units after it handed back, g: its gradient is that of l_IN, by the chain rule.
+    All gradients of the local loss are there as well. A unit's term is a number whose gradient at the unit's output is
+    what the units after it handed back, g: its gradient is that of l_IN, by the chain rule.
     """
     *units, last = _middle(model)
     inputs, states, x = [], [], pairs.inputs
-    with _whole_units(model), torch.no_grad():
+    with _whole_units(model), torch.no_grad(), InPieces():
         for unit in units:
             inputs.append(x)
             states.append(torch.get_rng_state())
             x = model.run_units([unit], x.clone() if model.overwrites(unit) else x)
     after = torch.get_rng_state()
     x = x.detach().requires_grad_()
-    seen, _ = tapped(model, [_OUT], x.clone() if model.overwrites(last) else x, start=last)
+    with InPieces():
+        seen, _ = tapped(model, [_OUT], x.clone() if model.overwrites(last) else x, start=last)
     yield Term(name=_MAPPING, once=_distance(seen.pop(_OUT), pairs, count))
     while units:
         unit, g, x = units.pop(), x.grad, inputs.pop().detach().requires_grad_(bool(inputs))
         if g is None:  # the output does not depend on what is before
             return
         torch.set_rng_state(states.pop())  # the same random numbers as in the first pass
-        with _whole_units(model):
+        with _whole_units(model), InPieces():
             out = model.run_units([unit], x.clone() if model.overwrites(unit) else x)
         torch.set_rng_state(after)
-        once = torch.dot(out.flatten(), g.flatten().to(out.dtype))
+        once = Begin.apply(out, g.to(out.dtype))  # type: ignore[no-untyped-call]
         del out, g
         yield Term(name=_MAPPING, once=once, told=False)
 

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from edge_client.errors import InputError
 
-__all__ = ["Fusible", "run_unit"]
+__all__ = ["Begin", "Fusible", "run_unit"]
 
 _KEEP_THEIR_INPUT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 
@@ -200,7 +200,7 @@ class _Unit(torch.autograd.Function):
         x = x.detach().requires_grad_(asked[0])
         with torch.enable_grad():  # the output has no name here: it is freed as soon as its place in the graph is known
             own = x.clone() if ctx.overwrites else x
-            begin = _Begin.apply(ctx.before.run_again(ctx.unit, own, grad), grad)  # type: ignore[no-untyped-call]
+            begin = Begin.apply(ctx.before.run_again(ctx.unit, own, grad), grad)  # type: ignore[no-untyped-call]
             del own
         if not begin.requires_grad:  # a unit that shuts gradients out by itself
             return None, None, None, *[None] * len(asked)
@@ -209,7 +209,7 @@ class _Unit(torch.autograd.Function):
         return None, None, None, *(next(found) if needed else None for needed in asked)
 
 
-class _Begin(torch.autograd.Function):
+class Begin(torch.autograd.Function):
     """A number whose gradient at `output` is `grad`: torch.autograd.grad with `grad_outputs` loads sympy (35 MB)."""
 
     @staticmethod

@@ -154,8 +154,8 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
 
 
 def _observed(rows: ModelRows, workload: Workload) -> int:
-    """Outputs of the first units that the method keeps to send them, beside the next ones."""
-    return 2 * workload.again * max(unit.out_bytes for unit in rows.modes["plain"][:2])
+    """Outputs of the first units that the method keeps to send them."""
+    return workload.again * max(unit.out_bytes for unit in rows.modes["plain"][:2])
 
 
 def _again(workload: Workload, shape: Shape, group: _Group) -> float:

@@ -5,7 +5,7 @@ It stands here, below the methods, because the loop is written against it and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -93,11 +93,12 @@ class Job:
     extra: Mapping[str, Tensor] = field(default_factory=dict)  # the method's tensors that came with the model
     # what names of tensors begin with, in a container, that the server does not want back; None: it was not asked
     kept: tuple[str, ...] | None = None
-    # what was received, as `named_parameters` calls it, read anew whenever it is asked for; none: it is nowhere else
+    # what was received, as `named_parameters` calls it, read anew whenever it is asked for, so that it may be changed;
+    # none: it is nowhere else
     received: Mapping[str, Tensor] | None = None
     build: Callable[[str], Model] | None = None  # purpose -> another model of this kind with random weights of its own
     data: Data | None = None  # the device's own samples, for passes that are no training
-    knowledge: tuple[Knowledge, ...] = ()  # what came with the assignment beside weights
+    knowledge: Iterable[Knowledge] = ()  # what came with the assignment beside weights, read anew in every pass over it
     told_count: int | None = 1  # samples of a class that may be told of; None: of none, as this device's owner wants it
     clip_norm: float | None = None  # of what a sample adds to a class mean, as this device's owner wants it
     optimizer: Callable[[], Optimizer] | None = None  # a fresh one of the run's kind

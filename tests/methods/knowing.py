@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,12 +80,12 @@ def loss_of(client: Client, batch: Batch) -> float:
 
 
 def run(
-    client: Client, model: Model, data: Data, *, knowledge: Sequence[Knowledge] = (), state: Any = None, **more: Any
+    client: Client, model: Model, data: Data, *, knowledge: Iterable[Knowledge] = (), state: Any = None, **more: Any
 ) -> Outcome:
     """One assignment: begin, train, end."""
     keys = {key: more.pop(key) for key in ("batch", "microbatch", "learning_rate", "seed", "optimizer") if key in more}
     settings = {"batch": 8, "microbatch": 8, "learning_rate": 0.1, "seed": 5} | keys
-    client.begin(job_for(model, knowledge=tuple(knowledge), state=state or {}, data=data, **more))
+    client.begin(job_for(model, knowledge=knowledge, state=state or {}, data=data, **more))
     train(model, client, data, Settings(**settings))
     return client.end()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from depth import NUM_CLASSES, Memory, equal, model_of
 from knowing import batch_of, begun, identity_model, job_for, run, weights
 from linear import TensorFrozen, TensorState
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs
@@ -253,6 +256,76 @@ def test_the_mapping_comes_in_pieces_of_a_microbatch() -> None:
         results.append(weights(model))
     for name, value in results[0].items():
         torch.testing.assert_close(value, results[1][name], rtol=1e-4, atol=1e-6)
+
+
+class _Largest(TorchDispatchMode):
+    """The most elements that an operation puts out as floating-point numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        views = func.is_view or str(func).startswith("aten.detach")
+        found = [out] if isinstance(out, Tensor) else out if isinstance(out, (tuple, list)) else []
+        for tensor in [] if views else found:
+            if isinstance(tensor, Tensor) and not any(tensor is given for given in args):  # in place: nothing new
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+def test_the_mapping_makes_no_second_gradient_of_large_weights() -> None:
+    """ResNet10 with 512 x 512 x 3 x 3 in its last block: l_IN's gradient by plain autograd, added to what was there.
+
+    While all gradients are there, nothing new is half as large as that.
+    """
+    model = models.build("resnet10", input_shape=(3, 16, 16), num_classes=NUM_CLASSES, options={"base_width": 64})
+    torch.manual_seed(2)
+    shape = next(unit.out_shape for unit in model.units if unit.name == extractor(model))
+    pairs = FeaturePairs(inputs=torch.randn(4, *shape), outputs=torch.randn(4, 512))
+    seen, _ = tapped(model, ["features"], pairs.inputs, start=model.order[model.order.index(extractor(model)) + 1])
+    nn.functional.mse_loss(seen["features"].flatten(1), pairs.outputs).backward()
+    expected = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    fedin = client(mu=0.0)
+    fedin.begin(job_for(model, knowledge=(pairs,)))
+    with _Largest() as largest:
+        for term in fedin._mapping(4):
+            assert term.once is not None
+            term.once.backward()
+    assert largest.numel < 512 * 512 * 9 / 2
+    for name, grad in expected.items():
+        torch.testing.assert_close(model.get_parameter(name).grad - 1, grad, rtol=1e-3, atol=1e-5)
+
+
+def test_pairs_of_either_side_are_not_in_memory_beside_a_batch() -> None:
+    """Foreign ones are read for the mapping alone; own rows go when a batch comes that brings as many.
+
+    At the beginning of each of the 2 x 3 steps nobody holds any; a last batch of 4 leaves 4 of the one before.
+    """
+    held: list[tuple[int, int]] = []
+    alive: list[weakref.ref[Tensor]] = []
+
+    class Told:
+        def __iter__(self) -> Iterator[FeaturePairs]:
+            pairs = _foreign("mlp")
+            alive.append(weakref.ref(pairs.inputs))
+            yield pairs
+
+    class Watching(FedInClient):
+        def terms(self, batch, phase):  # type: ignore[no-untyped-def]
+            for number, term in enumerate(super().terms(batch, phase)):
+                if number == 0:
+                    foreign = sum(ref() is not None for ref in alive)
+                    held.append((foreign, sum(len(rows) for rows, _ in self._seen)))
+                yield term
+
+    watching = Watching(FedInParameters(pairs=8))
+    run(watching, model_of("mlp"), Memory(20), classes=NUM_CLASSES, epochs=2, knowledge=Told())
+    assert held == [(0, 0)] * 5 + [(0, 8)]
+    assert len(alive) == 1 + 6
 
 
 def _uploads(*names: str, width: int = 2, rows: int = 3) -> list[tuple[str, FeaturePairs]]:

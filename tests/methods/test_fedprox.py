@@ -77,7 +77,7 @@ def test_the_anchor_is_what_was_received_not_zero() -> None:
 
 
 class _Stored(dict[str, torch.Tensor]):
-    """Received tensors, and which of them were read."""
+    """Received tensors, each a new one when it is read, as from a file; and which of them were."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__(tensors)
@@ -85,7 +85,7 @@ class _Stored(dict[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         self.read.append(name)
-        return super().__getitem__(name)
+        return super().__getitem__(name).clone()
 
 
 def _wide(stored: _Stored) -> Any:
@@ -151,7 +151,7 @@ def test_kept_and_read_anchors_train_the_same_bits(channels_last: bool) -> None:
         if channels_last:
             net = net.to(memory_format=torch.channels_last)
         model = from_sequential(net, input_shape=(3, 8, 8))
-        received = {name: param.detach().clone().contiguous() for name, param in model.named_parameters()}
+        received = _Stored({name: param.detach().clone().contiguous() for name, param in model.named_parameters()})
         client = registry.get("fedavg" if apart else "fedprox", {} if apart else {"mu": 0.3}).client()
         client.begin(dataclasses.replace(_client(1.0, [3.0, 4.0]).job, model=model, received=received))
         for _ in range(3):

@@ -69,12 +69,12 @@ def test_a_method_with_two_optimizers_keeps_two_states() -> None:
 
 @pytest.mark.parametrize(
     ("again", "kept", "worst"),
-    [(2, 2 * 2 * 20, 1360), (50, 2 * 50 * 20, 640 + 500 + 750)],
+    [(2, 2 * 20, 1360), (50, 50 * 20, 640 + 500 + 750)],
 )
 def test_samples_that_go_through_again_come_when_all_gradients_are_there(again: int, kept: int, worst: int) -> None:
     """2: 100 between units, block3 2 x 42 + 300, 640 gradients: 1124, below the pass of 10. 50, 10 at a time: 500
 
-    between units, block2 550 + 200. Twice 20 per sample that the first units put out is kept; a third size: 4 more.
+    between units, block2 550 + 200. 20 per sample that the first units put out are kept; a third size: 4 more.
     """
     found = training_bytes(rows(), Workload(batch=10, again=again), Shape(microbatch=10))
     assert found == bound(kept + worst + 11 + 4)
@@ -87,9 +87,9 @@ def test_what_a_method_adds_to_a_pass_counts_per_sample() -> None:
 
 
 def test_gradients_that_are_kept_apart_come_on_top() -> None:
-    """One sample: 640 gradients and a whole pass of 695, above twice 640 at the step; 40 are kept."""
+    """One sample: 640 gradients and a whole pass of 695, above twice 640 at the step; 20 are kept."""
     found = training_bytes(rows(), Workload(batch=1, again=1, apart=True), Shape(microbatch=1))
-    assert found == bound(40 + 640 + 695 + 11)
+    assert found == bound(20 + 640 + 695 + 11)
 
 
 def test_adam_with_weight_decay_copies_twice() -> None:

@@ -1,0 +1,108 @@
+"""Large layers a few output channels at a time, their gradients added where they belong: for a pass beside others.
+
+A convolution's library lays its weights out anew for every call, and autograd makes a gradient before it adds it to the
+one that is there: twice the largest weights, on top of all gradients. In pieces both are as small as a piece. Outputs
+and gradients are those of the whole layer, except for rounding.
+Does not cover: convolutions in groups or in one dimension, and autocast; they run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["InPieces"]
+
+_PIECE_BYTES = 2**21  # of weights
+_LANES = 16  # channels that kernels work on at once; a piece has a multiple
+
+
+class InPieces(TorchFunctionMode):
+    """A context: what is called inside runs in pieces, and is back-propagated so, wherever that is done."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Of all functions two are changed."""
+        kwargs = kwargs or {}
+        if func is functional.conv2d and not kwargs and _is_large(args[1]) and _is_simple(*args[3:]):
+            return _Convolution.apply(*args[:3], args[3:6])  # type: ignore[no-untyped-call]
+        if func is functional.linear and not kwargs and _is_large(args[1]):
+            return _Linear.apply(*args, *[None] * (3 - len(args)))  # type: ignore[no-untyped-call]
+        return func(*args, **kwargs)
+
+
+def _is_large(weight: Tensor) -> bool:
+    return weight.is_leaf and weight.nbytes > _PIECE_BYTES and not torch.is_autocast_enabled("cpu")
+
+
+def _is_simple(stride: Any = None, padding: Any = None, dilation: Any = None, groups: int = 0) -> bool:
+    """As a module calls it."""
+    return groups == 1 and not isinstance(padding, str)
+
+
+def _pieces(weight: Tensor) -> Iterator[slice]:
+    """Of equal size: kernels are made for each size."""
+    rows = len(weight)
+    while weight[:rows].nbytes > _PIECE_BYTES and rows % (2 * _LANES) == 0:
+        rows //= 2
+    return (slice(first, first + rows) for first in range(0, len(weight), rows))
+
+
+def _add(weight: Tensor) -> Tensor:
+    """The gradient to add to."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: Sequence[Any]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.how = weight, how
+        return torch.cat(
+            [
+                functional.conv2d(x, weight[rows], None if bias is None else bias[rows], *how)
+                for rows in _pieces(weight)
+            ],
+            dim=1,
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        (x,) = ctx.saved_tensors
+        weight, asked = ctx.weight, ctx.needs_input_grad
+        inward: Tensor | None = None
+        for rows in _pieces(weight):
+            more, own, _ = torch.ops.aten.convolution_backward(
+                grad[:, rows], x, weight[rows], None, *ctx.how, False, [0, 0], 1, [asked[0], asked[1], False]
+            )
+            if asked[0]:
+                inward = more if inward is None else inward.add_(more)
+            if asked[1]:
+                _add(weight)[rows].add_(own)
+        return inward, None, grad.sum((0, 2, 3)) if asked[2] else None, None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        (x,) = ctx.saved_tensors
+        asked, flat = ctx.needs_input_grad, grad.flatten(0, -2)
+        if asked[1]:
+            _add(ctx.weight).addmm_(flat.T, x.flatten(0, -2))
+        inward = grad @ ctx.weight if asked[0] else None
+        return inward, None, flat.sum(0) if asked[2] else None
