@@ -20,8 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from edge_client.errors import InputError
 
-__all__ = ["Begin", "Fusible", "run_unit"]
+__all__ = ["Begin", "Fusible", "autocasts", "run_unit"]
 
+_NAMES_DEVICES = hasattr(torch, "get_autocast_dtype")  # since torch 2.4
 _KEEP_THEIR_INPUT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 
 
@@ -275,8 +276,10 @@ def _set(modes: _Modes, buffers: _Buffers, random: Tensor) -> None:
 
 def _autocast() -> torch.autocast:
     """The present state once more; its cache would hand a weight's cast of the first pass, without gradient, on."""
-    if hasattr(torch, "get_autocast_dtype"):
-        enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    else:  # before torch 2.4
-        enabled, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
-    return torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=False)
+    dtype = torch.get_autocast_dtype("cpu") if _NAMES_DEVICES else torch.get_autocast_cpu_dtype()
+    return torch.autocast("cpu", dtype=dtype, enabled=autocasts(), cache_enabled=False)
+
+
+def autocasts() -> bool:
+    """Whether functions choose the type that they compute in."""
+    return torch.is_autocast_enabled("cpu") if _NAMES_DEVICES else torch.is_autocast_cpu_enabled()

@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from edge_client.models.recompute import autocasts
+
 __all__ = ["InPieces"]
 
 _PIECE_BYTES = 2**21  # of weights
@@ -37,7 +39,7 @@ class InPieces(TorchFunctionMode):
 
 
 def _is_large(weight: Tensor) -> bool:
-    return weight.is_leaf and weight.nbytes > _PIECE_BYTES and not torch.is_autocast_enabled("cpu")
+    return weight.is_leaf and weight.nbytes > _PIECE_BYTES and not autocasts()
 
 
 def _is_simple(stride: Any = None, padding: Any = None, dilation: Any = None, groups: int = 0) -> bool:
