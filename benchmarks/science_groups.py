@@ -116,6 +116,7 @@ def _above(name: str) -> Relation:
     return Relation(better=name, worse=_SMALLEST, source=_ABOVE_SMALLEST)
 
 
+_ALL_ABOVE = list(map(_above, ("HeteroFL", "FedRolex", "ScaleFL", "SplitMix")))
 _FEDEPTH = "FeDepth: +5.4 on CIFAR-10 at equal memory, in the mean"
 _ABOVE_HETEROFL = [
     Relation(better="FeDepth", worse="HeteroFL", source=_FEDEPTH),
@@ -179,7 +180,7 @@ GROUPS = {
     "width": Group(
         setting=_WIDE,
         runs=_some(_SMALLEST, "HeteroFL", "FedRolex", "ScaleFL", "SplitMix"),
-        relations=list(map(_above, ("HeteroFL", "FedRolex", "ScaleFL", "SplitMix"))),
+        relations=_ALL_ABOVE,
     ),
     "memory": Group(setting=_WIDE, by_budget=_BUDGETED, runs=_some("HeteroFL", *_BUDGETED), relations=_ABOVE_HETEROFL),
     "statistics": Group(
@@ -213,9 +214,9 @@ GROUPS = {
         relations=_DEPTH_RELATIONS,
     ),
     "cifar-width": Group(
-        setting=Setting(name="cifar-width", data="cifar10", samples=20000, batch=64, model="preresnet20", rounds=8),
+        setting=dataclasses.replace(_WIDE, name="cifar-sizes", data="cifar10"),
         by_budget=_BUDGETED,
-        runs=_some(_SMALLEST, "HeteroFL", "FeDepth", "FeDepth, epochs split"),
-        relations=[_above("HeteroFL"), _ABOVE_HETEROFL[0], _ABOVE_HETEROFL[2]],
+        runs=_WIDTH_RUNS,
+        relations=[*_ALL_ABOVE, *_ABOVE_HETEROFL],
     ),
 }
