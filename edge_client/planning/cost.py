@@ -163,8 +163,9 @@ def _again(workload: Workload, shape: Shape, group: _Group) -> float:
     if not workload.again:
         return 0.0
     size = min(workload.again, shape.microbatch)
-    if workload.apart:
-        return group.parameter_bytes + max(_pass(group, size, adds=False))
+    if workload.apart:  # in pieces: later ones are added to what the first left
+        first, later = max(_pass(group, size, adds=False)), max(_pass(group, size, adds=True))
+        return group.parameter_bytes + max(first, group.parameter_bytes + later)
     between = size * sum(unit.out_bytes for unit in group.units)
     return group.parameter_bytes + between + max(peak(unit.adding, size) for unit in group.units)
 

@@ -17,7 +17,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -310,14 +310,22 @@ def _backward(term: Term, batch: Batch, params: Mapping[str, nn.Parameter], apar
     value = _value(term, batch)
     if value is None:
         return 0.0
-    if value.requires_grad and apart is None:
-        value.backward()  # type: ignore[no-untyped-call]
-    elif value.requires_grad and apart is not None:
-        grads = torch.autograd.grad(value, list(params.values()), allow_unused=True)
-        for name, grad in zip(params, grads, strict=True):
-            if grad is not None:
-                apart[name] = apart[name].add_(grad) if name in apart else grad
+    if value.requires_grad:
+        with _adding_to(apart, params) if apart is not None else nullcontext():
+            value.backward()  # type: ignore[no-untyped-call]
     return value.item()
+
+
+@contextmanager
+def _adding_to(apart: dict[str, Tensor], params: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Gradients go there, added one by one: a whole set of new ones beside both others would be a third."""
+    before = {name: param.grad for name, param in params.items()}
+    for name, param in params.items():
+        param.grad = apart.get(name)
+    yield
+    for name, param in params.items():
+        apart |= {name: param.grad} if param.grad is not None else {}
+        param.grad = before[name]
 
 
 def _value(term: Term, batch: Batch) -> Tensor | None:

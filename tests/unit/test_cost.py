@@ -87,9 +87,12 @@ def test_what_a_method_adds_to_a_pass_counts_per_sample() -> None:
 
 
 def test_gradients_that_are_kept_apart_come_on_top() -> None:
-    """One sample: 640 gradients and a whole pass of 695, above twice 640 at the step; 20 are kept."""
+    """One sample: both sets of 640 gradients, and the third block's pass, which makes some to add: 60 + 42 + 300.
+
+    Above the 640 and a first pass of 695; 20 are kept.
+    """
     found = training_bytes(rows(), Workload(batch=1, again=1, apart=True), Shape(microbatch=1))
-    assert found == bound(20 + 640 + 695 + 11)
+    assert found == bound(20 + 2 * 640 + 402 + 11)
 
 
 def test_adam_with_weight_decay_copies_twice() -> None:
