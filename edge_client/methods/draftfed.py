@@ -97,7 +97,7 @@ class DraftFedClient(SharedSamplesClient):
         """Keep the targets, if there are any."""
         super().begin(job)
         check(job.model)
-        self._targets = one(job.knowledge, DraftSet)
+        self._targets = one(self.job.knowledge, DraftSet)
         if self._targets is not None and not self._fits(self._targets):
             _log.warning("targets for %d convolutions are not of this model; they are left out", self._targets.depth)
             self._targets = None

@@ -108,7 +108,7 @@ class FedInClient(FedProxClient):
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """The local loss, then the mapping, once per step and a microbatch at a time."""
-        self._forget(coming=batch.num_whole if batch.first else 0)
+        self._forget(coming=batch.num_whole if batch.first else 0)  # they are not beside the whole batch's activations
         halved = self._maps and self._how.alleviation == "weighted"
         for term in super().terms(batch, phase):
             yield replace(term, weight=term.weight / 2) if halved else term
@@ -159,9 +159,13 @@ class FedInClient(FedProxClient):
         self._forget(coming=0)
 
     def _forget(self, coming: int) -> None:
-        """Rows that will not be among the newest when so many more are there: not while a batch is in memory."""
-        while self._seen and sum(len(rows) for rows, _ in self._seen[1:]) + coming >= self._how.pairs:
-            self._seen.pop(0)
+        """Rows that will not be among the newest when so many more are there."""
+        spare = sum(len(rows) for rows, _ in self._seen) + coming - self._how.pairs
+        while self._seen and spare > 0:
+            inputs, outputs = self._seen.pop(0)
+            if spare < len(inputs):
+                self._seen.insert(0, (inputs[spare:].clone(), outputs[spare:].clone()))
+            spare -= len(inputs)
 
     def end(self) -> Outcome:
         """This device's pairs."""

@@ -57,7 +57,7 @@ class FedMdClient(SharedSamplesClient):
     def begin(self, job: Job) -> None:
         """Keep the consensus, if there is one."""
         super().begin(job)
-        self._consensus = one(job.knowledge, SampleLogits)
+        self._consensus = one(self.job.knowledge, SampleLogits)
         own = math.prod(job.model.units[-1].out_shape)
         if self._consensus is not None and self._consensus.values.shape[1] != own:
             told = self._consensus.values.shape[1]

@@ -89,9 +89,9 @@ class SharedSamplesClient(PersonalClient):
         self._learning: dict[str, dict[str, Tensor]] = {}  # state of the optimizer of that phase, kept as the model is
 
     def begin(self, job: Job) -> None:
-        """The device's own model, and the shared samples."""
-        super().begin(job)
-        found = one(job.knowledge, PublicSamples)
+        """The device's own model, and the shared samples: all that was told is kept, read once."""
+        super().begin(replace(job, knowledge=tuple(job.knowledge)))
+        found = one(self.job.knowledge, PublicSamples)
         self.public = found.values if found is not None else None
         if self.public is not None and tuple(self.public.shape[1:]) != tuple(job.model.input_shape):
             raise InputError(

@@ -3,7 +3,7 @@
 A convolution's library lays its weights out anew for every call, and autograd makes a gradient before it adds it to the
 one that is there: twice the largest weights, on top of all gradients. In pieces both are as small as a piece. Outputs
 and gradients are those of the whole layer, except for rounding.
-Does not cover: convolutions in groups or in one dimension, and autocast; they run as they are.
+Does not cover: convolutions in groups or in one dimension, autocast, weights with hooks; they run as they are.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class InPieces(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Of all functions two are changed."""
         kwargs = kwargs or {}
-        if func is functional.conv2d and not kwargs and _is_large(args[1]) and _is_simple(*args[3:]):
+        if func is functional.conv2d and not kwargs and _is_simple(args[0], *args[3:]) and _is_large(args[1]):
             return _Convolution.apply(*args[:3], args[3:6])  # type: ignore[no-untyped-call]
-        if func is functional.linear and not kwargs and _is_large(args[1]):
+        if func is functional.linear and not kwargs and args[0].ndim > 1 and _is_large(args[1]):
             return _Linear.apply(*args, *[None] * (3 - len(args)))  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
 def _is_large(weight: Tensor) -> bool:
-    return weight.is_leaf and weight.nbytes > _PIECE_BYTES and not autocasts()
+    """And its gradient goes where autograd would put it, with nobody who wants to see it on its way."""
+    return weight.is_leaf and not weight._backward_hooks and weight.nbytes > _PIECE_BYTES and not autocasts()
 
 
-def _is_simple(stride: Any = None, padding: Any = None, dilation: Any = None, groups: int = 0) -> bool:
-    """As a module calls it."""
-    return groups == 1 and not isinstance(padding, str)
+def _is_simple(x: Tensor, stride: Any = None, padding: Any = None, dilation: Any = None, groups: int = 0) -> bool:
+    """A batch of images, as a module calls it."""
+    return x.ndim == 4 and groups == 1 and all(isinstance(pair, tuple) for pair in (stride, padding, dilation))
 
 
 def _pieces(weight: Tensor) -> Iterator[slice]:
@@ -97,7 +98,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight = weight
-        return functional.linear(x, weight, bias)
+        return functional.linear(x, weight, bias).detach()  # no view: what follows may change it in place
 
     @staticmethod
     @once_differentiable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -453,6 +454,20 @@ def test_an_empty_set_of_shared_samples_is_one(tmp_path: Path) -> None:
     """No rows of the shape that the model takes: devices learn from their own samples."""
     np.savez(tmp_path / "e.npz", x=np.zeros((0, 4, 4), dtype=np.uint8), y=np.zeros(0, dtype=np.int64))
     assert load_public(f"npz:{tmp_path / 'e.npz'}", _run_of([1, 4, 4]), 5).shape == (0, 1, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["fedmd", "draftfed"])
+def test_what_was_told_is_read_once(name: str) -> None:
+    """From a file every pass over it makes new tensors; shared samples are kept, and would be there twice."""
+    passes: list[int] = []
+
+    class Told:
+        def __iter__(self) -> Iterator[PublicSamples]:
+            passes.append(1)
+            yield PUBLIC
+
+    begun(CLIENTS[name](), model_of("resnet10"), knowledge=Told(), classes=NUM_CLASSES)
+    assert len(passes) == 1
 
 
 def test_shared_samples_of_another_shape_are_refused_on_a_device() -> None:

@@ -22,7 +22,11 @@ def _gradients(layer: nn.Module, x: Tensor, *, in_pieces: bool) -> tuple[Tensor,
     else:
         out = layer(x)
     (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum().backward()  # not in the context
-    return out.detach(), [x.grad, *(param.grad for param in layer.parameters())]
+    return out, [x.grad, *(param.grad for param in layer.parameters())]
+
+
+def _is_in_pieces(out: Tensor) -> bool:
+    return type(out.grad_fn).__name__ in ("_ConvolutionBackward", "_LinearBackward")
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -35,6 +39,7 @@ def _gradients(layer: nn.Module, x: Tensor, *, in_pieces: bool) -> tuple[Tensor,
         (lambda: nn.Conv2d(256, 512, 3, dilation=2, padding=2), (2, 256, 4, 4)),
         (lambda: nn.Linear(1024, 1024), (2, 3, 1024)),
         (lambda: nn.Linear(2048, 512, bias=False), (4, 2048)),
+        (lambda: nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(inplace=True)), (2, 3, 1024)),
     ],
 )
 def test_as_the_whole_layer(layer: Any, shape: tuple[int, ...], channels_last: bool) -> None:
@@ -44,7 +49,9 @@ def test_as_the_whole_layer(layer: Any, shape: tuple[int, ...], channels_last: b
     if channels_last and len(shape) == 4:
         made, x = made.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     whole, whole_grads = _gradients(made, x, in_pieces=False)
+    assert not _is_in_pieces(whole)
     pieces, grads = _gradients(made, x, in_pieces=True)
+    assert _is_in_pieces(pieces) or isinstance(made, nn.Sequential)
     torch.testing.assert_close(pieces, whole, rtol=1e-4, atol=1e-5)
     for mine, other in zip(grads, whole_grads, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
@@ -66,20 +73,38 @@ def test_a_gradient_that_is_not_there_is_made() -> None:
     torch.testing.assert_close(x.grad, frozen.weight.sum(0, keepdim=True), rtol=1e-4, atol=1e-4)
 
 
+class _Ints(nn.Conv2d):
+    """Calls the function with numbers in place of pairs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.weight, None, 1, 0, 1, 1)
+
+
+def _hooked() -> nn.Module:
+    layer = nn.Linear(1024, 1024)
+    layer.weight.register_hook(lambda grad: 2 * grad)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
-        (nn.Conv2d(512, 512, 3, padding="same"), (1, 512, 2, 2)),
-        (nn.Conv2d(1024, 1024, 3, groups=2), (1, 1024, 3, 3)),
-        (nn.Conv2d(16, 16, 3), (1, 16, 3, 3)),
-        (nn.Linear(8, 8), (2, 8)),
+        (lambda: nn.Conv2d(512, 512, 3, padding="same"), (1, 512, 2, 2)),
+        (lambda: nn.Conv2d(1024, 1024, 3, groups=2), (1, 1024, 3, 3)),
+        (lambda: nn.Conv2d(512, 512, 3), (512, 3, 3)),
+        (lambda: _Ints(512, 512, 3, bias=False), (1, 512, 3, 3)),
+        (lambda: nn.Conv2d(16, 16, 3), (1, 16, 3, 3)),
+        (lambda: nn.Linear(1024, 1024), (1024,)),
+        (_hooked, (2, 1024)),
+        (lambda: nn.Linear(8, 8), (2, 8)),
     ],
 )
-def test_what_is_small_or_special_runs_as_it_is(layer: nn.Module, shape: tuple[int, ...]) -> None:
+def test_what_is_small_or_special_runs_as_it_is(layer: Any, shape: tuple[int, ...]) -> None:
     """Bit for bit."""
-    x = torch.randn(shape)
-    whole, whole_grads = _gradients(layer, x, in_pieces=False)
-    pieces, grads = _gradients(layer, x, in_pieces=True)
+    made, x = layer(), torch.randn(shape)
+    whole, whole_grads = _gradients(made, x, in_pieces=False)
+    pieces, grads = _gradients(made, x, in_pieces=True)
+    assert not _is_in_pieces(pieces)
     assert torch.equal(whole, pieces)
     for mine, other in zip(grads, whole_grads, strict=True):
         assert mine is not None
@@ -87,8 +112,10 @@ def test_what_is_small_or_special_runs_as_it_is(layer: nn.Module, shape: tuple[i
         assert torch.equal(mine, other)
 
 
-def test_autocast_runs_as_it_is() -> None:
+@pytest.mark.parametrize("layer", [nn.Linear(1024, 1024), nn.Conv2d(1024, 1024, 1)])
+def test_autocast_runs_as_it_is(layer: nn.Module) -> None:
     """In bfloat16."""
-    layer, x = nn.Linear(1024, 1024), torch.randn(2, 1024)
     with torch.autocast("cpu", dtype=torch.bfloat16), InPieces():
-        assert layer(x).dtype == torch.bfloat16
+        out = layer(torch.randn(2, 1024) if isinstance(layer, nn.Linear) else torch.randn(2, 1024, 1, 1))
+    assert out.dtype == torch.bfloat16
+    assert not _is_in_pieces(out)
