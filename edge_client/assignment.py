@@ -47,7 +47,7 @@ from edge_client.methods.coverage import kept as kept_names
 from edge_client.methods.coverage import left_out
 from edge_client.methods.slices import WHOLE_MODEL, architecture
 from edge_client.models.contract import Model
-from edge_client.models.layout import to_channels_last
+from edge_client.models.layout import allows_bf16, to_channels_last
 from edge_client.models.slicing import SliceSpec, parse
 from edge_client.planning.cost import evaluation_batch
 from edge_client.planning.rows import ModelRows
@@ -284,7 +284,7 @@ class _Work:
             self.model,
             rung=self.rung,
             rows=rows,
-            half=half,
+            half=half if half is not None and allows_bf16(self.model) else None,
             num_samples=len(self.train_data),
             disk_bytes=min(durable.free_bytes(self.workdir) // 2, self.device.limits.disk),
             sample_bytes=self.method.sample_bytes(self.model),

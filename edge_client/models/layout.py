@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from edge_client.models.contract import Model
 
-__all__ = ["allows_channels_last", "arranged", "precision", "to_channels_last"]
+__all__ = ["allows_bf16", "allows_channels_last", "arranged", "precision", "to_channels_last"]
 
 # torch 2.13 on processors with AVX2 and no more writes beyond its memory in backward of a 1x1 convolution with a stride
 # in this layout, unless all its channels are multiples of 8 ("free(): invalid pointer", or worse: nothing).
@@ -41,20 +41,46 @@ def _is_harmless(model: Model) -> bool:
     return all(isinstance(conv, nn.Conv2d) for conv in convs) and all(count % _MULTIPLE == 0 for count in channels)
 
 
-@torch.no_grad()
 def _runs(model: Model) -> bool:
     """Whether it gets through: `x.view(len(x), -1)` in a user's code refuses images that lie in another order."""
+    try:
+        _run(model, arranged(torch.zeros(1, *model.input_shape)))
+    except RuntimeError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def _run(model: Model, x: Tensor) -> None:
+    """Without a trace."""
     modes, random = [(part, part.training) for part in model.modules()], torch.get_rng_state()
     model.eval()
     try:
-        model(arranged(torch.zeros(1, *model.input_shape)))
-    except RuntimeError:
-        return False
+        model(x)
     finally:
         for part, mode in modes:
             part.training = mode
         torch.set_rng_state(random)
-    return True
+
+
+def allows_bf16(model: Model) -> bool:
+    """Whether gradients can be trusted: torch 2.13 leaves parts of some weights' unset in bfloat16.
+
+    They are those of convolutions with a stride beyond the width of their images, which only small images get to.
+    """
+    harmed = []
+
+    def note(conv: _ConvNd, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        harmed.extend([conv] if inputs[0].shape[-1] < conv.stride[-1] and max(conv.kernel_size) > 1 else [])
+
+    convs = [part for part in model.modules() if isinstance(part, _ConvNd)]
+    handles = [conv.register_forward_hook(note) for conv in convs]
+    try:
+        _run(model, torch.zeros(1, *model.input_shape))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return not harmed
 
 
 def to_channels_last(model: Model) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from edge_client.methods.base import Batch, Job, Phase, PlainClient, Term
 from edge_client.models import registry
 from edge_client.models.contract import Model, from_sequential
-from edge_client.models.layout import allows_channels_last, arranged, precision, to_channels_last
+from edge_client.models.layout import allows_bf16, allows_channels_last, arranged, precision, to_channels_last
 from edge_client.run_model import load_weights
 from edge_client.training import optimizers
 from edge_client.training.evaluate import evaluate
@@ -114,7 +114,7 @@ def test_training_in_this_layout_is_sound_where_torch_has_its_error() -> None:
     code = """if True:
         import torch
         from edge_client.models import registry
-        from edge_client.models.layout import allows_channels_last, arranged, to_channels_last
+        from edge_client.models.layout import allows_bf16, allows_channels_last, arranged, to_channels_last
         torch.set_num_threads(1)
         for name, channels, options in (("preresnet20", 3, {"width": 8}), ("resnet10", 1, {"base_width": 24}),
                                         ("resnet10", 3, {"base_width": 8, "small_stem": True})):
@@ -138,6 +138,38 @@ def test_training_in_this_layout_is_sound_where_torch_has_its_error() -> None:
     limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=limited)
     assert (done.returncode, done.stdout, done.stderr) == (0, "sound\n", "")
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: _built("resnet10", (3, 32, 32), base_width=8), True),  # the last stage begins with 2x2
+        (lambda: _built("resnet10", base_width=8), False),  # with 1x1, and a stride of 2
+        (lambda: _built("resnet10", base_width=8, small_stem=True), True),
+        (lambda: _built("preresnet20", width=8), True),
+        (lambda: _users(nn.Conv2d(3, 8, 3, stride=8), nn.Conv2d(8, 8, 3, stride=3, padding=1)), False),
+        (lambda: _users(nn.Conv2d(3, 8, 3, stride=8), nn.Conv2d(8, 8, 1, stride=3)), True),
+    ],
+)
+def test_models_whose_gradients_bf16_cannot_harm_are_known(build: Callable[[], Model], expected: bool) -> None:
+    """3x3 with a stride of 2 on 1x1, or of 3 on 2x2: torch leaves the weights at the borders without a value.
+
+    Of those that are allowed gradients are float32's, up to bfloat16's rounding, on any processor.
+    """
+    torch.manual_seed(1)
+    model = build()
+    assert allows_bf16(model) is expected
+    assert model.training
+    if not expected:
+        return
+    x, found = torch.randn(8, *model.input_shape), []
+    for dtype in ("fp32", "bf16"):
+        model.zero_grad()
+        with precision(dtype):
+            out = model(x)
+        out.float().square().mean().backward()
+        found.append(torch.cat([param.grad.flatten() for param in model.parameters() if param.grad is not None]))
+    assert (found[0] - found[1]).norm() < 0.5 * found[0].norm()  # unset ones are larger by far, or no numbers
 
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8"])
