@@ -93,8 +93,8 @@ def _m_fedepth_plans(parameters: FeDepthParameters) -> PlanRules:
 
 
 def _fedprox_plans(parameters: FedProxParameters) -> PlanRules:
-    """Of one parameter at a time the anchor, and the proximal term's values, then its gradient; small anchors stay."""
-    return PlanRules(step_copies=2, kept_bytes=KEPT_ANCHOR_BYTES) if parameters.mu > 0 else PlanRules()
+    """Of one parameter at a time the anchor, which becomes the proximal term's gradient; small anchors stay."""
+    return PlanRules(step_copies=1, kept_bytes=KEPT_ANCHOR_BYTES) if parameters.mu > 0 else PlanRules()
 
 
 def _scaffold_plans(parameters: ScaffoldParameters) -> PlanRules:
@@ -116,7 +116,7 @@ def _fedin_plans(parameters: FedInParameters) -> PlanRules:
     projects, steps = parameters.alleviation == "projection", parameters.alleviation == "sequential"
     apart = projects or (not steps and parameters.rescale_outer)
     return PlanRules(
-        step_copies=max(2 if parameters.mu > 0 else 0, 2 if projects else 0),
+        step_copies=2 if projects else int(parameters.mu > 0),
         kept_bytes=KEPT_ANCHOR_BYTES if parameters.mu > 0 else 0,
         again=parameters.pairs,
         apart=apart and parameters.pairs > 0,

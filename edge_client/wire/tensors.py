@@ -34,6 +34,7 @@ __all__ = ["ContainerReader", "codec_for", "decode", "encode", "read_entry", "wr
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64}
 _INT8_LEVELS = 127
+_PIECE_BYTES = 2**19  # of what is decoded while it is read
 
 
 def codec_for(tensor: Tensor, run_codec: str) -> str:
@@ -131,17 +132,35 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 
 def read_entry(fd: int, data_offset: int, entry: Entry) -> Tensor:
-    """One tensor of an open container."""
-    raw = torch.empty(entry.nbytes, dtype=torch.uint8)
+    """One tensor of an open container, in hardly more memory than its own."""
+    begin, codec, shape = data_offset + entry.offset, entry.codec, tuple(entry.shape)
+    if codec in ("fp32", "i64") or entry.nbytes <= _PIECE_BYTES:
+        return _decoded(_read(fd, begin, entry.nbytes, entry), codec, shape)
+    tensor = torch.empty(shape)
+    rows = tensor.reshape(shape[0], -1) if codec == "int8" else tensor.reshape(-1, 1)
+    scales = _read(fd, begin, 4 * len(rows), entry).view(torch.float32)[:, None] if codec == "int8" else None
+    begin += scales.nbytes if scales is not None else 0
+    dtype = torch.int8 if codec == "int8" else _DTYPES[codec]
+    for first in range(0, len(rows), step := max(1, _PIECE_BYTES // rows.shape[1])):
+        part = rows[first : first + step]
+        raw = _read(fd, begin, part.numel() * dtype.itemsize, entry)
+        begin += len(raw)
+        part.copy_(raw.view(dtype).reshape(part.shape))
+        if scales is not None:
+            part.mul_(scales[first : first + step])
+    return tensor
+
+
+def _read(fd: int, begin: int, num_bytes: int, entry: Entry) -> Tensor:
+    raw = torch.empty(num_bytes, dtype=torch.uint8)
     view = raw.numpy().data
-    position = data_offset + entry.offset
     while len(view):
-        count = os.preadv(fd, [view], position)
+        count = os.preadv(fd, [view], begin)
         if count == 0:
             raise PayloadError("truncated", f"the container ended inside the tensor {entry.name[:80]!r}")
         view = view[count:]
-        position += count
-    return _decoded(raw, entry.codec, entry.shape)
+        begin += count
+    return raw
 
 
 class ContainerReader:

@@ -142,19 +142,19 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
         "splitmix": 21,  # weights, gradients and momentum of seven bases
     }
     rules = registry.plan_rules("fedepth+fedprox", {})
-    assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 2)
+    assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 1)
     assert registry.plan_rules("moon", {"mu": 0}).weight_copies == 0
 
 
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [
-        ({}, (2, 16, False, 1)),
+        ({}, (1, 16, False, 1)),
         ({"mu": 0}, (0, 16, False, 1)),
-        ({"pairs": 0}, (2, 0, False, 1)),
-        ({"rescale-outer": True}, (2, 16, True, 1)),
+        ({"pairs": 0}, (1, 0, False, 1)),
+        ({"rescale-outer": True}, (1, 16, True, 1)),
         ({"alleviation": "projection", "mu": 0}, (2, 16, True, 1)),
-        ({"alleviation": "sequential"}, (2, 16, False, 2)),
+        ({"alleviation": "sequential"}, (1, 16, False, 2)),
     ],
 )
 def test_what_fedin_needs_counts_in_the_plan(parameters: dict[str, Any], expected: tuple[int, int, bool, int]) -> None:

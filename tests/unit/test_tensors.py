@@ -180,6 +180,25 @@ def test_a_container_comes_back_from_disk(tmp_path: Path) -> None:
             assert reader.tensor(name).dtype == values[name].dtype
 
 
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("shape", [(700, 1000), (3, 700_000), (70_000, 30), (1, 600_000)])
+def test_a_large_tensor_is_decoded_in_pieces(
+    codec: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As all at once, a megabyte at most at a time; fp32 needs no second copy. Another tensor stands behind."""
+    value, after = torch.randn(shape, generator=torch.Generator().manual_seed(1)), torch.ones(2, 2)
+    path = tmp_path / "large"
+    write_container(path, {}, [("large", codec, shape), ("after", "fp32", (2, 2))], iter([value, after]))
+    sizes: list[int] = []
+    read = tensors._read
+    monkeypatch.setattr(tensors, "_read", lambda fd, at, size, entry: sizes.append(size) or read(fd, at, size, entry))
+    with ContainerReader(path) as reader:
+        assert torch.equal(reader.tensor("large"), decode(encode(value, codec), codec, shape))
+        assert torch.equal(reader.tensor("after"), after)
+    assert sum(sizes) == tensor_bytes(codec, shape) + 16
+    assert max(sizes) <= 2**20 or codec == "fp32"
+
+
 def test_a_reader_names_what_is_missing(tmp_path: Path) -> None:
     """An update that lacks a tensor is the peer's fault."""
     _write(tmp_path / "update.bin")
