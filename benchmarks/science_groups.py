@@ -132,7 +132,7 @@ def _some(*names: str) -> dict[str, dict[str, Any]]:
 
 _FASHION = Setting(name="fashion-depth")
 # as in the papers: no running statistics, which models of different width cannot share (group `statistics`)
-_WIDE = Setting(name="fashion-sizes", model="preresnet20", rounds=8)
+_WIDE = Setting(name="fashion-sizes", model="preresnet20", rounds=30, every=3)
 
 GROUPS = {
     "depth": Group(setting=_FASHION, runs=_DEPTH_RUNS, relations=_DEPTH_RELATIONS),
@@ -214,7 +214,7 @@ GROUPS = {
         relations=_DEPTH_RELATIONS,
     ),
     "cifar-width": Group(
-        setting=dataclasses.replace(_WIDE, name="cifar-sizes", data="cifar10"),
+        setting=dataclasses.replace(_WIDE, name="cifar-sizes", data="cifar10", rounds=8, every=2),
         by_budget=_BUDGETED,
         runs=_WIDTH_RUNS,
         relations=[*_ALL_ABOVE, *_ABOVE_HETEROFL],
