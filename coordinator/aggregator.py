@@ -632,7 +632,7 @@ def _folded(job: FoldJob, reader: ContainerReader) -> Iterator[tuple[str, Tensor
         state = ModelState(reader, beginning(cut))
         own = [update for update in updates if update.slice == cut]
         if own:
-            frozen = FrozenSet(model, own, beginning=beginning(cut), num_devices=job.num_devices, momentum=momentum)
+            frozen = FrozenSet(model, own, beginning=beginning(cut), momentum=momentum)  # not all devices are its
             folded = cutter.method.server.fold(state, frozen, round=job.round)
         else:
             folded = ((name, state.tensor(name)) for name in state.names())

@@ -66,15 +66,30 @@ def test_a_fold_of_scaffold_counts_the_devices_of_the_run(tmp_path: Path) -> Non
     """One of N = 4 devices answers with 1 in place of c = 0: c = 1/4; the model is the device's."""
     run = _run("scaffold")
     assert _answer("init", tmp_path / "m", run=run)["ok"]
-    sent = {name: torch.ones_like(value) for name, value in _tensors(tmp_path / "m").items() if name != "extra/devices"}
-    update = _write(tmp_path / "u", sent, steps=1)
+    first = _tensors(tmp_path / "m").items()
+    sent = {name: torch.ones_like(value) for name, value in first if value.is_floating_point()}
+    update = _write(tmp_path / "u", sent, steps=1, scalars={"first": 1.0})
     job = {"run": run, "round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "num_devices": 4}
     updates = [{"device": "a", "path": str(update), "num_samples": 10}]
     assert _answer("fold", tmp_path / "next", **job, updates=updates)["ok"]
     folded = _tensors(tmp_path / "next")
-    assert int(folded.pop("extra/devices")) == 4
+    assert folded.pop("extra/devices").tolist() == [4, 1]
     for name, value in folded.items():
         assert torch.equal(value, torch.full_like(value, 0.25 if name.startswith("extra/") else 1.0))
+
+
+def test_where_each_architecture_has_its_own_model_scaffold_counts_its_devices(tmp_path: Path) -> None:
+    """One of four devices answers, for one of two architectures: c of that is all of what it sent, not a fourth."""
+    run = _run("scaffold", slices=["full", "width:1/2"], sharing="architecture")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    first = {name: value for name, value in _tensors(tmp_path / "m").items() if not name.startswith("slice:")}
+    sent = {name: torch.ones_like(value) for name, value in first.items() if value.is_floating_point()}
+    update = _write(tmp_path / "u", sent, steps=1, scalars={"first": 1.0})
+    job = {"run": run, "round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "num_devices": 4}
+    updates = [{"device": "a", "path": str(update), "num_samples": 10}]
+    assert _answer("fold", tmp_path / "next", **job, updates=updates)["ok"]
+    for name, value in _tensors(tmp_path / "next").items():
+        assert torch.equal(value, torch.ones_like(value)) or name.startswith("slice:"), name
 
 
 def test_a_fold_of_inco_knows_the_anchors_from_the_models_own_file(tmp_path: Path) -> None:
