@@ -249,6 +249,7 @@ def _init(job: InitJob) -> Reply:
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)
+    _check_slices(cutter.rungs, model)
     method.first(model, lambda cut: recipe.build(model.input_shape, parse(cut)))
     if job.start is not None:
         _start_from(job, model, cutter)
@@ -266,6 +267,14 @@ def _init(job: InitJob) -> Reply:
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
     )
     return _write(job.out, table, iter(state.values()), meta)
+
+
+def _check_slices(rungs: Sequence[str], model: Model) -> None:
+    if tuple(rungs) != ("full",) and not hasattr(model, "units"):
+        raise InputError(
+            f"slices: the server cannot cut {', '.join(rungs)} out of a task's model without the shape of a sample; "
+            "tell it, Task(input=(3, 96, 96)), or leave slices out"
+        )
 
 
 def _slices(cutter: Cutter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

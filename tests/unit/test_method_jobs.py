@@ -175,6 +175,17 @@ def test_a_task_whose_samples_the_server_does_not_know(tmp_path: Path, method: s
     assert reply.get("code") == code, reply
 
 
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "local"])
+def test_a_model_whose_shapes_only_devices_know_has_no_slices(tmp_path: Path, method: str) -> None:
+    """What they would leave out is not known; the run ends before it begins."""
+    (tmp_path / "mine.py").write_text(TASK)
+    task = {"name": "mine", "file": "mine.py:mine", "sha256": hashlib.sha256(TASK.encode()).hexdigest()}
+    run = to_map(run_file(model=None, task=task, method={"name": method}, slices=["full", "layers:1"]))
+    reply = _answer("init", tmp_path / "m", run=run, task=str(tmp_path / "mine.py"))
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert "cannot cut full, layers:1 out of a task's model without the shape of a sample; tell it" in reply["detail"]
+
+
 @pytest.mark.parametrize("method", [{"name": "local"}, {"name": "fedper"}])
 def test_the_server_cannot_judge_models_that_live_on_devices(method: dict[str, Any], tmp_path: Path) -> None:
     """With a file of test data on the server the run is refused; FedPer without personal layers is FedAvg."""
