@@ -249,7 +249,7 @@ def _init(job: InitJob) -> Reply:
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)
-    _check_slices(cutter.rungs, model)
+    _check_slices(recipe, cutter.rungs, model)
     method.first(model, lambda cut: recipe.build(model.input_shape, parse(cut)))
     if job.start is not None:
         _start_from(job, model, cutter)
@@ -269,12 +269,21 @@ def _init(job: InitJob) -> Reply:
     return _write(job.out, table, iter(state.values()), meta)
 
 
-def _check_slices(rungs: Sequence[str], model: Model) -> None:
+def _check_slices(recipe: Recipe, rungs: Sequence[str], model: Model) -> None:
+    """Raise `InputError` for slices that devices could not build."""
+    import torch
+
+    from edge_client.models.slicing import parse
+
     if tuple(rungs) != ("full",) and not hasattr(model, "units"):
         raise InputError(
             f"slices: the server cannot cut {', '.join(rungs)} out of a task's model without the shape of a sample; "
             "tell it, Task(input=(3, 96, 96)), or leave slices out"
         )
+    for spec in (parse(rung) for rung in rungs):
+        if spec.exit is not None:  # only an architecture knows whether it can end there
+            with torch.random.fork_rng(devices=[]):
+                recipe.build(model.input_shape, spec)
 
 
 def _slices(cutter: Cutter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -186,6 +186,15 @@ def test_a_model_whose_shapes_only_devices_know_has_no_slices(tmp_path: Path, me
     assert "cannot cut full, layers:1 out of a task's model without the shape of a sample; tell it" in reply["detail"]
 
 
+@pytest.mark.parametrize("cut", ["exit:1", "exit:1-width:1/2"])
+def test_exits_that_a_model_has_not_end_the_run_before_it_begins(tmp_path: Path, cut: str) -> None:
+    """The head of small-cnn reads a flattened map; no device could build the slice."""
+    run = _run("scalefl", model={"name": "small-cnn", "input": [1, 8, 8]}, slices=["full", cut])
+    reply = _answer("init", tmp_path / "m", run=run)
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert f"slice '{cut}': this model has no exits; use another (mlp, a resnet or a vit)" in reply["detail"]
+
+
 @pytest.mark.parametrize("method", [{"name": "local"}, {"name": "fedper"}])
 def test_the_server_cannot_judge_models_that_live_on_devices(method: dict[str, Any], tmp_path: Path) -> None:
     """With a file of test data on the server the run is refused; FedPer without personal layers is FedAvg."""
