@@ -249,6 +249,7 @@ def _init(job: InitJob) -> Reply:
     _seed(seeds.derive(job.run.seed, "init"))
     model = recipe.build_weights()
     method.check(model)
+    _check_slices(recipe, cutter.rungs, model)
     method.first(model, lambda cut: recipe.build(model.input_shape, parse(cut)))
     if job.start is not None:
         _start_from(job, model, cutter)
@@ -266,6 +267,23 @@ def _init(job: InitJob) -> Reply:
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
     )
     return _write(job.out, table, iter(state.values()), meta)
+
+
+def _check_slices(recipe: Recipe, rungs: Sequence[str], model: Model) -> None:
+    """Raise `InputError` for slices that devices could not build."""
+    import torch
+
+    from edge_client.models.slicing import parse
+
+    if tuple(rungs) != ("full",) and not hasattr(model, "units"):
+        raise InputError(
+            f"slices: the server cannot cut {', '.join(rungs)} out of a task's model without the shape of a sample; "
+            "tell it, Task(input=(3, 96, 96)), or leave slices out"
+        )
+    for spec in (parse(rung) for rung in rungs):
+        if spec.exit is not None:  # only an architecture knows whether it can end there
+            with torch.random.fork_rng(devices=[]):
+                recipe.build(model.input_shape, spec)
 
 
 def _slices(cutter: Cutter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -632,7 +650,7 @@ def _folded(job: FoldJob, reader: ContainerReader) -> Iterator[tuple[str, Tensor
         state = ModelState(reader, beginning(cut))
         own = [update for update in updates if update.slice == cut]
         if own:
-            frozen = FrozenSet(model, own, beginning=beginning(cut), num_devices=job.num_devices, momentum=momentum)
+            frozen = FrozenSet(model, own, beginning=beginning(cut), momentum=momentum)  # not all devices are its
             folded = cutter.method.server.fold(state, frozen, round=job.round)
         else:
             folded = ((name, state.tensor(name)) for name in state.names())

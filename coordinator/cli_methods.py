@@ -114,6 +114,9 @@ def describe_method(
     method = registry.get(name, parameters, rungs)
     built = models.build(model, input_shape=input_shape, num_classes=num_classes, options={})
     method.check(built)
+    for spec in (parse(rung) for rung in rungs):
+        if spec.exit is not None:  # only an architecture knows whether it can end there
+            models.build(model, input_shape=input_shape, num_classes=num_classes, options={}, cut=spec)
 
     def traffic(rung: str) -> Traffic:
         """Features of a slice may be narrower."""

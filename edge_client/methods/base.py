@@ -87,7 +87,10 @@ class Frozen(Protocol):
 
     @property
     def num_devices(self) -> int:
-        """Devices of the run: those that could have been chosen for this round, or ever took part."""
+        """Devices of the run: those that could have been chosen for this round, or ever took part.
+
+        Where each architecture is a model of its own, how many have it is not known: those of this round.
+        """
 
     @property
     def momentum(self) -> float:

@@ -188,7 +188,7 @@ _KNOWING = _GROUPS | {"inco": "its rule is for methods that share weights and no
 _METHODS = {
     "fedavg": Entry(FedAvgParameters, _from("fedavg")),
     "fedprox": Entry(FedProxParameters, _from("fedprox"), plans=_fedprox_plans),
-    "scaffold": Entry(ScaffoldParameters, _from("scaffold"), plans=_scaffold_plans, refuses=_GROUPS),
+    "scaffold": Entry(ScaffoldParameters, _from("scaffold"), plans=_scaffold_plans, refuses=_GROUPS, sized=True),
     "fednova": Entry(FedNovaParameters, _from("fednova"), refuses=_GROUPS, as_plain=True),
     "moon": Entry(MoonParameters, _from("moon"), plans=_moon_plans, refuses=_GROUPS),
     "fedper": Entry(

@@ -13,7 +13,9 @@ What is sent is c + delta c_i = (x - y_i) / (K eta_l), which needs neither c_i n
 Deviations: the correction follows the optimizer's step, as in NIID-Bench: for plain SGD it is the same, and with
 momentum or Adam c_i is a mean step, not a gradient, and must not be added to one. The mean of models is weighted by
 n_k, as everywhere (the global step is 1). N is the largest number of devices that the run has had so far: when it
-grows, c is scaled, so that it stays the mean of all c_i; those of devices that have not trained yet are zero. Buffers
+grows, c is scaled, so that it stays the mean of all c_i; those of devices that have not trained yet are zero. Where
+devices train slices, N of an element is that of the devices which have it: N times their share of those that have
+trained so far, which say so in their first round. With one N for all, c would not stay the mean of the c_i. Buffers
 have no control variate.
 
 Legend: x = received weights, y_i = a device's weights, K = its steps, eta_l = its learning rate.
@@ -21,24 +23,29 @@ Legend: x = received weights, y_i = a device's weights, K = its steps, eta_l = i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from edge_client.errors import PayloadError
-from edge_client.methods.base import Exchange, Frozen, Job, Method, Outcome, PlainClient, State
+from edge_client.methods.base import Exchange, Frozen, Job, Method, Outcome, Place, PlainClient, State
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import ScaffoldParameters
+from edge_client.methods.slices import slice_places
 from edge_client.models.contract import Model
-from edge_client.params import coverage_mean
+from edge_client.models.slicing import index_map, parse
+from edge_client.params import IndexMap, Part, coverage_mean, coverage_sum
 from edge_client.wire.container import EXTRA_PREFIX
 
 __all__ = ["ScaffoldClient", "ScaffoldServer", "method"]
 
 _CONTROL = "control/"  # and the parameter's name: c among the method's tensors
-_DEVICES = "devices"  # N, of the c that is there
+_DEVICES = "devices"  # [N of the c that is there, how many of them have a c_i]
+_OWNERS = "owners/"  # and the parameter's name: how many of them have each element, where devices train slices
+_FIRST = "first"  # scalar of an update: the device had no c_i before
 
 
 class ScaffoldClient(PlainClient):
@@ -84,38 +91,114 @@ class ScaffoldClient(PlainClient):
             moved = received.sub_(weights[name].detach()).div_(self._moved)
             sent[_CONTROL + name] = moved
             kept[name] = self._correction[name].neg_().add_(moved)
-        return Outcome(extra=sent, state=kept)
+        return Outcome(extra=sent, state=kept, scalars={} if self.job.state else {_FIRST: 1.0})
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """Devices of the run, and how many of them have trained."""
+
+    devices: int
+    trained: int
+
+    def having(self, owners: Tensor | None) -> Tensor | float:
+        """N of each element that so many of them have; none: all of them have all."""
+        return self.devices if owners is None else self.devices * owners.double() / max(1, self.trained)
 
 
 class ScaffoldServer(CoverageServer):
     """The coverage mean of the model, and c as the mean of all c_i."""
 
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the new state."""
-        before = int(state.tensor(EXTRA_PREFIX + _DEVICES))
-        now = max(before, frozen.num_devices)
-        for name in state.names():
+        """Every tensor of the new state; the owners of a parameter come behind its c."""
+        names = state.names()
+        before = _Count(*state.tensor(EXTRA_PREFIX + _DEVICES).tolist())
+        trained = before.trained + sum(_FIRST in header.scalars for header in frozen.headers)
+        now = _Count(max(before.devices, frozen.num_devices, trained), trained)
+        sliced = any(name.startswith(EXTRA_PREFIX + _OWNERS) for name in names)
+        owners: dict[str, Tensor] = {}
+        for name in names:
             old = state.tensor(name)
             if name == EXTRA_PREFIX + _DEVICES:
-                yield name, torch.full_like(old, now)
+                yield name, torch.tensor([now.devices, now.trained])
+            elif name in owners:
+                yield name, owners.pop(name)
+            elif name.startswith(EXTRA_PREFIX + _CONTROL) and sliced:
+                whose = EXTRA_PREFIX + _OWNERS + name.removeprefix(EXTRA_PREFIX + _CONTROL)
+                control, owners[whose] = _sliced_control(name, old, state.tensor(whose), frozen, (before, now))
+                yield name, control
             elif name.startswith(EXTRA_PREFIX + _CONTROL):
-                yield name, _control(name, old, frozen, before, now)
+                yield name, _control(name, old, frozen, before.devices, now.devices)
             else:
                 yield name, self.fold_tensor(name, old, frozen)
 
 
 def _control(name: str, old: Tensor, frozen: Frozen, before: int, now: int) -> Tensor:
-    """(N c + sum of delta c_i) / N', where N devices have become N'; of what only some cover, their mean counts."""
+    """(N c + sum of delta c_i) / N', where N devices have become N'."""
     share = len(frozen.headers) / now
     mean = coverage_mean(old, ((value, where, 1.0) for _, value, where in frozen.column(name)))
     return (share * mean.double() + (before / now - share) * old.double()).to(old.dtype)
 
 
-def _controls(model: Model) -> Mapping[str, Tensor]:
-    """c = 0 for everything that is trained, and N = 0."""
+def _sliced_control(
+    name: str, old: Tensor, owners: Tensor, frozen: Frozen, counts: tuple[_Count, _Count]
+) -> tuple[Tensor, Tensor]:
+    """The same where each element has an N of its own; and the owners after this round."""
+    before, now = counts
+    had = before.having(owners)
+    places: list[IndexMap | None] = []
+
+    def parts() -> Iterator[Part]:
+        for header, value, where in frozen.column(name):
+            places.append(where)
+            if _FIRST in header.scalars:
+                _add_owner(owners, where)
+            yield value, where, 1.0
+
+    mean = coverage_mean(old, parts()).double()
+    sent = coverage_sum(old.shape, ((where, 1.0) for where in places))
+    have = now.having(owners)
+    new = (had * old.double() + sent * (mean - old.double())) / have
+    return torch.where(torch.as_tensor(have) > 0, new, old.double()).to(old.dtype), owners
+
+
+def _add_owner(owners: Tensor, where: IndexMap | None) -> None:
+    """One more at these indices; an axis of which every slice has all is one element long."""
+    if where is None:
+        owners += 1
+        return
+    first = torch.zeros(1, dtype=torch.int64)
+    axes = [first if size == 1 else indices for indices, size in zip(where, owners.shape, strict=True)]
+    owners[torch.meshgrid(*axes, indexing="ij")] += 1
+
+
+def _controls(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor]:
+    """c = 0 for everything that is trained, no owners, and N = 0."""
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    zeros = {_CONTROL + name: torch.zeros(param.shape) for name, param in params.items()}
-    return {**zeros, _DEVICES: torch.zeros((), dtype=torch.int64)}
+    maps = [index_map(model, parse(rung)) for rung in rungs] if len(rungs) > 1 else []
+    made: dict[str, Tensor] = {}
+    for name, param in params.items():
+        made[_CONTROL + name] = torch.zeros(param.shape)
+        if maps:
+            shape = _sliced_axes(param, [places.get(name) for places in maps])
+            made[_OWNERS + name] = torch.zeros(shape, dtype=torch.int64)
+    return {**made, _DEVICES: torch.zeros(2, dtype=torch.int64)}
+
+
+def _of_slice(model: Model, cut: str) -> Mapping[str, Tensor]:
+    """What comes to a device: c of its slice, and N."""
+    return _controls((cut,), model)
+
+
+def _sliced_axes(param: Tensor, places: Sequence[IndexMap | None]) -> list[int]:
+    """The shape of the owners: 1 for an axis of which all slices that have the parameter have all."""
+    narrow = [place for place in places if place is not None]
+    return [size if any(len(place[axis]) < size for place in narrow) else 1 for axis, size in enumerate(param.shape)]
+
+
+def _places(model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+    """The owners are the server's own."""
+    return slice_places(model, cut, [name for name in names if not name.startswith(EXTRA_PREFIX + _OWNERS)])
 
 
 def _kept(model: Model) -> tuple[str, ...]:
@@ -126,8 +209,8 @@ def _kept(model: Model) -> tuple[str, ...]:
 _PAPER = "Karimireddy et al., ICML 2020, arXiv:1910.06378"
 
 
-def method(parameters: ScaffoldParameters) -> Method:
-    """Scaffold, for the registry."""
+def method(parameters: ScaffoldParameters, *, rungs: Sequence[str]) -> Method:
+    """Scaffold for these slices, for the registry."""
     plain = Method(
         name="scaffold", paper=_PAPER, parameters=parameters, client=PlainClient, server=CoverageServer()
     )
@@ -138,7 +221,9 @@ def method(parameters: ScaffoldParameters) -> Method:
         client=ScaffoldClient,
         server=ScaffoldServer(),
         exchange=Exchange(down="model, control variate c", up="model, c + delta c_i", device="control variate c_i"),
-        extra_tensors=_controls,
+        extra_tensors=partial(_controls, tuple(rungs)),
+        extra_of_slice=_of_slice,
         inherits_extra=False,  # the c_i of another run are gone
+        places=_places if len(rungs) > 1 else slice_places,
         kept=_kept,
     )

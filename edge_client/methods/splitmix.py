@@ -22,6 +22,7 @@ Legend: B = parameters.bases, r = share of the channels, c = channels of a layer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -202,7 +203,7 @@ def _check(num_bases: int, rungs: Sequence[str], model: Model) -> None:
     if narrow:
         raise InputError(
             f"slices: 'splitmix' has {num_bases} bases of 1/{num_bases} of the channels, and {narrow[0]!r} is less; "
-            f"leave it out, or set bases to {int(1 / parse(narrow[0]).width)}"
+            f"leave it out, or set bases to {math.ceil(1 / parse(narrow[0]).width)}"
         )
     if any(isinstance(part, _ACROSS) for part in model.modules()):
         raise InputError(

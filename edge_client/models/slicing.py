@@ -137,7 +137,6 @@ class SliceSpec:
             raise InputError(f"slice {str(self)!r}: expected {wanted} blocks in the stages, got {_joined(kept)}")
         return kept
 
-
     def _until_exit(self, full: Sequence[int], *, exits: bool) -> tuple[int, ...]:
         assert self.exit is not None
         if not exits:
@@ -281,6 +280,8 @@ def shorten(model: Model, spec: SliceSpec) -> Model:
 
     if spec.narrows:
         raise InputError(f"slice {str(spec)!r}: only built-in models have slices of their width; use depth or layers")
+    if spec.exit is not None:
+        raise InputError(f"slice {str(spec)!r}: only built-in models have exits; use depth or layers")
     kept = kept_units(model, spec)
     names = [unit.name for unit in kept]
     for unit in model.units:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from edge_client.errors import PayloadError
 from edge_client.methods import registry
 from edge_client.methods.base import Header
+from edge_client.models import registry as models
 from edge_client.models.contract import Model, from_sequential
+from edge_client.models.slicing import parse
 from edge_client.training.loop import Settings, train
 
 CONTROL = "extra/control/0.weight"
@@ -51,7 +53,7 @@ def test_one_step_by_hand() -> None:
 
 def _folded(c: float, before: int, now: int, sent: Sequence[float]) -> tuple[float, int]:
     """The server's new c and N."""
-    state = {"0.weight": torch.zeros(1), CONTROL: torch.tensor([c]), "extra/devices": torch.tensor(before)}
+    state = {"0.weight": torch.zeros(1), CONTROL: torch.tensor([c]), "extra/devices": torch.tensor([before, 0])}
     updates = [
         (Header(device=str(k), num_samples=1 + k), {"0.weight": torch.zeros(1), CONTROL: torch.tensor([value])})
         for k, value in enumerate(sent)
@@ -59,7 +61,7 @@ def _folded(c: float, before: int, now: int, sent: Sequence[float]) -> tuple[flo
     frozen = TensorFrozen(updates, num_devices=now)
     folded = dict(registry.get("scaffold", {}).server.fold(TensorState(state), frozen, round=1))
     assert list(folded) == list(state)
-    return float(folded[CONTROL]), int(folded["extra/devices"])
+    return float(folded[CONTROL]), int(folded["extra/devices"][0])
 
 
 def test_the_servers_control_variate_by_hand() -> None:
@@ -159,7 +161,7 @@ def test_c_is_always_the_mean_of_all_c_i(settings: dict[str, Any]) -> None:
                 known = [state[param] for state in made.states.values() if state]
                 mean = torch.stack(known).sum(dim=0) / len(made.answered)
                 torch.testing.assert_close(control, mean, rtol=1e-4, atol=1e-5)
-    assert int(made.server["extra/devices"]) == 4
+    assert made.server["extra/devices"].tolist() == [4, 4]
 
 
 def _cnn() -> Model:
@@ -168,6 +170,72 @@ def _cnn() -> Model:
         nn.Conv2d(1, 4, 3), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()), nn.Linear(144, 3)
     )
     return from_sequential(layers, input_shape=(1, 8, 8))
+
+
+SIZES = {"a": "full", "b": "width:1/2", "c": "depth:1.0", "d": "depth:1.0-width:1/2", "e": "width:1/4"}
+COHORTS = ("ab", "c", "abe", "d", "ce", "ad", "b", "acde", "e", "abcde")
+
+
+def _sliced(cut: str = "full") -> Model:
+    torch.manual_seed(4)
+    options = {"hidden": [8, 8]}
+    return models.build("mlp", input_shape=(1, 8, 8), num_classes=3, options=options, cut=parse(cut))
+
+
+def test_c_is_the_mean_of_the_c_i_of_the_devices_that_have_an_element() -> None:
+    """Five sizes, some of them in each round; what no device has trained yet is zero.
+
+    Of d and e nobody has the later channels, of c and d nobody the second layer: an N of all devices would leave c a
+    part of the mean, and one of the cohort's share would carry what differs from round to round along for ever.
+    """
+    data = {name: Shifted(8 + 2 * k, k) for k, name in enumerate(SIZES)}
+    made = Federation(
+        method="scaffold", build=_sliced, build_slice=_sliced, data=data, slices=SIZES, rungs=tuple(SIZES.values())
+    )
+    for cohort in COHORTS:
+        made.round(list(cohort))
+        for name, control in made.server.items():
+            if not name.startswith("extra/control/"):
+                continue
+            total, count = torch.zeros_like(control), torch.zeros_like(control)
+            for device in made.answered:
+                place = made.places(device).get(name)
+                if place is None:
+                    continue
+                at = torch.meshgrid(*place.where, indexing="ij") if place.where is not None else ...
+                total[at] += made.states[device][name.removeprefix("extra/control/")]
+                count[at] += 1
+            torch.testing.assert_close(control, total / count.clamp(min=1), rtol=1e-4, atol=1e-5)
+    assert made.server["extra/devices"].tolist() == [5, 5]
+
+
+def test_owners_stay_on_the_server_and_are_no_larger_than_they_must() -> None:
+    """Of a layer's inputs, which no slice leaves out, one column; with slices of depth alone one number each."""
+    made = registry.get("scaffold", {}, ("full", "width:1/2"))
+    extra = made.extra_tensors(_sliced())
+    assert {name: tuple(value.shape) for name, value in extra.items() if "block1" in name} == {
+        "control/block1.linear.weight": (8, 64),
+        "owners/block1.linear.weight": (8, 1),
+        "control/block1.linear.bias": (8,),
+        "owners/block1.linear.bias": (8,),
+    }
+    sent = made.places(_sliced(), "width:1/2", [f"extra/{name}" for name in extra])
+    assert not any("owners" in name for name in sent)
+    assert made.extra_of_slice is not None
+    assert {f"extra/{name}" for name in made.extra_of_slice(_sliced("width:1/2"), "width:1/2")} == {*sent}
+    deep = registry.get("scaffold", {}, ("full", "depth:1.0")).extra_tensors(_sliced())
+    assert {value.numel() for name, value in deep.items() if name.startswith("owners/")} == {1}
+
+
+def test_where_each_architecture_has_its_own_model_its_devices_are_counted() -> None:
+    """A cohort of one, then another one: N is 1, then 2, whatever other devices the run has."""
+    state = {CONTROL: torch.tensor([0.0]), "extra/devices": torch.tensor([0, 0])}
+    for device, value, expected in (("a", 0.6, 0.6), ("b", 1.0, 0.5)):  # b: delta c = 1 - .6, (.6 + .4)/2
+        header = Header(device=device, num_samples=1, scalars={"first": 1.0})
+        frozen = TensorFrozen([(header, {CONTROL: torch.tensor([value])})])
+        state = dict(registry.get("scaffold", {}).server.fold(TensorState(state), frozen, round=1))
+        assert float(state[CONTROL]) == pytest.approx(expected)
+    assert state["extra/devices"].tolist() == [2, 2]
 
 
 def test_it_covers_what_is_trained_and_no_buffers() -> None:

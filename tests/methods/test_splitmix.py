@@ -170,6 +170,7 @@ def test_what_it_cannot_serve_is_said_before_the_run() -> None:
     """A budget below one base; channels that bases cannot share; norms over all channels; slices of depth."""
     cases = [
         ("mlp", 4, ("full", "width:1/8"), "has 4 bases of 1/4 of the channels, and 'width:1/8' is less; .* bases to 8"),
+        ("mlp", 2, ("full", "width:3/10"), "and 'width:3/10' is less; .* bases to 4"),  # 3 bases: floor(.9) of them
         ("mlp", 3, ("full",), "'block1.linear.weight' has 8 channels, which 3 bases cannot share"),
     ]
     for kind, bases, rungs, message in cases:

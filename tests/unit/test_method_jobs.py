@@ -66,15 +66,30 @@ def test_a_fold_of_scaffold_counts_the_devices_of_the_run(tmp_path: Path) -> Non
     """One of N = 4 devices answers with 1 in place of c = 0: c = 1/4; the model is the device's."""
     run = _run("scaffold")
     assert _answer("init", tmp_path / "m", run=run)["ok"]
-    sent = {name: torch.ones_like(value) for name, value in _tensors(tmp_path / "m").items() if name != "extra/devices"}
-    update = _write(tmp_path / "u", sent, steps=1)
+    first = _tensors(tmp_path / "m").items()
+    sent = {name: torch.ones_like(value) for name, value in first if value.is_floating_point()}
+    update = _write(tmp_path / "u", sent, steps=1, scalars={"first": 1.0})
     job = {"run": run, "round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "num_devices": 4}
     updates = [{"device": "a", "path": str(update), "num_samples": 10}]
     assert _answer("fold", tmp_path / "next", **job, updates=updates)["ok"]
     folded = _tensors(tmp_path / "next")
-    assert int(folded.pop("extra/devices")) == 4
+    assert folded.pop("extra/devices").tolist() == [4, 1]
     for name, value in folded.items():
         assert torch.equal(value, torch.full_like(value, 0.25 if name.startswith("extra/") else 1.0))
+
+
+def test_where_each_architecture_has_its_own_model_scaffold_counts_its_devices(tmp_path: Path) -> None:
+    """One of four devices answers, for one of two architectures: c of that is all of what it sent, not a fourth."""
+    run = _run("scaffold", slices=["full", "width:1/2"], sharing="architecture")
+    assert _answer("init", tmp_path / "m", run=run)["ok"]
+    first = {name: value for name, value in _tensors(tmp_path / "m").items() if not name.startswith("slice:")}
+    sent = {name: torch.ones_like(value) for name, value in first.items() if value.is_floating_point()}
+    update = _write(tmp_path / "u", sent, steps=1, scalars={"first": 1.0})
+    job = {"run": run, "round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m"), "num_devices": 4}
+    updates = [{"device": "a", "path": str(update), "num_samples": 10}]
+    assert _answer("fold", tmp_path / "next", **job, updates=updates)["ok"]
+    for name, value in _tensors(tmp_path / "next").items():
+        assert torch.equal(value, torch.ones_like(value)) or name.startswith("slice:"), name
 
 
 def test_a_fold_of_inco_knows_the_anchors_from_the_models_own_file(tmp_path: Path) -> None:
@@ -158,6 +173,26 @@ def test_a_task_whose_samples_the_server_does_not_know(tmp_path: Path, method: s
     run = to_map(run_file(model=None, task=task, method={"name": method}))
     reply = _answer("init", tmp_path / "m", run=run, task=str(tmp_path / "mine.py"))
     assert reply.get("code") == code, reply
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "local"])
+def test_a_model_whose_shapes_only_devices_know_has_no_slices(tmp_path: Path, method: str) -> None:
+    """What they would leave out is not known; the run ends before it begins."""
+    (tmp_path / "mine.py").write_text(TASK)
+    task = {"name": "mine", "file": "mine.py:mine", "sha256": hashlib.sha256(TASK.encode()).hexdigest()}
+    run = to_map(run_file(model=None, task=task, method={"name": method}, slices=["full", "layers:1"]))
+    reply = _answer("init", tmp_path / "m", run=run, task=str(tmp_path / "mine.py"))
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert "cannot cut full, layers:1 out of a task's model without the shape of a sample; tell it" in reply["detail"]
+
+
+@pytest.mark.parametrize("cut", ["exit:1", "exit:1-width:1/2"])
+def test_exits_that_a_model_has_not_end_the_run_before_it_begins(tmp_path: Path, cut: str) -> None:
+    """The head of small-cnn reads a flattened map; no device could build the slice."""
+    run = _run("scalefl", model={"name": "small-cnn", "input": [1, 8, 8]}, slices=["full", cut])
+    reply = _answer("init", tmp_path / "m", run=run)
+    assert (reply["ok"], reply["code"]) == (False, "input")
+    assert f"slice '{cut}': this model has no exits; use another (mlp, a resnet or a vit)" in reply["detail"]
 
 
 @pytest.mark.parametrize("method", [{"name": "local"}, {"name": "fedper"}])

@@ -156,6 +156,7 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["fedper", "--set", "personal=3"], 3, "personal = 3 shares nothing, the model has 3 units"),
         (["fedavg", "--classes", "1"], 3, "--classes: expected 2 or more, got 1"),
         (["fedavg", "--model", "vgg"], 7, "unknown model 'vgg'"),
+        (["scalefl", "--slices", "full,exit:1-width:1/2"], 3, "this model has no exits; use another (mlp, a resnet"),
     ],
 )
 def test_what_makes_no_sense_is_said(
