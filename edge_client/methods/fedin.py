@@ -144,7 +144,8 @@ class FedInClient(FedProxClient):
         with torch.enable_grad():
             for term in self._mapping(size):
                 assert term.once is not None
-                term.once.backward()  # type: ignore[no-untyped-call]
+                if term.once.requires_grad:  # not of a first unit without parameters
+                    term.once.backward()  # type: ignore[no-untyped-call]
         for name, param in params.items():
             if param.grad is not None:
                 self._optimizer.step(name, param, param.grad, learning_rate)
@@ -185,7 +186,8 @@ def project(local: Tensor, mapping: Tensor) -> Tensor:
 
 def _at_once(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Term]:
     """The share of some of `count` pairs in l_IN."""
-    seen, _ = tapped(model, [_OUT], pairs.inputs, start=_middle(model)[0])
+    start = _middle(model)[0]
+    seen, _ = tapped(model, [_OUT], pairs.inputs.clone() if model.overwrites(start) else pairs.inputs, start=start)
     yield Term(name=_MAPPING, once=_distance(seen[_OUT], pairs, count))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -231,6 +232,55 @@ def test_foreign_pairs_are_used(way: str, kind: str) -> None:
     changed = [name for name in results["on"] if name.startswith(middle) and name.endswith("weight")]
     assert changed
     assert not torch.equal(results["prox"][changed[0]], results["on"][changed[0]])
+
+
+def _users() -> Model:
+    """What users write: an activation that is one module, in place, right behind the extractor; a tied layer."""
+    act, tied = nn.LeakyReLU(0.3, inplace=True), nn.Linear(7, 7)
+    layers = (nn.Linear(5, 7), act, tied, act, nn.Sequential(nn.BatchNorm1d(7), tied), nn.Tanh(), nn.Linear(7, 3))
+    return from_sequential(nn.Sequential(*layers), input_shape=(5,))
+
+
+@pytest.mark.parametrize("recompute", [None, "units"])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_step_is_that_of_two_plain_losses(way: str, recompute: str | None) -> None:
+    """By torch.autograd.grad of both losses over whole batches; sequential: one after the other."""
+    torch.manual_seed(4)
+    model = _users()
+    twin = copy.deepcopy(model).train()
+    rows = FeaturePairs(inputs=torch.randn(6, 7), outputs=torch.randn(6, 7))
+    data = Memory(8)
+    data.x, data.labels = torch.randn(8, 5), torch.arange(8) % 3
+    model.recompute = recompute
+    run(client(alleviation=way, mu=0.0), model, data, classes=3, knowledge=(rows,))
+
+    params = dict(twin.named_parameters())
+
+    def gradients(loss: Tensor) -> dict[str, Tensor | None]:
+        return dict(zip(params, torch.autograd.grad(loss, list(params.values()), allow_unused=True), strict=True))
+
+    def foreign() -> dict[str, Tensor | None]:
+        x = rows.inputs
+        for unit in model.order[1:-1]:
+            x = twin.get_submodule(unit)(x.clone())
+        return gradients((x - rows.outputs).square().mean())
+
+    local = gradients(nn.functional.cross_entropy(twin(data.x), data.labels))
+    mapping = foreign() if way != "sequential" else {}
+    with torch.no_grad():
+        for name, param in params.items():
+            mine, other = local[name], mapping.get(name)
+            assert mine is not None
+            if way == "weighted":
+                mine = mine / 2 + (0 if other is None else other)
+            elif other is not None:
+                mine = project(mine, other)
+            param -= 0.1 * mine
+    if way == "sequential":
+        for name, grad in foreign().items():
+            params[name].data -= 0.1 * grad if grad is not None else 0
+    for name, param in params.items():
+        torch.testing.assert_close(model.get_parameter(name), param, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", WAYS)
