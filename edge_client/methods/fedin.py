@@ -89,8 +89,8 @@ class FedInClient(FedProxClient):
         if pairs is not None:
             shape = next(unit.out_shape for unit in job.model.units if unit.name == extractor(job.model))
             own = _signature(torch.tensor((*shape, flat_width(job.model, _OUT))))
-            self._maps = pairs.signature == own
-            if not self._maps:
+            self._maps = pairs.signature == own and len(pairs.inputs) >= job.model.min_batch
+            if pairs.signature != own:
                 _log.warning("pairs %s are not of this model, which has %s; left out", pairs.signature, own)
         if self._how.alleviation == "sequential" and job.optimizer is not None:
             self._optimizer = job.optimizer()
@@ -204,10 +204,10 @@ def _unit_by_unit(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Ter
             inputs.append(x)
             states.append(torch.get_rng_state())
             x = model.run_units([unit], x.clone() if model.overwrites(unit) else x)
-    after = torch.get_rng_state()
     x = x.detach().requires_grad_()
     with InPieces():
         seen, _ = tapped(model, [_OUT], x.clone() if model.overwrites(last) else x, start=last)
+    after = torch.get_rng_state()
     yield Term(name=_MAPPING, once=_distance(seen.pop(_OUT), pairs, count))
     while units:
         unit, g, x = units.pop(), x.grad, inputs.pop().detach().requires_grad_(bool(inputs))
