@@ -366,6 +366,18 @@ def test_the_draft_teacher_tells_every_architecture_its_own_targets() -> None:
     assert _left_out(teacher, before, *said) == [("c", "other_samples", detail)]
 
 
+def test_the_depth_of_an_architecture_that_is_away_is_still_told() -> None:
+    """Depths 1 and 2 in round 1, 2 alone afterwards: it goes on to tell its first convolution, b may be back."""
+    teacher, memory = DraftTeacher(DraftFedParameters(draft_batch=0)), {"public": torch.zeros(1, 2)}
+    deep = drafts({1: [[3.0]], 2: [[5.0]]})
+    memory = _learn(teacher, memory, ("a", "full", deep), ("b", "depth:1", drafts({1: [[1.0, 3.0]]})))
+    for _ in range(2):
+        memory = _learn(teacher, memory, ("a", "full", deep))
+        (told,) = teacher.tell(memory, cut="full", device="", lesson=LESSON)
+        assert told.depths.tolist() == [1, 2]
+        assert teacher.tell(memory, cut="depth:1", device="", lesson=LESSON) == ()  # no targets of an earlier round
+
+
 def test_one_device_cannot_change_the_shapes_of_a_slices_targets() -> None:
     """Two have drafts of 1 and 1 numbers, the first one of 3 and 1: targets are as most can use them, it is named."""
     teacher, before = DraftTeacher(DraftFedParameters(draft_batch=1)), {"public": torch.zeros(5, 2)}
