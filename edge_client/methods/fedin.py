@@ -56,6 +56,7 @@ from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedprox import FedProxClient
 from edge_client.methods.parameters import FedInParameters, FedProxParameters
 from edge_client.models.contract import Model
+from edge_client.models.layout import precision
 from edge_client.models.recompute import Begin
 from edge_client.models.taps import flat_width, tapped
 from edge_client.run_file import RunFile
@@ -140,9 +141,14 @@ class FedInClient(FedProxClient):
         super().after_step(params, learning_rate)
         if not self._maps or self._optimizer is None:
             return
-        size = self.job.plan.microbatch if self.job.plan is not None else self._how.pairs
+        plan = self.job.plan
+        terms = self._mapping(plan.microbatch if plan is not None else self._how.pairs)
         with torch.enable_grad():
-            for term in self._mapping(size):
+            while True:
+                with precision(plan.dtype if plan is not None else "fp32"):  # as the loop computes its terms
+                    term = next(terms, None)
+                if term is None:
+                    break
                 assert term.once is not None
                 if term.once.requires_grad:  # not of a first unit without parameters
                     term.once.backward()  # type: ignore[no-untyped-call]

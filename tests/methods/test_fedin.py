@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from depth import NUM_CLASSES, Memory, equal, model_of
+from depth import NUM_CLASSES, Memory, equal, model_of, plan_of
 from knowing import batch_of, begun, identity_model, job_for, run, weights
 from linear import TensorFrozen, TensorState
 from torch import Tensor, nn
@@ -281,6 +281,20 @@ def test_one_step_is_that_of_two_plain_losses(way: str, recompute: str | None) -
             params[name].data -= 0.1 * grad if grad is not None else 0
     for name, param in params.items():
         torch.testing.assert_close(model.get_parameter(name), param, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_mapping_is_in_the_type_of_the_plan(way: str) -> None:
+    """bf16: every pass of the middle puts that out, also the one of a step of its own."""
+    model, data, types = model_of("mlp"), Memory(8), []
+    middle = next(part for part in model.get_submodule("block2").modules() if isinstance(part, nn.Linear))
+    middle.register_forward_hook(lambda module, inputs, output: types.append(output.dtype))
+    fedin, plan = client(alleviation=way), plan_of(dtype="bf16")
+    fedin.begin(job_for(model, classes=NUM_CLASSES, knowledge=(_foreign("mlp"),), plan=plan))
+    types.clear()
+    train(model, fedin, data, Settings(batch=8, microbatch=8, learning_rate=0.1, seed=5, dtype="bf16"))
+    assert len(types) >= 2
+    assert set(types) == {torch.bfloat16}
 
 
 def test_units_that_run_again_draw_the_same_random_numbers() -> None:
