@@ -42,14 +42,15 @@ class Cutter:
         self._recipe = recipe
         self.method: Method = registry.of_run(recipe.run)
         self.rungs = registry.rungs(recipe.run)
-        self.apart = recipe.run.sharing == "architecture"  # every slice is a model of its own
+        self.apart = registry.sharing(recipe.run) == "architecture"  # every slice is a model of its own
         self._model: Model | None = None
         self._kept: dict[str, tuple[str, ...]] = {}  # slice that is a model of its own -> what never comes back
         self._known: dict[tuple[str, int], Mapping[str, Place]] = {}
 
     def of_another(self, run: RunFile) -> Cutter:
         """How another run with this model cuts it."""
-        theirs = replace(self._recipe.run, method=run.method, slices=registry.rungs(run), sharing=run.sharing)
+        rungs, sharing = registry.rungs(run), registry.sharing(run)
+        theirs = replace(self._recipe.run, method=run.method, slices=rungs, sharing=sharing)
         return Cutter(replace(self._recipe, run=theirs))
 
     def places(self, cut: str, names: Sequence[str]) -> Mapping[str, Place]:

@@ -164,7 +164,8 @@ class ShareSection:
         "Gaussian noise on class means, in units of what one sample can change in them; needs clip; 0: none", 0.0
     )
     epsilon: Annotated[float, Between(0, 10**6)] = described(
-        "what all noisy class means together may cost, at a delta of 1e-5; then the device declines; 0: no bound", 0.0
+        "what all noisy class means together may cost, at a delta of 1e-5; then the device declines; needs noise; "
+        "0: no bound", 0.0
     )
     features: bool = described("whether features of single samples of this device's data may leave", False)
     drafts: bool = described("whether its model's outputs for samples that the coordinator sent may leave", False)
@@ -197,6 +198,8 @@ def load_device_file(path: Path) -> DeviceFile:
             )
     if device.share.noise > 0 and device.share.clip == 0:
         raise InputError(f"{path}: share.noise needs share.clip: without it one sample can change a mean without bound")
+    if device.share.epsilon > 0 and device.share.noise == 0:
+        raise InputError(f"{path}: share.epsilon needs share.noise: without it there is no cost to bound")
     if len(device.tasks) > _MAX_TASKS:
         raise InputError(f"{path}: tasks: expected at most {_MAX_TASKS}, got {len(device.tasks)}")
     label_bytes = len(json.dumps(dict(device.labels), ensure_ascii=False).encode())

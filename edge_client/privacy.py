@@ -8,13 +8,16 @@
     samples              has learnt here, about single samples, too (membership)
 
 Noise. A mean of n samples, each of length `clip` at most, moves by 2 clip / n at most when one of them is replaced by
-another of its class. Noise of standard deviation noise x 2 clip / n on every number of it costs rho = 1 / (2 noise^2)
-of zero-concentrated differential privacy (Bun and Steinke, 2016); costs of tables and of rounds add up, and amount to
+another of its class, for a given model that looks at each sample by itself. Noise of standard deviation
+noise x 2 clip / n on every number of it costs rho = 1 / (2 noise^2) of zero-concentrated differential privacy (Bun and
+Steinke, 2016); costs of tables and of rounds add up, and amount to
 
     epsilon = rho + 2 sqrt(rho ln(1 / delta)),  delta = 1e-5
 
 Every release is written into the device's ledger before the update exists: what was never sent may be counted, what was
 sent is never missing. When the next release would cost more than share.epsilon in all, the device declines.
+What is not counted: the model was trained on the same samples, so that a sample also moves the features of the others,
+and in a batch with BatchNorm directly. The sum is that of the means given the model, no bound on all that is told.
 Without noise nothing here is differentially private, and nothing says so: a bound on the number of samples and on their
 length makes single samples harder to see, not impossible. Labels and counts of classes are not protected, and the
 generator's floating-point numbers are not those of a hardened sampler.

@@ -156,10 +156,10 @@ class RunFile:
         '"depth:1.1.2.2", "width:1/2"]: the first that trains whole batches in its memory; none: what the method says',
         (),
     )
-    sharing: Annotated[str, Matches(r"position|architecture")] = described(
+    sharing: Annotated[str, Matches(r"auto|position|architecture")] = described(
         "what devices with different slices have in common: every tensor at its position in the model, or nothing: "
-        "each architecture is a model of its own",
-        "position",
+        "each architecture is a model of its own; auto: architecture for felo and velo, position for all others",
+        "auto",
     )
     train: TrainSection = described("training on a device", TrainSection)
     stop: StopSection = described("when the run ends", StopSection)

@@ -72,7 +72,7 @@ __all__ = ["DraftFedClient", "DraftTeacher", "align", "draft_taps", "method", "t
 _log = logging.getLogger(__name__)
 
 _INTERPOLATED = {1: "linear", 2: "bilinear", 3: "trilinear"}
-_TARGETS = "targets/"
+_TARGETS, _DEPTH = "targets/", "depth/"
 _COPIES = 4
 
 
@@ -237,7 +237,10 @@ def targets(like: DraftSet, drafts: Iterable[DraftSet], *, mask_padding: bool = 
 
 
 class DraftTeacher:
-    """The server's side. Memory: `public`, and `targets/SLICE/...` of the last round."""
+    """The server's side. Memory: `public`, `targets/SLICE/...` of the last round, `depth/SLICE` of all rounds.
+
+    Devices are told the depths of all architectures that ever took part: one that was away may be back in their round.
+    """
 
     def __init__(self, parameters: DraftFedParameters) -> None:
         self._how = parameters
@@ -256,11 +259,15 @@ class DraftTeacher:
         def drafts() -> Iterator[tuple[Header, DraftSet]]:
             return ((header, found) for header, found in _drafts(received) if found.ids.equal(ids))
 
-        known = {"public": public}
-        for cut, shapes in _usual_shapes(drafts()).items():
+        usual = _usual_shapes(drafts())
+        ever = {name: memory[name] for name in memory if name.startswith(_DEPTH)}
+        ever |= {_DEPTH + cut: torch.tensor(depth) for cut, (depth, *_) in usual.items()}
+        depths = torch.tensor(sorted({int(depth) for depth in ever.values()}))
+        known = {"public": public, **ever}
+        for cut, shapes in usual.items():
             like = next(found for header, found in drafts() if header.slice == cut and _shapes(found) == shapes)
             made = targets(like, (found for _, found in drafts()), mask_padding=self._how.mask_padding)
-            stored = {"ids": made.ids, **made.tensors()}
+            stored = {"ids": made.ids, **made.tensors(), "depths": depths}
             known |= {f"{_TARGETS}{cut}/{name}": tensor for name, tensor in stored.items() if name != "ranges"}
         return known
 

@@ -56,6 +56,7 @@ from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedprox import FedProxClient
 from edge_client.methods.parameters import FedInParameters, FedProxParameters
 from edge_client.models.contract import Model
+from edge_client.models.layout import precision
 from edge_client.models.recompute import Begin
 from edge_client.models.taps import flat_width, tapped
 from edge_client.run_file import RunFile
@@ -89,8 +90,8 @@ class FedInClient(FedProxClient):
         if pairs is not None:
             shape = next(unit.out_shape for unit in job.model.units if unit.name == extractor(job.model))
             own = _signature(torch.tensor((*shape, flat_width(job.model, _OUT))))
-            self._maps = pairs.signature == own
-            if not self._maps:
+            self._maps = pairs.signature == own and len(pairs.inputs) >= job.model.min_batch
+            if pairs.signature != own:
                 _log.warning("pairs %s are not of this model, which has %s; left out", pairs.signature, own)
         if self._how.alleviation == "sequential" and job.optimizer is not None:
             self._optimizer = job.optimizer()
@@ -140,11 +141,17 @@ class FedInClient(FedProxClient):
         super().after_step(params, learning_rate)
         if not self._maps or self._optimizer is None:
             return
-        size = self.job.plan.microbatch if self.job.plan is not None else self._how.pairs
+        plan = self.job.plan
+        terms = self._mapping(plan.microbatch if plan is not None else self._how.pairs)
         with torch.enable_grad():
-            for term in self._mapping(size):
+            while True:
+                with precision(plan.dtype if plan is not None else "fp32"):  # as the loop computes its terms
+                    term = next(terms, None)
+                if term is None:
+                    break
                 assert term.once is not None
-                term.once.backward()  # type: ignore[no-untyped-call]
+                if term.once.requires_grad:  # not of a first unit without parameters
+                    term.once.backward()  # type: ignore[no-untyped-call]
         for name, param in params.items():
             if param.grad is not None:
                 self._optimizer.step(name, param, param.grad, learning_rate)
@@ -185,7 +192,8 @@ def project(local: Tensor, mapping: Tensor) -> Tensor:
 
 def _at_once(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Term]:
     """The share of some of `count` pairs in l_IN."""
-    seen, _ = tapped(model, [_OUT], pairs.inputs, start=_middle(model)[0])
+    start = _middle(model)[0]
+    seen, _ = tapped(model, [_OUT], pairs.inputs.clone() if model.overwrites(start) else pairs.inputs, start=start)
     yield Term(name=_MAPPING, once=_distance(seen[_OUT], pairs, count))
 
 
@@ -202,10 +210,10 @@ def _unit_by_unit(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Ter
             inputs.append(x)
             states.append(torch.get_rng_state())
             x = model.run_units([unit], x.clone() if model.overwrites(unit) else x)
-    after = torch.get_rng_state()
     x = x.detach().requires_grad_()
     with InPieces():
         seen, _ = tapped(model, [_OUT], x.clone() if model.overwrites(last) else x, start=last)
+    after = torch.get_rng_state()
     yield Term(name=_MAPPING, once=_distance(seen.pop(_OUT), pairs, count))
     while units:
         unit, g, x = units.pop(), x.grad, inputs.pop().detach().requires_grad_(bool(inputs))

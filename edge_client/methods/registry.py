@@ -61,6 +61,7 @@ __all__ = [
     "parameter_types",
     "plan_rules",
     "rungs",
+    "sharing",
     "slicing",
     "trains_as",
     "usual_model",
@@ -137,6 +138,10 @@ def _draftfed_plans(parameters: DraftFedParameters) -> PlanRules:
 def _fedin_knowledge(parameters: FedInParameters) -> KnowledgeRules:
     kinds = ("pairs",) if parameters.pairs else ()
     return KnowledgeRules(kinds=kinds, per_device=True, max_rows=parameters.pairs)
+
+
+def _felo_slicing(parameters: FeloParameters) -> Slicing:
+    return Slicing(sharing="architecture")
 
 
 def _felo_knowledge(parameters: FeloParameters) -> KnowledgeRules:
@@ -226,11 +231,14 @@ _METHODS = {
         has_global_model=lambda own: False,
         shares_weights=False,
     ),
-    "felo": Entry(FeloParameters, _from("felo"), refuses=_KNOWING, knowledge=_felo_knowledge),
+    "felo": Entry(
+        FeloParameters, _from("felo"), refuses=_KNOWING, slicing=_felo_slicing, knowledge=_felo_knowledge
+    ),
     "velo": Entry(
         VeloParameters,
         _from("velo"),
         refuses=_KNOWING,
+        slicing=_felo_slicing,
         knowledge=lambda own: dataclasses.replace(_felo_knowledge(own), studies=True),
     ),
     "fedhe": Entry(
@@ -345,10 +353,15 @@ def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
     return _entry(part).slicing(own)
 
 
+def sharing(run: RunFile) -> str:
+    """`position` or `architecture`: what the run says, or its method does; raises as `validate` does."""
+    return run.sharing if run.sharing != "auto" else slicing(run.method.name, run.method.parameters).sharing
+
+
 def rungs(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
     said, named = slicing(run.method.name, run.method.parameters), run.slices
-    if run.sharing == "architecture" and not said.apart:
+    if sharing(run) == "architecture" and not said.apart:
         raise InputError(
             f'sharing: {run.method.name!r} combines the slices of one model, got "architecture"; leave it out, '
             "or use fedavg, which trains each architecture by itself"
@@ -389,7 +402,7 @@ def has_global_model(name: str, parameters: Mapping[str, Any]) -> bool:
 
 def mixes_widths(run: RunFile) -> bool:
     """Whether devices of a run train slices of different width whose tensors are combined; raises as `rungs` does."""
-    alone = run.sharing == "architecture" or slicing(run.method.name, run.method.parameters).split
+    alone = sharing(run) == "architecture" or slicing(run.method.name, run.method.parameters).split
     shared = all(_entry(part).shares_weights for part in _parts(run.method.name))
     return shared and not alone and len({parse_slice(rung).width for rung in rungs(run)}) > 1
 
@@ -408,7 +421,7 @@ def parameter_types(name: str) -> list[type]:
 def of_run(run: RunFile) -> Method:
     """The method of a run; raises as `validate` and `rungs` do."""
     together = rungs(run)
-    if run.sharing == "architecture":
+    if sharing(run) == "architecture":
         together = (WHOLE_MODEL,)  # each slice is a model of its own, and knows of no other
     return get(run.method.name, run.method.parameters, together)
 

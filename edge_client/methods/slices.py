@@ -104,6 +104,7 @@ class Slicing:
     instead: str = ""  # what to use for other kinds
     turn: Callable[[str, Turn], str] = _stays  # rung -> the slice of a round
     apart: bool = True  # each slice may be a model of its own (`sharing = "architecture"`)
+    sharing: str = "position"  # unless the run says it
     split: bool = False  # the whole model, too, lies on the server in another form than on devices
 
     def rungs(self, named: Sequence[str], method: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ Does not cover: slices of depth or width (`slicing`); they are models by themsel
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -60,6 +60,7 @@ class Model(nn.Module):
         self._order = tuple(layers if order is None else order)
         self._recompute: str | None = None
         self._overwriting: frozenset[str] = frozenset()  # units that change their input in place, as `describe` saw
+        self._watched: dict[str, Callable[[Tensor], None]] = {}
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -112,11 +113,29 @@ class Model(nn.Module):
             # backward begins at the last unit: what that keeps is needed at once
             again = self._recompute == "units" and name != self._order[-1]
             x = run_unit(name, unit, x, overwrites=name in self._overwriting) if again else unit(x)
+            if name in self._watched:
+                self._watched[name](x.detach().clone() if self._next_overwrites(name) else x.detach())
         return x
+
+    @contextmanager
+    def watching(self, units: Mapping[str, Callable[[Tensor], None]]) -> Iterator[None]:
+        """Each of these gets what its unit puts out, as the next one gets it.
+
+        A hook of the unit's module is called for every unit that is the same module, such as a shared activation.
+        """
+        before, self._watched = self._watched, {**self._watched, **units}
+        try:
+            yield
+        finally:
+            self._watched = before
 
     def overwrites(self, unit: str) -> bool:
         """Whether a unit changes its input in place, as `describe` saw."""
         return unit in self._overwriting
+
+    def _next_overwrites(self, unit: str) -> bool:
+        after = self._order[self._order.index(unit) + 1 :]
+        return bool(after) and self.overwrites(after[0])
 
     def _position(self, unit: str) -> int:
         if unit not in self._order:
@@ -190,7 +209,8 @@ def _describe(model: Model, stages: list[int]) -> tuple[Unit, ...]:
         for position, name in enumerate(model.order):
             version = x._version
             unit, out = _describe_unit(model, position, stages, x)
-            model._overwriting |= {name} if x._version != version else set()
+            changed = x._version != version or _begins_in_place(model.get_submodule(name))
+            model._overwriting |= {name} if changed else set()
             units.append(unit)
             x = out
     model.train(was_training)
@@ -218,6 +238,12 @@ def _describe_unit(model: Model, position: int, stages: list[int], x: Tensor) ->
         min_batch=2 if single else 1,
     )
     return unit, out
+
+
+def _begins_in_place(module: nn.Module) -> bool:
+    """Whether its first part says so: a Dropout does nothing to its input while the model is described."""
+    first = next(part for part in module.modules() if not any(part.children()))
+    return bool(getattr(first, "inplace", False))
 
 
 def count_outputs(module: nn.Module, x: Tensor, counted: Iterable[nn.Module]) -> tuple[Tensor, int]:

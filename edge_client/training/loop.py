@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -351,19 +352,30 @@ def _value(term: Term, batch: Batch) -> Tensor | None:
 def _tapped(model: Model, phase: Phase) -> Iterator[dict[str, Tensor]]:
     """Collect the outputs at the phase's taps, detached, from the first forward pass of a piece."""
     seen: dict[str, Tensor] = {}
-
-    def hook(tap: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
-            seen.setdefault(tap, output.detach())
-
-        return keep
-
     unknown = phase.taps - model.taps.keys()
     if unknown:
         raise ValueError(f"phase {phase.name!r} observes {sorted(unknown)[0]!r}; the model has {', '.join(model.taps)}")
-    handles = [model.get_submodule(model.taps[tap]).register_forward_hook(hook(tap)) for tap in sorted(phase.taps)]
+
+    def keep(taps: Sequence[str], output: Tensor) -> None:
+        for tap in taps:
+            seen.setdefault(tap, output.detach())
+
+    taps_at: dict[str, list[str]] = {}
+    for tap in sorted(phase.taps):
+        taps_at.setdefault(model.taps[tap], []).append(tap)
+    watchers = {place: partial(keep, taps) for place, taps in taps_at.items()}
+    handles = [
+        model.get_submodule(place).register_forward_hook(partial(_output_to, watch))
+        for place, watch in watchers.items()
+        if place not in model.order
+    ]
     try:
-        yield seen
+        with model.watching({place: watch for place, watch in watchers.items() if place in model.order}):
+            yield seen
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _output_to(watch: Callable[[Tensor], None], module: nn.Module, inputs: object, output: Tensor) -> None:
+    watch(output)

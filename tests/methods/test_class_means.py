@@ -62,6 +62,8 @@ def test_what_a_device_said_stays_until_it_says_something_new() -> None:
     targets = _means(fold_tables(memory, again, round=4, max_age=2), 2)
     assert targets["logit/1"].values.tolist() == [[5.0]]  # b's of round 1 are older than two rounds
     assert targets["logit/1"].counts.tolist() == [1, 0]
+    targets = _means(fold_tables(memory, again, round=3, max_age=2), 2)
+    assert targets["logit/1"].values.tolist() == [[4.0], [7.0]]  # two rounds old: still there
 
 
 def test_features_of_different_widths_are_different_tables() -> None:

@@ -36,6 +36,7 @@ def test_the_distillation_by_hand() -> None:
 def test_a_byte_budget_says_how_many_samples_are_told() -> None:
     """4 (2 x 8 x 8 + 3) + 8 = 532 bytes a sample: 3 in 1,600; one at least."""
     assert samples_within(1_600, (2, 8, 8), 3) == 3
+    assert samples_within(3 * 532 - 1, (2, 8, 8), 3) == 2  # the label counts, too
     assert samples_within(10, (2, 8, 8), 3) == 1
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from depth import NUM_CLASSES, Memory, equal, model_of
+from depth import NUM_CLASSES, Memory, equal, model_of, plan_of
 from knowing import batch_of, begun, identity_model, job_for, run, weights
 from linear import TensorFrozen, TensorState
 from torch import Tensor, nn
@@ -233,6 +234,109 @@ def test_foreign_pairs_are_used(way: str, kind: str) -> None:
     assert not torch.equal(results["prox"][changed[0]], results["on"][changed[0]])
 
 
+def _users() -> Model:
+    """What users write: an activation that is one module, in place, right behind the extractor; a tied layer."""
+    act, tied = nn.LeakyReLU(0.3, inplace=True), nn.Linear(7, 7)
+    layers = (nn.Linear(5, 7), act, tied, act, nn.Sequential(nn.BatchNorm1d(7), tied), nn.Tanh(), nn.Linear(7, 3))
+    return from_sequential(nn.Sequential(*layers), input_shape=(5,))
+
+
+@pytest.mark.parametrize("recompute", [None, "units"])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_step_is_that_of_two_plain_losses(way: str, recompute: str | None) -> None:
+    """By torch.autograd.grad of both losses over whole batches; sequential: one after the other."""
+    torch.manual_seed(4)
+    model = _users()
+    twin = copy.deepcopy(model).train()
+    rows = FeaturePairs(inputs=torch.randn(6, 7), outputs=torch.randn(6, 7))
+    data = Memory(8)
+    data.x, data.labels = torch.randn(8, 5), torch.arange(8) % 3
+    model.recompute = recompute
+    run(client(alleviation=way, mu=0.0), model, data, classes=3, knowledge=(rows,))
+
+    params = dict(twin.named_parameters())
+
+    def gradients(loss: Tensor) -> dict[str, Tensor | None]:
+        return dict(zip(params, torch.autograd.grad(loss, list(params.values()), allow_unused=True), strict=True))
+
+    def foreign() -> dict[str, Tensor | None]:
+        x = rows.inputs
+        for unit in model.order[1:-1]:
+            x = twin.get_submodule(unit)(x.clone())
+        return gradients((x - rows.outputs).square().mean())
+
+    local = gradients(nn.functional.cross_entropy(twin(data.x), data.labels))
+    mapping = foreign() if way != "sequential" else {}
+    with torch.no_grad():
+        for name, param in params.items():
+            mine, other = local[name], mapping.get(name)
+            assert mine is not None
+            if way == "weighted":
+                mine = mine / 2 + (0 if other is None else other)
+            elif other is not None:
+                mine = project(mine, other)
+            param -= 0.1 * mine
+    if way == "sequential":
+        for name, grad in foreign().items():
+            params[name].data -= 0.1 * grad if grad is not None else 0
+    for name, param in params.items():
+        torch.testing.assert_close(model.get_parameter(name), param, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_mapping_is_in_the_type_of_the_plan(way: str) -> None:
+    """bf16: every pass of the middle puts that out, also the one of a step of its own."""
+    model, data, types = model_of("mlp"), Memory(8), []
+    middle = next(part for part in model.get_submodule("block2").modules() if isinstance(part, nn.Linear))
+    middle.register_forward_hook(lambda module, inputs, output: types.append(output.dtype))
+    fedin, plan = client(alleviation=way), plan_of(dtype="bf16")
+    fedin.begin(job_for(model, classes=NUM_CLASSES, knowledge=(_foreign("mlp"),), plan=plan))
+    types.clear()
+    train(model, fedin, data, Settings(batch=8, microbatch=8, learning_rate=0.1, seed=5, dtype="bf16"))
+    assert len(types) >= 2
+    assert set(types) == {torch.bfloat16}
+
+
+def test_units_that_run_again_draw_the_same_random_numbers() -> None:
+    """Dropout in three units: gradients as of one pass by plain autograd, and the generator stands where that left it.
+
+    `features` is the output of the unit before the head, so that the head draws as well in both.
+    """
+    torch.manual_seed(4)
+    blocks = [nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 6), nn.Tanh()) for _ in range(3)]
+    model = from_sequential(nn.Sequential(nn.Linear(5, 6), *blocks, nn.Linear(6, 3)), input_shape=(5,)).train()
+    pairs = FeaturePairs(inputs=torch.randn(4, 6), outputs=torch.randn(4, 6))
+    torch.manual_seed(9)
+    seen, _ = tapped(model, ["features"], pairs.inputs, start="1")
+    nn.functional.mse_loss(seen["features"], pairs.outputs).backward()
+    left = torch.get_rng_state()
+    expected = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+    for param in model.parameters():
+        param.grad = None
+    fedin = client(mu=0.0)
+    fedin.begin(job_for(model, knowledge=(pairs,)))
+    torch.manual_seed(9)
+    for term in fedin._mapping(4):
+        assert term.once is not None
+        term.once.backward()
+    assert torch.equal(torch.get_rng_state(), left)
+    for name, grad in expected.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, grad)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pairs_too_few_for_batch_statistics_change_nothing(way: str) -> None:
+    """One pair for a BatchNorm of single values: FedProx, whose loss is not halved for a mapping that is not there."""
+    results = []
+    for knowledge in ((), (FeaturePairs(inputs=torch.ones(1, 7), outputs=torch.ones(1, 7)),)):
+        torch.manual_seed(4)
+        model, data = _users(), Memory(8)
+        data.x = torch.randn(8, 5)
+        run(client(alleviation=way), model, data, classes=3, knowledge=knowledge)
+        results.append(weights(model))
+    assert equal(*results)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_foreign_features_do_not_move_running_statistics(way: str) -> None:
     """Learning rate 0: the buffers are those of a round without pairs, counters too."""
@@ -405,3 +509,19 @@ def test_one_device_cannot_change_the_signature_of_a_slice() -> None:
     (found,) = teacher.left_out({}, received, lesson)
     assert (found.device, found.code) == ("a", "signature")
     assert found.detail == "its pairs are 5>1, those of slice 'full' are 2>1; left out"
+
+
+def test_each_slice_draws_from_the_pool_of_its_own_signature() -> None:
+    """a and b are of one slice, with 2 numbers; c and d of another, with 5."""
+    said = [*(("full", *one) for one in _uploads("a", "b")), *(("half", *one) for one in _uploads("c", "d", width=5))]
+
+    def received() -> Any:
+        for cut, name, pairs in said:
+            yield Header(device=name, num_samples=1, slice=cut), (pairs,)
+
+    teacher, lesson = PairTeacher(FedInParameters()), Lesson(round=1, num_classes=2, seed=1)
+    memory = teacher.learn({}, received, lesson, {})
+    for cut, device, other, signature in (("full", "a", "b", "2>1"), ("half", "c", "d", "5>1")):
+        (told,) = teacher.tell(memory, cut=cut, device=device, lesson=lesson)
+        assert told.signature == signature
+        assert set(told.inputs.flatten().tolist()) == {float(ord(other))}

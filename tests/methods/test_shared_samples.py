@@ -34,11 +34,10 @@ LESSON = Lesson(round=1, num_classes=2, seed=1)
 
 
 def drafts(convs: dict[int, Any], logits: Any = ((0.0, 0.0),)) -> DraftSet:
-    """Of one sample."""
+    """Of the first samples, as many as there are logits."""
     tensors = {number: torch.tensor(value) for number, value in convs.items()}
-    return DraftSet(
-        ids=torch.tensor([0]), depths=torch.tensor([max(convs)]), convs=tensors, logits=torch.tensor(logits)
-    )
+    ids, depths = torch.arange(len(logits)), torch.tensor([max(convs)])
+    return DraftSet(ids=ids, depths=depths, convs=tensors, logits=torch.tensor(logits))
 
 
 def test_channels_are_cropped_or_padded() -> None:
@@ -167,7 +166,7 @@ def test_a_model_without_blocks_has_no_drafts() -> None:
 
 
 def test_the_consensus_by_hand() -> None:
-    """Logits (2,4), (0,2): (1,3), an absolute error of 1; answers for other samples do not count."""
+    """Logits (2,4), (0,2): (1,3), absolute errors of 1 and of (3 + 0) / 2; answers for other samples do not count."""
     ids = torch.tensor([0])
     a, b = (SampleLogits(ids=ids, values=torch.tensor([v])) for v in ([2.0, 4.0], [0.0, 2.0]))
     other = SampleLogits(ids=torch.tensor([1]), values=torch.tensor([[9.0, 9.0]]))
@@ -185,6 +184,9 @@ def test_the_consensus_by_hand() -> None:
     (term,) = client.terms(Batch(x=x, y=y, num_whole=1, whole_y=y, first=True), learn)
     assert term.each is not None
     assert term.each.tolist() == [1.0]
+    (term,) = client.terms(Batch(x=torch.tensor([[4.0, 3.0]]), y=y, num_whole=1, whole_y=y, first=True), learn)
+    assert term.each is not None
+    assert term.each.tolist() == [1.5]
 
 
 CLIENTS: dict[str, Any] = {
@@ -220,14 +222,18 @@ def test_answers_are_those_of_the_trained_model_in_evaluation_mode(name: str) ->
 
 
 def test_supplements_are_what_shallower_models_need() -> None:
-    """Depths 4, 9 and 12 in the fleet: a model of 9 also tells its fourth convolution, and nothing of 12."""
+    """Depths 4, 8, 9 and 12 in the fleet: a model of 9 also tells what its convolutions 4 and 8 put out."""
     answer, _ = _answer("draftfed")
-    told = DraftSet(ids=answer.ids, depths=torch.tensor([4, 9, 12]), convs=answer.convs, logits=answer.logits)
-    outcome = run(CLIENTS["draftfed"](), model_of("resnet10"), Memory(16), classes=3, knowledge=[PUBLIC, told])
+    told = DraftSet(ids=answer.ids, depths=torch.tensor([4, 8, 9, 12]), convs=answer.convs, logits=answer.logits)
+    model = model_of("resnet10")
+    outcome = run(CLIENTS["draftfed"](), model, Memory(16), classes=3, knowledge=[PUBLIC, told])
     found = one(outcome.knowledge, DraftSet)
     assert found is not None
-    assert sorted(found.convs) == [1, 4, 9]
+    assert sorted(found.convs) == [1, 4, 8, 9]
     assert found.depths.tolist() == [9]
+    seen, _ = outputs(model, PUBLIC.values[found.ids], ["conv_1", "conv_4", "conv_8", "conv_9"], 4)
+    for number, draft in found.convs.items():
+        torch.testing.assert_close(draft, seen[f"conv_{number}"])
 
 
 @pytest.mark.parametrize("recompute", [None, "units"])
@@ -358,6 +364,18 @@ def test_the_draft_teacher_tells_every_architecture_its_own_targets() -> None:
     assert teacher.tell(memory, cut="width:1/2", device="", lesson=LESSON) == ()
     detail = "its answers are for shared samples 4 to 4 (1), the round's are 0 to 0 (1); left out"
     assert _left_out(teacher, before, *said) == [("c", "other_samples", detail)]
+
+
+def test_the_depth_of_an_architecture_that_is_away_is_still_told() -> None:
+    """Depths 1 and 2 in round 1, 2 alone afterwards: it goes on to tell its first convolution, b may be back."""
+    teacher, memory = DraftTeacher(DraftFedParameters(draft_batch=0)), {"public": torch.zeros(1, 2)}
+    deep = drafts({1: [[3.0]], 2: [[5.0]]})
+    memory = _learn(teacher, memory, ("a", "full", deep), ("b", "depth:1", drafts({1: [[1.0, 3.0]]})))
+    for _ in range(2):
+        memory = _learn(teacher, memory, ("a", "full", deep))
+        (told,) = teacher.tell(memory, cut="full", device="", lesson=LESSON)
+        assert told.depths.tolist() == [1, 2]
+        assert teacher.tell(memory, cut="depth:1", device="", lesson=LESSON) == ()  # no targets of an earlier round
 
 
 def test_one_device_cannot_change_the_shapes_of_a_slices_targets() -> None:
@@ -494,6 +512,21 @@ def test_the_loss_of_draft_learning_by_hand(weights: tuple[float, float, float])
     (term,) = client.terms(Batch(x=torch.tensor([[1.0, 2.0]]), y=y, num_whole=1, whole_y=y, first=True), learn)
     assert term.each is not None
     assert term.each.item() == pytest.approx(2.5 * first + 10 * last + 1.126928 * logit, abs=1e-5)
+
+
+def test_each_shared_sample_has_its_own_targets() -> None:
+    """Identities: a sample whose targets are itself adds 0 to both, the other, aimed at by 0, (1 + 4) / 2 twice."""
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(4)]
+    for layer in layers:
+        layer.weight.data = torch.eye(2)
+    model = from_sequential(nn.Sequential(*layers), input_shape=(2,))
+    x, rows = torch.tensor([[1.0, 2.0], [3.0, 5.0]]), [[0.0, 0.0], [3.0, 5.0]]
+    client = DraftFedClient(DraftFedParameters(lambda3=0.0))
+    begun(client, model, knowledge=(drafts({1: rows, 2: rows}, rows), PublicSamples(values=x)), round=4)
+    learn, y = client.phases()[0], torch.tensor([0, 1])
+    (term,) = client.terms(Batch(x=x, y=y, num_whole=2, whole_y=y, first=True), learn)
+    assert term.each is not None
+    assert term.each.tolist() == [5.0, 0.0]
 
 
 def test_cross_entropy_with_a_soft_target() -> None:

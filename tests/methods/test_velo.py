@@ -151,7 +151,8 @@ def test_the_network_goes_on_from_round_to_round_and_pauses_in_between() -> None
     memory = learn(velo, memory, 4, {}, a=table("feature", [[1.0, 2.0], [3.0, 4.0], None]))
     assert torch.equal(memory["made/2/values"], studied["made/2/values"])
     again = velo.study(memory, Lesson(round=4, num_classes=3, seed=1))
-    assert not torch.equal(again["vae/2/embedding"], studied["vae/2/embedding"])
+    moved = (again["vae/2/embedding"] - studied["vae/2/embedding"]).abs().max()
+    assert 0 < moved < 0.1  # a few steps of 1e-3: not a new one, whose embedding is normal
     fresh = new_vae(2, 3, 2, rng(7))
     assert again.keys() - {"made/2/counts", "made/2/values"} == {f"vae/2/{name}" for name in fresh}
 

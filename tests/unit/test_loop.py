@@ -210,6 +210,40 @@ def test_a_method_sees_and_changes_what_the_contract_promises() -> None:
     assert not any(tap.requires_grad for tap in client.seen)
 
 
+class Looking(PlainClient):
+    """Looks at the outputs of all units."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        (phase,) = super().phases()
+        return (dataclasses.replace(phase, taps=frozenset(self.job.model.taps)),)
+
+    def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
+        self.seen = dict(taps)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_tap_is_what_its_own_unit_puts_out(inplace: bool) -> None:
+    """Units 1 and 3 are one module, which may change its input in place: each is run by hand on a copy.
+
+    The last block's output has three names; a LeakyReLU twice is not one.
+    """
+    torch.manual_seed(1)
+    shared = nn.LeakyReLU(0.5, inplace=inplace)
+    model = from_sequential(
+        nn.Sequential(nn.Linear(3, 4), shared, nn.Linear(4, 4), shared, nn.Linear(4, 10)), input_shape=(3,)
+    )
+    data = Memory(torch.randn(8, 3), torch.arange(8))
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(derive(5, "shuffle", "train", 0)))
+    x, outputs = data.x[order], {}
+    for unit in model.order:
+        x = outputs[unit] = model.get_submodule(unit)(x.clone()).detach().clone()
+    client = Looking()
+    _train(model, data, client)
+    assert {"stem_out", "block_3_out", "stage_3_out", "features", "logits"} <= client.seen.keys()
+    for tap, place in model.taps.items():
+        torch.testing.assert_close(client.seen[tap], outputs[place])
+
+
 class Norm(PlainClient):
     """One phase in the given BatchNorm mode."""
 

@@ -177,6 +177,16 @@ def test_noise_without_clipping_is_refused(tmp_path: Path) -> None:
         load_device_file(path)
 
 
+def test_a_bound_without_noise_is_refused(tmp_path: Path) -> None:
+    """Nothing would be counted, and everything told: an owner who writes a bound wants one."""
+    path = tmp_path / "device.toml"
+    path.write_text("share = { clip = 1.0, epsilon = 4.0 }")
+    with pytest.raises(InputError, match=r"share\.epsilon needs share\.noise"):
+        load_device_file(path)
+    path.write_text("share = { clip = 1.0, epsilon = 4.0, noise = 2.0 }")
+    assert load_device_file(path).share.epsilon == 4.0
+
+
 @given(
     counts=st.lists(st.integers(0, 60), min_size=1, max_size=8),
     min_count=st.integers(0, 80),

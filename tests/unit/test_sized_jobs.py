@@ -164,6 +164,27 @@ def test_what_fedper_keeps_is_told_with_each_size(tmp_path: Path, sharing: str, 
             assert coverage.kept(reader.header.meta) == kept[cut]
 
 
+@pytest.mark.parametrize(
+    ("method", "said", "expected"),
+    [
+        ("felo", "auto", "architecture"),
+        ("velo", "auto", "architecture"),
+        ("felo", "position", "position"),
+        ("fedin", "auto", "position"),
+        ("fedavg", "auto", "position"),
+        ("fedavg", "architecture", "architecture"),
+        ("inclusivefl", "auto", "position"),
+    ],
+)
+def test_what_is_shared_unless_a_run_says_it(tmp_path: Path, method: str, said: str, expected: str) -> None:
+    """Felo and Velo average among devices of one architecture: the server has a model for each of three sizes."""
+    run = _deep_run(method, sharing=said)
+    assert registry.sharing(run) == expected
+    _init(run, tmp_path)
+    own = {name.partition("/")[0] for name in _tensors(tmp_path / "m") if name.startswith("slice:")}
+    assert own == ({f"slice:{cut}" for cut in DEEP[1:]} if expected == "architecture" else set())
+
+
 def test_a_size_of_its_own_that_shares_nothing_is_refused(tmp_path: Path) -> None:
     """Three personal units of the whole model's four are fine, of a slice's two they are all."""
     run = _deep_run("fedper", sharing="architecture", personal=3)
