@@ -315,6 +315,12 @@ def test_a_device_on_which_nothing_fits_is_left_out_and_named(processes: Process
     assert rounds == {"d0001": (0, "nothing_fits"), **{f"d000{i}": (3, "") for i in range(2, 7)}}
 
 
+def test_the_others_train_where_nothing_fits_on_most_devices(processes: Processes, tmp_path: Path) -> None:
+    """Four of six have 1 kB: the round counts with the two others, as a fleet's would."""
+    result = run(tmp_path, processes, training_budgets="1KB*4,40MB*2", participation=1.0, rounds=1)
+    assert [row["rounds"] for row in result["per_device"]] == [0, 0, 0, 0, 1, 1]
+
+
 def test_devices_that_hold_all_of_a_model_get_all_of_its_bases(processes: Processes, tmp_path: Path) -> None:
     """SplitMix, an MLP 64-16-10 as four bases 64-4-10: 4 x (64 x 4 + 4 + 4 x 10 + 10) x 4 = 4,960 bytes and headers."""
     result = run(tmp_path, processes, "bases=4", method="splitmix", slices="full")
