@@ -432,7 +432,7 @@ def test_r6_a_device_that_cannot_take_part_is_not_asked_until_it_has_started_ane
 
 
 def test_r6_a_round_counts_without_those_who_can_never_take_part() -> None:
-    """Quorum of five: four. Where nothing fits on two, 80 % of the other three are enough; a crash is no such reason."""
+    """Quorum of five: four. If nothing fits on two, 80 % of the other three are enough; a crash is no such reason."""
     for code, kind in (("nothing_fits", "Fold"), ("crashed", "Abandon")):
         machine = _machine(file={"devices": {"min": 2}})
         _tick(machine, "abcde", 0)
