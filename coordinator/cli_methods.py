@@ -10,12 +10,13 @@ import argparse
 import dataclasses
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coordinator import tables
 from coordinator.cli_models import parse_settings
-from coordinator.cli_options import formatted, listing, show, show_list
+from coordinator.cli_options import formatted, listing, show, show_list, terminal_columns
 from coordinator.new import parse_shape
 from edge_client import files
 from edge_client.errors import InputError
@@ -80,7 +81,8 @@ def _about(method: Method) -> Json:
 
 def _list_table(rows: Sequence[Json]) -> str:
     cells = [[row["name"], row["exchanges"]["down"], row["exchanges"]["up"], row["paper"]] for row in rows]
-    return tables.align(["method", "down", "up", "paper"], cells)
+    texts = {1: 1, 2: 1, 3: 1}
+    return tables.fold(["method", "down", "up", "paper"], cells, columns=terminal_columns(), texts=texts)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -222,15 +224,29 @@ def _table(data: Json) -> str:
         ["up", exchanges["up"]],
         ["on a device", exchanges["device"] or "nothing"],
     ]
-    lines = [data["name"], *(f"  {name:<12} {text}" for name, text in facts), ""]
+    columns = terminal_columns()
+    lines = [data["name"], *(_fact(name, text, columns) for name, text in facts), ""]
     if data["parameters"]:
         rows = [[p["name"], p["symbol"], json.dumps(p["default"]), p["range"], p["help"]] for p in data["parameters"]]
-        lines += [tables.align(["parameter", "in the paper", "default", "range", ""], rows), ""]
+        heads = ["parameter", "in the paper", "default", "range", ""]
+        lines += [tables.fold(heads, rows, columns=columns, texts={1: 1, 3: 1, 4: 2}), ""]
     what = f"{model['name']}, input {'x'.join(map(str, model['input']))}, {model['classes']} classes, {model['codec']}"
     if data["slices"]:
-        ways = ("bytes_down", "bytes_up")
-        rows = [[row["slice"], *(format_bytes(row[way]) for way in ways)] for row in data["slices"]]
-        return "\n".join([*lines, "per round and device:", tables.align(["slice", "down", "up"], rows), f"({what})"])
+        return "\n".join([*lines, "per round and device:", _slices(data["slices"]), f"({what})"])
     once = f"; once {format_bytes(data['bytes_once'])} down" if data["bytes_once"] else ""
     told = f"per round and device: {format_bytes(data['bytes_down'])} down, {format_bytes(data['bytes_up'])} up{once}"
     return "\n".join([*lines, told, f"({what})"])
+
+
+def _fact(name: str, text: str, columns: int | None) -> str:
+    head = f"  {name:<12} "
+    return textwrap.fill(head + text, columns, subsequent_indent=" " * len(head)) if columns else head + text
+
+
+def _slices(rows: Sequence[Json]) -> str:
+    """The bytes of each slice; those that travel once where there are any."""
+    ways = {"down": "bytes_down", "up": "bytes_up"}
+    if any(row["bytes_once"] for row in rows):
+        ways["once, down"] = "bytes_once"
+    cells = [[row["slice"], *(format_bytes(row[way]) for way in ways.values())] for row in rows]
+    return tables.align(["slice", *ways], cells, right=range(1, 1 + len(ways)))

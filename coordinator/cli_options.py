@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 from coordinator.service import default_state_dir
 
-__all__ = ["formatted", "listing", "show", "show_list", "verb", "warn"]
+__all__ = ["formatted", "listing", "show", "show_list", "terminal_columns", "verb", "warn"]
 
 
 def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argparse.ArgumentParser:
@@ -46,6 +48,11 @@ def show_list(options: argparse.Namespace, rows: list[Any], table: Callable[[Any
         print("".join(f"{row[name]}\n" for row in rows), end="")
     else:
         show(options, rows, table)
+
+
+def terminal_columns() -> int | None:
+    """How wide the reader's terminal is; None: a file or another program reads, which gets whole lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else None
 
 
 def warn(texts: Iterable[str]) -> None:

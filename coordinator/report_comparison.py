@@ -163,10 +163,17 @@ def _architectures(entries: Sequence[_Entry]) -> str:
     return page.section("Accuracy of each architecture", page.image(png, "accuracy of each architecture"), more)
 
 
+def _reach(curve: plots.Curve) -> Iterator[float]:
+    """The ends of a curve's band, and its points where it has none."""
+    for number, (_, y) in enumerate(curve.points):
+        spread = (curve.spread[number] if number < len(curve.spread) else None) or 0.0
+        yield from (y - spread, y + spread)
+
+
 def _architecture_panels(names: Sequence[str], entries: Sequence[_Entry]) -> list[plots.Panel]:
     """All with the same axes."""
     made = {name: [_mean(entry, partial(_of_architecture, name=name)) for entry in entries] for name in names}
-    values = [y for curves in made.values() for curve in curves for _, y in curve.points]
+    values = [value for curves in made.values() for curve in curves for value in _reach(curve)]
     limits = (max(0.0, min(values) - 0.03), min(1.0, max(values) + 0.03))
     return [
         plots.Panel(curves=[c for c in curves if c.points], y="accuracy", title=name, limits=limits)

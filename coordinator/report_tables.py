@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 from coordinator import report_html as page
 from coordinator.new import toml_value
 from coordinator.run_record import DeviceRecord, FailureRecord, RunRecord
+from edge_client.errors import NoSuchNameError
 from edge_client.files import to_table
+from edge_client.methods import registry
+from edge_client.run_file import RunFile
 
 __all__ = ["PLAN_HEADS", "SHARED_WORKERS", "as_toml", "environment_rows", "plan_rows", "sections"]
 
@@ -28,7 +32,7 @@ _MAX_OPEN = 40  # rows; a longer table opens when it is asked for
 
 def sections(run: RunRecord) -> list[str]:
     """What a page has below its plots."""
-    file = f"<pre>{page.text(as_toml(to_table(run.file)))}</pre>"
+    file = f"<pre>{page.text(as_toml(to_table(run.file) | {'method': _method(run.file)}))}</pre>"
     return [
         _plans(run),
         _devices(run),
@@ -37,6 +41,17 @@ def sections(run: RunRecord) -> list[str]:
         page.section("Run file, with all defaults", file),
         _environment(run),
     ]
+
+
+def _method(file: RunFile) -> dict[str, Any]:
+    """The method with all its parameters; of one's own that is not here, those of the file."""
+    given = {key.replace("_", "-"): value for key, value in file.method.parameters.items()}
+    try:
+        types = registry.parameter_types(file.method.name)
+    except NoSuchNameError:
+        return {"name": file.method.name, **given}
+    defaults = {f.name.replace("_", "-"): f.default for cls in types for f in dataclasses.fields(cls)}
+    return {"name": file.method.name, **defaults, **given}
 
 
 def plan_rows(devices: Sequence[DeviceRecord]) -> list[list[object]]:

@@ -12,7 +12,8 @@ Rules
   R4  A round that is tried again uses the same seeds: with the same devices it gives the same model.
   R5  The service carries instructions out in their order; each is durable before the next begins.
   R6  A device that cannot take part (nothing fits, no data, ...) is not asked again until it has started anew; one on
-      which its slice does not fit is asked at once for a smaller one, if the run has one.
+      which its slice does not fit is asked at once for a smaller one, if the run has one. Where nobody else can be
+      asked, the round's quorum is that of the devices that can.
   R7  The run ends by the first of its stop rules; the last model is judged before, unless somebody stopped the run.
   R8  In a simulation nobody drops out and nobody is late: exactly the cohort is asked, and all of it is waited for, so
       that no result depends on who answered first.
@@ -827,7 +828,26 @@ class RunMachine:
                 yield AddLeases(substitutes)
                 yield from self._remind(now)
             elif overdue or (now >= self._patient_until and not self._evaluators_may_help()):
-                yield from self._abandon(now)
+                yield from self._end_without_quorum(now, overdue=overdue)
+
+    def _end_without_quorum(self, now: float, *, overdue: bool) -> Iterator[Instruction]:
+        """Nobody else can be asked: the round counts if those who could never take part are all that it lacks."""
+        if len(self.updates) < self._quorum_of_the_able():
+            yield from self._abandon(now)
+        elif overdue or not self._waits_for_evaluators(now):
+            yield from self._freeze(overdue=overdue)
+
+    def _quorum_of_the_able(self) -> int:
+        """The quorum that the round would have without the devices that gave a lasting reason, as the next try has."""
+        assert self.round is not None
+        able = {
+            lease.device
+            for lease in self.leases.values()
+            if lease.train and not (lease.state == "declined" and lease.code in _LASTING)
+        }
+        minimum = self.file.devices.min
+        _, quorum = selection.goal_and_quorum(min(self.round.goal, len(able)), fraction=1.0, minimum=minimum)
+        return max(minimum, quorum)
 
     def _waits_for_evaluators(self, now: float) -> bool:
         """Whether devices that only evaluate get some more time; their counts make the fleet's result exact."""

@@ -36,7 +36,7 @@ from coordinator.virtual_devices import SharedParts, Surroundings, VirtualDevice
 from coordinator.worker_pool import WorkerPool
 from edge_client import durable
 from edge_client.data import registry as data
-from edge_client.errors import FedfitError, NothingFitsError, RunFailedError
+from edge_client.errors import FedfitError, InputError, NothingFitsError, RunFailedError
 from edge_client.files import DataSection, DeviceFile, ShareSection
 from edge_client.methods import registry as methods
 from edge_client.records import to_map
@@ -53,6 +53,7 @@ STATE_KIND = "simulation"
 STATE_VERSION = 1
 _HEARTBEAT_S = 3600.0  # nobody has to be missed: heartbeats would only add bytes that depend on this machine's speed
 _DEVICES_TICK_S = 0.25
+_WRITTEN = frozenset({"input", "unknown_name"})  # why the aggregator refuses what a person wrote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,9 @@ class Simulation:
         assert row is not None
         self._run = row.id
         if row.state != "finished":
+            code, _, detail = row.reason.partition(": ")
+            if row.state == "failed" and code in _WRITTEN:
+                raise InputError(f"{self._setup.folder}: {detail}")
             raise RunFailedError(f"{self._setup.folder}: the run {row.state}: {row.reason}")
         self._tell(self._log.write(row.id, over=True))
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.files import parse_table
+from edge_client.files import describe, parse_table
 from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR, KnowledgeRules, Limits
 from edge_client.methods import own as own_methods
 from edge_client.methods.base import Method, PlanRules
@@ -461,9 +461,16 @@ def _parse(name: str, parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
             if not about.metadata:  # of a method of one's own, which is in no paper yet
                 raise InputError(str(error).removesuffix(" ()")) from None
             told = str(error).removesuffix(f" ({about.metadata['help']})")
+            if told.endswith(f"got {type(value).__name__}"):  # of another type
+                told += f" {value!r:.40}{_range(record, key)}"
             raise InputError(f"{told}; {about.metadata['symbol']} in the paper: {about.metadata['help']}") from None
     parsed: Any = parse_table(record, parameters, source=f"method {name!r}")
     return [(part, _own(_entry(part).parameters, parsed)) for part in parts]
+
+
+def _range(record: type, key: str) -> str:
+    limits = next(row.range for row in describe(record) if row.key.replace("-", "_") == key.replace("-", "_"))
+    return f" (range: {limits.replace('`', '')})" if limits else ""
 
 
 def _parts(name: str) -> list[str]:

@@ -20,7 +20,7 @@ from coordinator.run_folders import read_run
 from coordinator.simulation import Processes, Setup, simulate
 from coordinator.simulation_file import Flags, combinations, complete
 from coordinator.worker_pool import WorkerPool
-from edge_client.errors import NothingFitsError
+from edge_client.errors import InputError, NothingFitsError
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader
 
@@ -313,6 +313,18 @@ def test_a_device_on_which_nothing_fits_is_left_out_and_named(processes: Process
     assert [[failed["device"] for failed in found] for found in failures] == [["d0001"], [], []]
     rounds = {row["device"]: (row["rounds"], row["failure"]) for row in result["per_device"]}
     assert rounds == {"d0001": (0, "nothing_fits"), **{f"d000{i}": (3, "") for i in range(2, 7)}}
+
+
+def test_what_a_person_wrote_is_refused_as_such(processes: Processes, tmp_path: Path) -> None:
+    """Shared samples that are not there: exit code 3, not that of a run that failed."""
+    with pytest.raises(InputError, match=r"run: data 'npz:nowhere.npz': nowhere.npz does not exist"):
+        run(tmp_path, processes, "public=npz:nowhere.npz", method="fedmd")
+
+
+def test_the_others_train_where_nothing_fits_on_most_devices(processes: Processes, tmp_path: Path) -> None:
+    """Four of six have 1 kB: the round counts with the two others, as a fleet's would."""
+    result = run(tmp_path, processes, training_budgets="1KB*4,40MB*2", participation=1.0, rounds=1)
+    assert [row["rounds"] for row in result["per_device"]] == [0, 0, 0, 0, 1, 1]
 
 
 def test_devices_that_hold_all_of_a_model_get_all_of_its_bases(processes: Processes, tmp_path: Path) -> None:

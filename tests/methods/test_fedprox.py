@@ -197,7 +197,7 @@ def test_with_mu_zero_it_is_fedavg_bit_for_bit() -> None:
     ("parameters", "message"),
     [
         ({"mu": -0.1}, "'fedprox': mu: expected 0 to 1000, got -0.1; mu in the paper: weight of the proximal term"),
-        ({"mu": "much"}, "'fedprox': mu: expected float, got str"),
+        ({"mu": "much"}, "'fedprox': mu: expected float, got str 'much' .range: 0 to 1000.; mu in the paper: "),
         ({"mo": 0.1}, "unknown key 'mo'; did you mean 'mu'"),
     ],
 )

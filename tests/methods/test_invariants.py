@@ -118,7 +118,7 @@ def test_methods_that_need_the_whole_model_cannot_be_under_fedepth(name: str, ab
         ("moon", {"mu": -1}, "mu: expected 0 to 1000, got -1.0; mu in the paper: weight of the contrastive loss"),
         ("moon", {"temperature": 0}, "temperature: expected 0.001 to 1000, got 0.0; tau in the paper: divides the"),
         ("fedper", {"personal": -1}, "personal: expected 0 to 1000, got -1; K_P in the paper: last units"),
-        ("scaffold", {"correction": 1}, "correction: expected bool, got int; c - c_i in the paper: correct each"),
+        ("scaffold", {"correction": 1}, "correction: expected bool, got int 1; c - c_i in the paper: correct each"),
         ("local", {"mu": 1}, "'local' has no parameters of its own, got mu = 1"),
     ],
 )

@@ -165,3 +165,30 @@ def test_what_makes_no_sense_is_said(
     """One line, and an exit code that tells which kind of mistake it was."""
     assert cli.main(["methods", "show", *words]) == code
     assert message in capsys.readouterr().err
+
+
+def test_every_line_fits_into_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """80 columns, the list and the method with the longest texts; a pipe gets one line per method."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert cli.main(["methods", "list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(registry.names())
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in (["list"], ["show", "inco+scaffold"]):
+        assert cli.main(["methods", *words]) == 0
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_what_travels_once_is_shown_of_each_slice(capsys: pytest.CaptureFixture[str]) -> None:
+    """FedHe sends a device its first model once: less of a slice."""
+    words = ["show", "fedhe", "--model", "preresnet20", "--slices", "full,depth:1.1.1"]
+    shown = _json(capsys, *words)
+    assert shown["slices"][0]["bytes_once"] > shown["slices"][1]["bytes_once"] > 0
+    assert cli.main(["methods", *words]) == 0
+    text = capsys.readouterr().out
+    assert "once, down" in text
+    assert "once, down" not in _text(capsys, "show", "felo", "--model", "preresnet20", "--slices", "full,depth:1.1.1")
+
+
+def _text(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert cli.main(["methods", *words]) == 0
+    return capsys.readouterr().out

@@ -228,6 +228,16 @@ def test_the_run_file_can_be_typed_again() -> None:
     assert parse_table(RunFile, tomllib.loads(block[0]), source="report") == file
 
 
+def test_the_run_file_tells_the_parameters_that_a_method_had_by_default() -> None:
+    """Felo with a weight of 0.25; of a method of one's own that is not here, what the file says."""
+    text = Page(report.render(replace(RUN, file=run_file(method={"name": "felo", "alpha": 0.25})))).text
+    assert re.search(r'name = "felo"\s+alpha = 0.25\s+kl-reduction = "batchmean"', text)
+    mine = replace(RUN.file, method=replace(RUN.file.method, name="mine-0a1b2c3d4e5f", parameters={"some_share": 0.5}))
+    assert re.search(
+        r'name = "mine-0a1b2c3d4e5f"\s+some-share = 0.5', Page(report.render(replace(RUN, file=mine))).text
+    )
+
+
 def test_a_simulation_has_the_same_page(tmp_path: Path) -> None:
     """From its folder: memory is that of training, 12 of 20 MB; bytes of rounds; no coordinator is asked."""
     write_run(tmp_path / "sim", [line(1, 0.5), line(2, 0.75)])

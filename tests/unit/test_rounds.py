@@ -431,6 +431,27 @@ def test_r6_a_device_that_cannot_take_part_is_not_asked_until_it_has_started_ane
     assert [lease.device for lease in opened.leases] == ["a", "b"]
 
 
+def test_r6_a_round_counts_without_those_who_can_never_take_part() -> None:
+    """Quorum of five: four. If nothing fits on two, 80 % of the other three are enough; a crash is no such reason."""
+    for code, kind in (("nothing_fits", "Fold"), ("crashed", "Abandon")):
+        machine = _machine(file={"devices": {"min": 2}})
+        _tick(machine, "abcde", 0)
+        for device in "ab":
+            machine.handle(rounds.Declined(lease=_lease_of(machine, device), code=code), 1.0)
+        ended = [_store(machine, device) for device in "cde"]
+        assert [kind in _kinds(instructions) for instructions in ended] == [False, False, True]
+
+
+def test_r6_a_round_never_counts_with_fewer_than_the_run_wants() -> None:
+    """devices.min is 3: of five, two are left."""
+    machine = _machine(file={"devices": {"min": 3}})
+    _tick(machine, "abcde", 0)
+    for device in "abc":
+        machine.handle(rounds.Declined(lease=_lease_of(machine, device), code="nothing_fits"), 1.0)
+    _store(machine, "d")
+    assert "Abandon" in _kinds(_store(machine, "e"))
+
+
 def test_r6_a_worker_that_crashed_is_asked_again() -> None:
     """Only reasons that stay until somebody changes something keep a device out."""
     machine = _machine()
