@@ -79,6 +79,7 @@ class FedInClient(FedProxClient):
         super().__init__(FedProxParameters(mu=parameters.mu))
         self._how = parameters
         self._maps = False  # there are foreign pairs of this model
+        self._most = parameters.pairs  # of them at a time
         self._seen: list[tuple[Tensor, Tensor]] = []  # the newest rows, in and out
         self._optimizer: Optimizer | None = None  # of steps on the middle alone
 
@@ -110,17 +111,18 @@ class FedInClient(FedProxClient):
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """The local loss, then the mapping, once per step and a microbatch at a time."""
         self._forget(coming=batch.num_whole if batch.first else 0)  # they are not beside the whole batch's activations
+        self._most = batch.most or self._most
         halved = self._maps and self._how.alleviation == "weighted"
         for term in super().terms(batch, phase):
             yield replace(term, weight=term.weight / 2) if halved else term
         if self._maps and batch.first and self._how.alleviation != "sequential":
-            yield from self._mapping(len(batch.y), apart=bool(phase.keep))
+            yield from self._mapping(apart=bool(phase.keep))
 
-    def _mapping(self, size: int, *, apart: bool = False) -> Iterator[Term]:
-        """l_IN in pieces of `size` pairs: their shares add up to the mean over all elements."""
+    def _mapping(self, *, apart: bool = False) -> Iterator[Term]:
+        """l_IN in pieces of a microbatch, also beside a small last batch: their shares are of the mean over all."""
         model, pairs = self.job.model, one(self.job.knowledge, FeaturePairs)
         assert pairs is not None
-        size = max(size, model.min_batch)
+        size = max(self._most, model.min_batch)
         count = len(pairs.inputs) - (len(pairs.inputs) % size if len(pairs.inputs) % size < model.min_batch else 0)
         for first in range(0, count, size):
             rows = slice(first, min(first + size, count))
@@ -142,7 +144,7 @@ class FedInClient(FedProxClient):
         if not self._maps or self._optimizer is None:
             return
         plan = self.job.plan
-        terms = self._mapping(plan.microbatch if plan is not None else self._how.pairs)
+        terms = self._mapping()
         with torch.enable_grad():
             while True:
                 with precision(plan.dtype if plan is not None else "fp32"):  # as the loop computes its terms

@@ -39,6 +39,7 @@ class Batch:
     num_whole: int  # samples of the whole batch; means divide by it, so that microbatching changes nothing
     whole_y: Tensor  # [num_whole] int64, for masks: their sum over the whole batch is a term's `denominator`
     first: bool  # the first piece of its batch: the one in which `once` terms count
+    most: int = 0  # samples that the plan's memory is for, at a time; the loop always tells it
     positions: Tensor | None = None  # [b] int64, of the samples in the phase's data; the loop always tells them
     last_epoch: bool = True  # of the last pass over the samples that the phase makes
     beside: Mapping[str, Tensor] = field(default_factory=dict)  # `x` of each model in `Phase.beside`, if it is another

@@ -282,6 +282,7 @@ class _Step:
             num_whole=len(self.labels),
             whole_y=self.labels,
             first=first,
+            most=settings.microbatch,
             positions=piece,
             last_epoch=self.last_epoch,
             beside=beside,

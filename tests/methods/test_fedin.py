@@ -316,7 +316,7 @@ def test_units_that_run_again_draw_the_same_random_numbers() -> None:
     fedin = client(mu=0.0)
     fedin.begin(job_for(model, knowledge=(pairs,)))
     torch.manual_seed(9)
-    for term in fedin._mapping(4):
+    for term in fedin._mapping():
         assert term.once is not None
         term.once.backward()
     assert torch.equal(torch.get_rng_state(), left)
@@ -362,6 +362,21 @@ def test_the_mapping_comes_in_pieces_of_a_microbatch() -> None:
         torch.testing.assert_close(value, results[1][name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_beside_a_small_last_batch_the_pairs_stay_together(way: str) -> None:
+    """Batches of 8 and 2, 6 pairs: BatchNorm sees 6 pairs at a time in both steps, not 2."""
+    model, sizes = model_of("resnet10"), list[int]()
+    norm = next(part for part in model.get_submodule(model.order[1]).modules() if isinstance(part, nn.BatchNorm2d))
+    norm.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])) if module.training else None)
+    run(client(alleviation=way), model, Memory(10), classes=NUM_CLASSES, knowledge=(_foreign("resnet10"),))
+    assert set(sizes) == {8, 2, 6}
+    assert sizes.count(2) == 1  # of its own samples
+    sizes.clear()
+    small = {"batch": 9, "microbatch": 3}
+    run(client(alleviation=way), model, Memory(9), classes=NUM_CLASSES, knowledge=(_foreign("resnet10"),), **small)
+    assert set(sizes) == {3}  # pieces of the plan's size
+
+
 class _Largest(TorchDispatchMode):
     """The most elements that an operation puts out as floating-point numbers."""
 
@@ -396,7 +411,7 @@ def test_the_mapping_makes_no_second_gradient_of_large_weights() -> None:
     fedin = client(mu=0.0)
     fedin.begin(job_for(model, knowledge=(pairs,)))
     with _Largest() as largest:
-        for term in fedin._mapping(4):
+        for term in fedin._mapping():
             assert term.once is not None
             term.once.backward()
     assert largest.numel < 512 * 512 * 9 / 2
