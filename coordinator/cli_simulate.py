@@ -20,7 +20,7 @@ from coordinator.simulation_file import Combination, Flags, Missing, combination
 from coordinator.task_source import with_task
 from edge_client import durable
 from edge_client.device.profile import measure
-from edge_client.errors import InputError
+from edge_client.errors import InputError, NothingFitsError
 from edge_client.methods import own
 from edge_client.run_file import RunFile
 
@@ -148,10 +148,22 @@ def _run_all(runs: Sequence[_Run], options: argparse.Namespace) -> list[Json]:
                 num_workers = options.workers or max(1, measure(None).cores // threads)
                 processes = Processes(WorkerPool(num_workers, threads=threads))
                 opened.callback(processes.close)
-            results.append(_run_one(run, processes))
+            with _leaving_nothing(run):
+                results.append(_run_one(run, processes))
     for run in runs:
         shutil.rmtree(run.base / DATA, ignore_errors=True)
     return results
+
+
+@contextlib.contextmanager
+def _leaving_nothing(run: _Run) -> Iterator[None]:
+    """A run that is refused has no folder: the mended one takes its place."""
+    try:
+        yield
+    except (InputError, NothingFitsError):
+        for folder in {run.folder: None, run.base: None}:
+            RunDirectory(folder).leave()
+        raise
 
 
 def _run_one(run: _Run, processes: Processes) -> Json:

@@ -3,7 +3,7 @@
     run.toml       the resolved run file; a run is finished or resumed only with the same one
     rounds.jsonl   one line per round, as soon as its model was judged
     similarity.json  how alike the devices' models are (`similarity_record`), if they were compared
-    state/, data/  of the coordinator and its virtual devices, while the run is not finished
+    state/, .simulation-data/  of the coordinator and its virtual devices, while the run is not finished
     result.json    what the command prints, and model.bin, the last model: the run is finished
 
 Covers: these files, and whether a folder may be used. Does not cover: what is written into them (`simulation`).
@@ -11,6 +11,7 @@ Covers: these files, and whether a folder may be used. Does not cover: what is w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -30,7 +31,8 @@ Json = dict[str, Any]
 
 RUN, ROUNDS, RESULT, STATE = "run.toml", "rounds.jsonl", "result.json", "state"
 SIMILARITY = "similarity.json"
-DATA = "data"  # a folder beside the run file: what the devices share, while there is something to train
+# a folder beside the run file: what the devices share, while there is something to train; nobody has one of this name
+DATA = ".simulation-data"
 LOG = "log.txt"  # in `state`
 _MAX_TOLD = 5  # differences
 
@@ -81,6 +83,17 @@ class RunDirectory:
             if not self._run.exists():
                 text = "".join(f"{key} = {toml_value(value)}\n" for key, value in to_table(file).items())
                 durable.write_bytes(self._run, text.encode(), point="simulate.run", mode=0o644)
+
+    def leave(self) -> None:
+        """Nothing of a run that ended before its first round: another one may have the folder."""
+        if self._rounds.exists():
+            return
+        shutil.rmtree(self.path / DATA, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if self._run.exists():  # its state is a simulation's
+                shutil.rmtree(self.state)
+                self._run.unlink()
+            self.path.rmdir()  # unless there is something else
 
     def begin_anew(self) -> None:
         """Forget the rounds and the state of a run that cannot go on; the state directory itself stays claimed."""

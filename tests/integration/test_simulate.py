@@ -356,7 +356,34 @@ def test_bad_input_is_one_line_before_anything_is_trained(
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
-    assert not (tmp_path / "out/run.toml").exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        (["--method", "fedmd", "--set", "public=npz:nowhere.npz"], 3),
+        (["--method", "fedmd,fedavg", "--set", "public=npz:nowhere.npz"], 3),
+        (["--training-budgets", "1KB"], 6),
+    ],
+)
+def test_a_refused_run_leaves_nothing(tmp_path: Path, refused: list[str], code: int) -> None:
+    """What only the aggregator or a device can tell: its folder is free for the mended run."""
+    assert cli.main(["simulate", *FLAGS, *refused, "--out", str(tmp_path / "out")]) == code
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_of_others_is_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder with a data set in it, named with --out: refused, and several runs below it leave it as it was."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/mine.csv").write_text("1,2")
+    assert cli.main(["simulate", *FLAGS, "--out", str(tmp_path)]) == 8
+    assert "is not empty and holds no simulation" in capsys.readouterr().err
+    bad = ["--method", "fedmd,fedavg", "--set", "public=npz:nowhere.npz"]
+    assert cli.main(["simulate", *FLAGS, *bad, "--out", str(tmp_path)]) == 3
+    assert cli.main(["simulate", *FLAGS, "--seed", "1,2", "--rounds", "1", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "data/mine.csv").read_text() == "1,2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "fedavg-seed-1", "fedavg-seed-2"]
 
 
 def test_a_run_file_with_a_simulate_table_is_a_simulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rows import run_file
 
-from coordinator.run_directory import RunDirectory
+from coordinator.run_directory import DATA, RunDirectory
 from edge_client.errors import ConflictError
 from edge_client.run_file import load_run_file
 
@@ -42,7 +42,7 @@ def test_another_file_is_refused_with_what_changed(tmp_path: Path) -> None:
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     """Nothing in it is touched; what a killed start left there is our own."""
-    (tmp_path / "data").mkdir()
+    (tmp_path / DATA).mkdir()
     assert RunDirectory(tmp_path).check(FILE) is None
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(ConflictError, match="is not empty and holds no simulation"):
