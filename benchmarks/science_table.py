@@ -112,13 +112,14 @@ def recorded(setting: Setting) -> dict[str, dict[int, Json]]:
 
 
 def _row(name: str, relation: Relation, runs: Runs | None) -> str:
-    stated = f"| {name} | {relation.better} {'~' if relation.about else '>'} {relation.worse} | {relation.source} |"
+    of = "whole model: " if relation.whole else ""
+    stated = f"| {name} | {of}{relation.better} {'~' if relation.about else '>'} {relation.worse} | {relation.source} |"
     if runs is None:
         return f"{stated}  |  |  |  | not run |"
     told, sides = verdict(relation, runs), (runs[relation.better], runs[relation.worse])
-    ends = " / ".join(f"{_mean(run['accuracy'] for run in side):.3f}" for side in sides)
+    ends = " / ".join(f"{_mean(_end(relation, run) for run in side):.3f}" for side in sides)
     sizes = " / ".join(f"{_mean(run['bytes'] for run in side) / 1e6:.1f}" for side in sides)
-    reached = " / ".join("never" if rounds is None else f"{rounds:g}" for rounds in told["rounds"])
+    reached = " / ".join("never" if rounds is None else f"{rounds:g}" for rounds in told.get("rounds", ()))
     return f"{stated} {ends} | {_difference(told['gains'])} | {reached} | {sizes} | {told['verdict']} |"
 
 
@@ -147,14 +148,18 @@ def _aligned(runs: Runs, name: str, place: int) -> list[float]:
 def verdict(relation: Relation, runs: Runs) -> Json:
     """Differences seed by seed, and what they say."""
     pairs = list(zip(runs[relation.better], runs[relation.worse], strict=True))
-    gains = [better["accuracy"] - worse["accuracy"] for better, worse in pairs]
-    return {
-        "gains": gains,
-        "mean": _mean(gains),
-        "spread": _spread(gains),
-        "rounds": [_rounds(pairs, side) for side in (0, 1)],
-        "verdict": judge(gains, about=relation.about),
-    }
+    gains = [_end(relation, better) - _end(relation, worse) for better, worse in pairs]
+    told = {"gains": gains, "mean": _mean(gains), "spread": _spread(gains)}
+    rounds = {} if relation.whole else {"rounds": [_rounds(pairs, side) for side in (0, 1)]}
+    return told | rounds | {"verdict": judge(gains, about=relation.about)}
+
+
+def _end(relation: Relation, seed: Mapping[str, Any]) -> float:
+    """How good a run was: over all sizes and its last evaluations, or the whole model in the last one."""
+    if not relation.whole:
+        return float(seed["accuracy"])
+    sizes = seed["accuracy_per_architecture"]
+    return float(sizes["full"] if "full" in sizes else _mean(sizes.values()))
 
 
 def judge(gains: Sequence[float], *, about: bool = False) -> str:
@@ -206,7 +211,7 @@ def save(name: str, data: Json) -> None:
 
     RESULTS.mkdir(exist_ok=True)
     told = [
-        {"better": relation.better, "worse": relation.worse, "source": relation.source}
+        {"better": relation.better, "worse": relation.worse, "source": relation.source, "whole": relation.whole}
         | verdict(relation, data["runs"])
         for relation in GROUPS[name].relations
     ]

@@ -70,6 +70,16 @@ def test_differences_and_rounds_are_taken_seed_by_seed() -> None:
     assert never["rounds"] == [None, 4]
 
 
+def test_whole_models_are_compared_as_they_are_in_the_end() -> None:
+    """0.6 of the server's model against 0.5 of one small size; the means over sizes are the other way round."""
+    runs = {
+        "sliced": [{"accuracy": 0.4, "accuracy_per_architecture": {"full": 0.6, "width:1/4": 0.2}}],
+        "small": [{"accuracy": 0.45, "accuracy_per_architecture": {"width:1/4": 0.5}}],
+    }
+    told = science_table.verdict(Relation(better="sliced", worse="small", source="", whole=True), runs)
+    assert told["gains"] == [pytest.approx(0.1)]
+
+
 def test_recorded_runs_are_those_of_the_same_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of two groups with one setting; a third one has fewer rounds."""
     setting = GROUPS["fedin"].setting
