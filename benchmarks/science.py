@@ -55,15 +55,17 @@ def main() -> int:
     options = parser.parse_args()
     seeds = [int(text) for text in options.seeds.split(",")]
     options.out.mkdir(parents=True, exist_ok=True)
+    # before the first seed is saved, which leaves out those that are not complete yet
+    known = science_table.recorded if options.recorded else lambda setting: {}
+    recorded = {name: known(GROUPS[name].setting) for name in options.groups}
     processes = Processes(WorkerPool(2))
     try:
         for seed in seeds:
             for name in options.groups:
-                recorded = science_table.recorded(GROUPS[name].setting) if options.recorded else {}
                 for run in GROUPS[name].runs:
-                    if seed not in recorded.get(run, {}):
+                    if seed not in recorded[name].get(run, {}):
                         _run(GROUPS[name], run, options, processes, seed)
-                _save(name, options.out, recorded)
+                _save(name, options.out, recorded[name])
     finally:
         processes.close()
     return 0
