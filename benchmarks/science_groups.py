@@ -136,7 +136,7 @@ def _some(*names: str) -> dict[str, dict[str, Any]]:
 
 _FASHION = Setting(name="fashion-depth")
 # as in the papers: no running statistics, which models of different width cannot share (group `statistics`)
-_WIDE = Setting(name="fashion-sizes", model="preresnet20", rounds=30, every=3)
+_WIDE = Setting(name="fashion-sizes", model="preresnet20", rounds=8)
 
 GROUPS = {
     "depth": Group(setting=_FASHION, runs=_DEPTH_RUNS, relations=_DEPTH_RELATIONS),
@@ -186,7 +186,12 @@ GROUPS = {
         runs=_some(_SMALLEST, "HeteroFL", "FedRolex", "ScaleFL", "SplitMix"),
         relations=_ALL_ABOVE,
     ),
-    "memory": Group(setting=_WIDE, by_budget=_BUDGETED, runs=_some("HeteroFL", *_BUDGETED), relations=_ABOVE_HETEROFL),
+    "memory": Group(
+        setting=dataclasses.replace(_WIDE, name="fashion-memory", rounds=30, every=3),
+        by_budget=_BUDGETED,
+        runs=_some("HeteroFL", *_BUDGETED),
+        relations=_ABOVE_HETEROFL,
+    ),
     "statistics": Group(
         setting=Setting(name="fashion-width", width=16, rounds=15, every=3),
         by_budget=("HeteroFL", "FedRolex"),
@@ -218,7 +223,7 @@ GROUPS = {
         relations=_DEPTH_RELATIONS,
     ),
     "cifar-width": Group(
-        setting=dataclasses.replace(_WIDE, name="cifar-sizes", data="cifar10", rounds=8, every=2),
+        setting=dataclasses.replace(_WIDE, name="cifar-sizes", data="cifar10"),
         by_budget=_BUDGETED,
         runs=_WIDTH_RUNS,
         relations=[*_ALL_ABOVE, *_ABOVE_HETEROFL],

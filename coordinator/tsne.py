@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 _TINY = 1e-12
 _EXAGGERATION = 12.0
+_LEAST_RATE = 5.0  # with 50, as is usual for thousands of points, single ones of a few dozen are flung out
 
 
 def tsne(features: NDArray[np.floating], *, seed: int, perplexity: float = 30.0, steps: int = 500) -> Floats:
@@ -31,7 +32,7 @@ def tsne(features: NDArray[np.floating], *, seed: int, perplexity: float = 30.0,
     rng = np.random.Generator(np.random.PCG64(seed))
     y = rng.normal(0.0, 1e-4, (len(x), 2))
     velocity, gains = np.zeros_like(y), np.ones_like(y)
-    rate = max(50.0, len(x) / _EXAGGERATION)
+    rate = max(_LEAST_RATE, len(x) / _EXAGGERATION)
     for step in range(steps):
         early = step < steps // 4
         gradient = _gradient(p * _EXAGGERATION if early else p, y)

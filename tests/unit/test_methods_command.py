@@ -139,8 +139,9 @@ def test_felo_costs_nearly_nothing_beside_a_resnet18(capsys: pytest.CaptureFixtu
         assert 1 < felo[way] / plain[way] <= 1.0005
 
 
-def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Symbols, defaults, the model, and its bytes: 2 x 29,066 and a header of 256."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert cli.main(["methods", "show", "fedepth+fedprox", "--codec", "fp16"]) == 0
     out = capsys.readouterr().out
     assert "mu           mu                0.01" in out
