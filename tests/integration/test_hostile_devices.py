@@ -217,9 +217,12 @@ def test_garbage_replays_and_other_devices_topics_are_dropped(scene: Scene) -> N
 
 
 def test_a_device_with_another_key_is_never_let_in(scene: Scene) -> None:
-    """It has the password of evil's bundle but not its key: the broker lets it in, the coordinator does not hear it."""
+    """It has the password of evil's bundle but not its key: the broker lets it in, the coordinator does not hear it.
+
+    Its chunks are evil's: they have no key, and with others the update would be refused for its hash.
+    """
     bundle = scene.fleet.bundle("evil")
-    impostor = ScriptedDevice(bundle, scene.folder / "impostor", Script(), key=bytes(32))
+    impostor = ScriptedDevice(bundle, scene.folder / "impostor", Script(make=honest(2.0)), key=bytes(32))
     try:
         before = scene.evil.num_sessions
         scene.devices.append(impostor)
