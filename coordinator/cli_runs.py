@@ -16,7 +16,8 @@ from coordinator.run_record import RunRecord
 from coordinator.task_source import with_task
 from edge_client.errors import InputError, NothingFitsError, RunFailedError
 from edge_client.records import is_id, to_map
-from edge_client.run_file import load_run_file
+from edge_client.run_file import RunFile, load_run_file
+from edge_client.task_files import split_place
 
 __all__ = ["add_run"]
 
@@ -51,15 +52,15 @@ def add_run(nouns: Any) -> None:
 
 def _start(options: argparse.Namespace) -> None:
     file = load_run_file(options.file)
-    source = ""
+    source = place = ""
     if file.task is not None:
-        file, source, _ = with_task(file, file.task, options.file)
+        file, source, place = with_task(file, file.task, options.file)
     check_run(file)
     warn(warnings_of(file))
     asked = {"file": to_map(file), "task_source": source, "dry": options.dry_run}
     started = control.request(options.state_dir, "run-start", **asked)
     if options.dry_run:
-        _dry_run(options, started["run"], file.devices.min)
+        _dry_run(options, started["run"], file, str(split_place(place)[0]) if place else None)
     elif options.follow:
         _follow(options, started["run"])
     else:
@@ -71,9 +72,9 @@ def _started(data: Json) -> str:
     return f"started {data['run']}{waits}; look at it with: coordinator run show {data['run']}"
 
 
-def _dry_run(options: argparse.Namespace, run: str, num_needed: int) -> None:
+def _dry_run(options: argparse.Namespace, run: str, file: RunFile, task: str | None) -> None:
     """Wait for the devices' plans and show them; raises if too few devices can train."""
-    from coordinator import follow
+    from coordinator import cli_methods, follow
 
     try:
         while True:
@@ -89,11 +90,11 @@ def _dry_run(options: argparse.Namespace, run: str, num_needed: int) -> None:
     if data["state"] == "stopped":
         raise RunFailedError(f"the dry run {run} was stopped by somebody; start it again")
     listed = follow.ask(options.state_dir, "device-list")["devices"]
-    result = tables.dry_run_rows(data, listed)
+    result = tables.dry_run_rows(data, listed, cli_methods.run_bytes(file, task) if data["devices"] else {})
     show(options, result, tables.dry_run)
-    if result["num_able"] < num_needed:
+    if result["num_able"] < file.devices.min:
         raise NothingFitsError(
-            f"{num_needed} devices are needed (devices.min), {result['num_able']} can train; see why above"
+            f"{file.devices.min} devices are needed (devices.min), {result['num_able']} can train; see why above"
         )
 
 

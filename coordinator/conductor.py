@@ -838,10 +838,11 @@ class Conductor:
         return (settings, self._sent(lease), *known)
 
     def _sent(self, lease: LeaseRow) -> PartRef:
-        """The model as the device of a lease gets it."""
+        """The model as the device of a lease gets it; of a dry run, for which nothing is cut, the whole."""
+        assert self.run is not None
         assert self.model is not None
         key = "model" if lease.slice == "full" else f"slice:{lease.slice}"
-        if not self._is_cut:
+        if self.run.dry or not self._is_cut:
             return PartRef(key=key, sha256=self.model.sent_sha256, length=self.model.sent_length)
         part = self._parts[lease.slice]
         return PartRef(key=key, sha256=part.sha256, length=part.length)

@@ -242,7 +242,8 @@ class _Work:
     def _ask_the_gate(self) -> None:
         """What this device's owner does not let out is told before anything is trained."""
         rules = methods.knowledge(self.run.method.name, self.run.method.parameters)
-        refused = self.gate.refusal(rules.kinds) if rules is not None and self.order.train else None
+        only_evaluates = self.order.evaluate and not self.order.train  # a dry run does neither, and wants to know
+        refused = self.gate.refusal(rules.kinds) if rules is not None and not only_evaluates else None
         if refused is not None:
             raise DeclinedError(refused.code, refused.detail)
 
