@@ -14,7 +14,7 @@ from coordinator.cli_options import formatted, listing, show, show_list, verb, w
 from coordinator.run_commands import check_run, warnings_of
 from coordinator.run_record import RunRecord
 from coordinator.task_source import with_task
-from edge_client.errors import InputError, NothingFitsError, RunFailedError
+from edge_client.errors import InputError, NoSuchNameError, NothingFitsError, RunFailedError
 from edge_client.records import is_id, to_map
 from edge_client.run_file import RunFile, load_run_file
 from edge_client.task_files import split_place
@@ -56,15 +56,27 @@ def _start(options: argparse.Namespace) -> None:
     if file.task is not None:
         file, source, place = with_task(file, file.task, options.file)
     check_run(file)
+    task = str(split_place(place)[0]) if place else None
+    _check_model(options.file, file, task)
     warn(warnings_of(file))
     asked = {"file": to_map(file), "task_source": source, "dry": options.dry_run}
     started = control.request(options.state_dir, "run-start", **asked)
     if options.dry_run:
-        _dry_run(options, started["run"], file, str(split_place(place)[0]) if place else None)
+        _dry_run(options, started["run"], file, task)
     elif options.follow:
         _follow(options, started["run"])
     else:
         show(options, started, _started)
+
+
+def _check_model(path: Path, file: RunFile, task: str | None) -> None:
+    """What only the model itself shows, such as slices that it has not: now, not when the run's turn comes."""
+    from coordinator.aggregator import check_first_model
+
+    try:
+        check_first_model(file, task)
+    except (InputError, NoSuchNameError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _started(data: Json) -> str:

@@ -107,6 +107,28 @@ def test_a_dry_run_tells_of_every_device_what_it_would_train_or_why_it_cannot(fl
     assert shown.stdout == ""  # nothing was started
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ('slices = ["full", "depth:9"]', "run.toml: slice 'depth:9': "),
+        ('method = "fedin"', "run.toml: method 'fedin' trains what is between"),
+        ('method = "draftfed"', "run.toml: method 'draftfed' needs shared samples"),
+    ],
+)
+def test_what_only_the_model_shows_is_told_before_a_run_starts(
+    fleet: Fleet, tmp_path: Path, wrong: str, told: str
+) -> None:
+    """Exit code 3, one line, and no run."""
+    path = tmp_path / "run.toml"
+    path.write_text(f"{wrong}\n" + RUN.format(classes=CLASSES, minimum=1))
+    before = type_command(fleet, "run", "list", "-q").stdout
+    done = type_command(fleet, "run", "start", str(path))
+    assert done.returncode == 3, done.stdout
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert type_command(fleet, "run", "list", "-q").stdout == before
+
+
 def dry_rows(fleet: Fleet, path: Path, method: str, more: str = "") -> dict[str, Any]:
     """What a dry run of a method tells of each device."""
     deeper = RUN.replace("[16]", "[16, 16]").format(classes=CLASSES, minimum=1)

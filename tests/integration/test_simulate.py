@@ -317,7 +317,7 @@ def test_a_device_on_which_nothing_fits_is_left_out_and_named(processes: Process
 
 def test_what_a_person_wrote_is_refused_as_such(processes: Processes, tmp_path: Path) -> None:
     """Shared samples that are not there: exit code 3, not that of a run that failed."""
-    with pytest.raises(InputError, match=r"run: data 'npz:nowhere.npz': nowhere.npz does not exist"):
+    with pytest.raises(InputError, match=r"run: method 'fedmd': public: .*: nowhere.npz does not exist"):
         run(tmp_path, processes, "public=npz:nowhere.npz", method="fedmd")
 
 
