@@ -152,7 +152,7 @@ def plan(options: argparse.Namespace) -> tuple[Subject, Choice]:
     else:
         budget = report.report_found(Path("/"), None).budget_bytes
     fitting, room = what.fitting_for(budget, training)
-    return what, fitting.choose(fitting.rows.base_bytes, room)
+    return what, fitting.choose(fitting.rows.base_bytes, room, of_training=training is not None)
 
 
 def to_json(choice: Choice) -> dict[str, Any]:
