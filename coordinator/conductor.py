@@ -612,7 +612,8 @@ class Conductor:
                 case rounds.OpenRound(round_, leases):
                     faults.in_round(round_.number)
                     store.open_round(round_, leases)
-                    what = f"round {round_.number}" if round_.goal else "last evaluation"
+                    last = "plans" if self.run is not None and self.run.dry else "last evaluation"
+                    what = f"round {round_.number}" if round_.goal else last
                     whose = about(run=round_.run, round=round_.number)
                     log.info("run %s %s: asks %d devices", round_.run, what, len(leases), extra=whose)
                 case rounds.AddLeases(leases):
