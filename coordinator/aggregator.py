@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
 
-__all__ = ["answer", "main"]
+__all__ = ["answer", "check_first_model", "main"]
 
 _log = logging.getLogger(__name__)
 
@@ -237,12 +237,29 @@ def _asking(job: Any, doing: str) -> AbstractContextManager[object]:
     return nullcontext() if isinstance(job, CheckJob) else own.around(job.run.method.name, doing)
 
 
+def check_first_model(run: RunFile, task: str | None) -> None:
+    """Make the first model of a run and forget it; raises what a coordinator would find out when the run's turn comes.
+
+    `task`: where the file of the run's task lies. What a run goes on from (`init`) is not looked at. Loads torch.
+    """
+    with own.around(run.method.name, "the server's init"):
+        _first_model(InitJob(run=run, task=task, out=""))
+
+
 def _init(job: InitJob) -> Reply:
+    from edge_client.wire import tensors
+
+    state, meta = _first_model(job)
+    table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
+    return _write(job.out, table, iter(state.values()), meta)
+
+
+def _first_model(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """All tensors that the server keeps of a run's version 0, and what is said of them."""
     from coordinator.teaching import first_memory
     from edge_client.methods import coverage
     from edge_client.models.slicing import parse
     from edge_client.training import seeds
-    from edge_client.wire import tensors
 
     recipe, cutter = recipe_of(job.run, job.task), _cutter(job.run, job.task)
     method = cutter.method
@@ -262,11 +279,10 @@ def _init(job: InitJob) -> Reply:
     if job.start is not None and job.started is not None:
         _take_sizes(state, job.start, cutter, cutter.of_another(job.started))
     state |= first_memory(method.teacher, job.run)
-    table = [(name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
     meta = coverage.describe(
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
     )
-    return _write(job.out, table, iter(state.values()), meta)
+    return state, meta
 
 
 def _check_slices(recipe: Recipe, rungs: Sequence[str], model: Model) -> None:

@@ -18,6 +18,7 @@ from coordinator import tables
 from coordinator.cli_models import parse_settings
 from coordinator.cli_options import formatted, listing, show, show_list, terminal_columns
 from coordinator.new import parse_shape
+from coordinator.task_source import recipe_of
 from edge_client import files
 from edge_client.errors import InputError
 from edge_client.files import format_bytes
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
     from edge_client.knowledge.kinds import Knowledge
     from edge_client.methods.base import Method, Traffic
     from edge_client.models.contract import Model
+    from edge_client.run_file import RunFile
 
-__all__ = ["add_methods", "describe_method"]
+__all__ = ["add_methods", "describe_method", "run_bytes"]
 
 Json = dict[str, Any]
 
@@ -135,6 +137,25 @@ def describe_method(
         **{key: value for key, value in sizes[0].items() if key != "slice"},
         "slices": sizes if len(sizes) > 1 else [],
     }
+
+
+def run_bytes(file: RunFile, task: str | None) -> dict[str, Json]:
+    """What travels in a round of a run to and from a device with each slice. Loads torch.
+
+    `task`: where the file of the run's task lies. Empty if it does not say what shape its samples
+    have: then only devices can make its model.
+    """
+    recipe = recipe_of(file, task)
+    if recipe.input_shape is None:
+        return {}
+    name, parameters, rungs = file.method.name, file.method.parameters, registry.rungs(file)
+    method, built = registry.get(name, parameters, rungs), recipe.build(recipe.input_shape)
+    told = registry.knowledge(name, parameters) is not None  # features of a slice may be narrower
+    found = {}
+    for rung in rungs:
+        cut = recipe.build(recipe.input_shape, parse(rung)) if told and rung != WHOLE_MODEL else built
+        found[rung] = _bytes(method, built, rung, file.rounds.codec, method.traffic(cut))
+    return found
 
 
 def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -> Json:

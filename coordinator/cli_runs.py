@@ -14,9 +14,10 @@ from coordinator.cli_options import formatted, listing, show, show_list, verb, w
 from coordinator.run_commands import check_run, warnings_of
 from coordinator.run_record import RunRecord
 from coordinator.task_source import with_task
-from edge_client.errors import InputError, NothingFitsError, RunFailedError
+from edge_client.errors import InputError, NoSuchNameError, NothingFitsError, RunFailedError
 from edge_client.records import is_id, to_map
-from edge_client.run_file import load_run_file
+from edge_client.run_file import RunFile, load_run_file
+from edge_client.task_files import split_place
 
 __all__ = ["add_run"]
 
@@ -51,19 +52,31 @@ def add_run(nouns: Any) -> None:
 
 def _start(options: argparse.Namespace) -> None:
     file = load_run_file(options.file)
-    source = ""
+    source = place = ""
     if file.task is not None:
-        file, source, _ = with_task(file, file.task, options.file)
+        file, source, place = with_task(file, file.task, options.file)
     check_run(file)
+    task = str(split_place(place)[0]) if place else None
+    _check_model(options.file, file, task)
     warn(warnings_of(file))
     asked = {"file": to_map(file), "task_source": source, "dry": options.dry_run}
     started = control.request(options.state_dir, "run-start", **asked)
     if options.dry_run:
-        _dry_run(options, started["run"], file.devices.min)
+        _dry_run(options, started["run"], file, task)
     elif options.follow:
         _follow(options, started["run"])
     else:
         show(options, started, _started)
+
+
+def _check_model(path: Path, file: RunFile, task: str | None) -> None:
+    """What only the model itself shows, such as slices that it has not: now, not when the run's turn comes."""
+    from coordinator.aggregator import check_first_model
+
+    try:
+        check_first_model(file, task)
+    except (InputError, NoSuchNameError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _started(data: Json) -> str:
@@ -71,9 +84,9 @@ def _started(data: Json) -> str:
     return f"started {data['run']}{waits}; look at it with: coordinator run show {data['run']}"
 
 
-def _dry_run(options: argparse.Namespace, run: str, num_needed: int) -> None:
+def _dry_run(options: argparse.Namespace, run: str, file: RunFile, task: str | None) -> None:
     """Wait for the devices' plans and show them; raises if too few devices can train."""
-    from coordinator import follow
+    from coordinator import cli_methods, follow
 
     try:
         while True:
@@ -89,11 +102,11 @@ def _dry_run(options: argparse.Namespace, run: str, num_needed: int) -> None:
     if data["state"] == "stopped":
         raise RunFailedError(f"the dry run {run} was stopped by somebody; start it again")
     listed = follow.ask(options.state_dir, "device-list")["devices"]
-    result = tables.dry_run_rows(data, listed)
+    result = tables.dry_run_rows(data, listed, cli_methods.run_bytes(file, task) if data["devices"] else {})
     show(options, result, tables.dry_run)
-    if result["num_able"] < num_needed:
+    if result["num_able"] < file.devices.min:
         raise NothingFitsError(
-            f"{num_needed} devices are needed (devices.min), {result['num_able']} can train; see why above"
+            f"{file.devices.min} devices are needed (devices.min), {result['num_able']} can train; see why above"
         )
 
 

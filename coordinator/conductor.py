@@ -612,7 +612,8 @@ class Conductor:
                 case rounds.OpenRound(round_, leases):
                     faults.in_round(round_.number)
                     store.open_round(round_, leases)
-                    what = f"round {round_.number}" if round_.goal else "last evaluation"
+                    last = "plans" if self.run is not None and self.run.dry else "last evaluation"
+                    what = f"round {round_.number}" if round_.goal else last
                     whose = about(run=round_.run, round=round_.number)
                     log.info("run %s %s: asks %d devices", round_.run, what, len(leases), extra=whose)
                 case rounds.AddLeases(leases):
@@ -838,10 +839,11 @@ class Conductor:
         return (settings, self._sent(lease), *known)
 
     def _sent(self, lease: LeaseRow) -> PartRef:
-        """The model as the device of a lease gets it."""
+        """The model as the device of a lease gets it; of a dry run, for which nothing is cut, the whole."""
+        assert self.run is not None
         assert self.model is not None
         key = "model" if lease.slice == "full" else f"slice:{lease.slice}"
-        if not self._is_cut:
+        if self.run.dry or not self._is_cut:
             return PartRef(key=key, sha256=self.model.sent_sha256, length=self.model.sent_length)
         part = self._parts[lease.slice]
         return PartRef(key=key, sha256=part.sha256, length=part.length)

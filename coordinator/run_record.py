@@ -137,9 +137,12 @@ class RunRecord:
 
     @property
     def moved_bytes(self) -> int:
-        """By all devices, both ways."""
-        return sum((device.bytes_up or 0) + (device.bytes_down or 0) for device in self.devices)
+        """By all devices, both ways.
 
+        Those that only declined are in the bytes of the rounds alone, and of a long run not all rounds are known.
+        """
+        of_devices = sum((device.bytes_up or 0) + (device.bytes_down or 0) for device in self.devices)
+        return max(of_devices, self.counted_bytes)
 
     @property
     def counted_bytes(self) -> int:

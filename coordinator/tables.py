@@ -270,19 +270,23 @@ def _per_device(data: Json) -> str:
     return align(heads, rows, right=(2, 3))
 
 
-def dry_run_rows(data: Json, devices: Sequence[Json]) -> Json:
-    """The answers of a dry run: one row per enrolled device, with its plan or why it cannot train."""
+def dry_run_rows(data: Json, devices: Sequence[Json], traffic: Mapping[str, Json]) -> Json:
+    """The answers of a dry run: one row per enrolled device, with its plan or why it cannot train.
+
+    `traffic`: bytes of a round for a device with each slice, as far as they are known.
+    """
     answered = {entry["id"]: entry for entry in data["devices"]}
     refused = {found["device"]: found for found in data["failures"]}
     barred = {found["id"]: found for found in data["barred"]}
     late = {"code": "not_asked", "detail": "it came when the others had been asked already; try again"}
     barred |= {row["id"]: late for row in devices if row["online"] and row["id"] not in barred}
-    rows = [_dry_row(row["id"], data, answered, refused, barred) for row in devices]
+    rows = [_dry_row(row["id"], answered, refused, barred, traffic) for row in devices]
     return {"run": data["file"]["name"], "num_able": sum(row["code"] == "" for row in rows), "devices": rows}
 
 
-def _dry_row(name: str, data: Json, answered: Json, refused: Json, barred: Json) -> Json:
+def _dry_row(name: str, answered: Json, refused: Json, barred: Json, traffic: Mapping[str, Json]) -> Json:
     found = answered.get(name)
+    moved = traffic.get(found["plan_details"]["slice"], {}) if found and found["plan_details"] else {}
     problem = refused.get(name) or barred.get(name) or {"code": "offline", "detail": "not connected"}
     return {
         "id": name,
@@ -291,8 +295,9 @@ def _dry_row(name: str, data: Json, answered: Json, refused: Json, barred: Json)
         "predicted_bytes": found["predicted_bytes"] if found else None,
         "num_samples": found["num_samples"] if found else None,
         "num_test": found["num_test"] if found else None,
-        "bytes_down": data["payload_bytes"] if found else None,
-        "bytes_up": data["payload_bytes"] if found else None,
+        "bytes_down": moved.get("bytes_down"),
+        "bytes_up": moved.get("bytes_up"),
+        "bytes_once": moved.get("bytes_once"),
         "code": "" if found else problem["code"],
         "detail": "" if found else problem["detail"],
         "log": [] if found else problem.get("log", []),
@@ -314,16 +319,17 @@ def dry_run(result: Json) -> str:
                 format_bytes(r["predicted_bytes"]),
                 r["num_samples"],
                 r["num_test"],
-                format_bytes(r["bytes_down"]),
-                format_bytes(r["bytes_up"]),
+                *("?" if r[way] is None else format_bytes(r[way]) for way in ("bytes_down", "bytes_up")),
             ]
             for r in able
         ],
         right=(1, 3, 4, 5, 6, 7),
     )
     problems = [f"{r['id']} cannot: {r['code']}: {plain(r['detail'])}" for r in result["devices"] if r["code"]]
+    once = [format_bytes(r["bytes_once"]) for r in able if r["bytes_once"]]
+    note = f"once, to each device, on top: {', '.join(dict.fromkeys(once))} down" if once else ""
     count = f"{len(able)} of {len(result['devices'])} devices can train; nothing was trained"
-    return "\n\n".join(piece for piece in (table if able else "", "\n".join(problems), count) if piece)
+    return "\n\n".join(piece for piece in (table if able else "", note, "\n".join(problems), count) if piece)
 
 
 def _evaluations(rows: Sequence[Json]) -> str:

@@ -232,6 +232,7 @@ class _Work:
         self._lay_out(rows, half)
         with _declining("bad_model", "bad_model"), self.recipe.user_code("a first step on zeros"):
             self.kept.once("warm", self._key(), lambda: warm_up(self.model, self._settings(None)))
+        self._seed()  # loads libraries, 2 MB the first time in a process, which are no training's; `begin` seeds again
         self.warm_bytes = meter.rss_bytes()
         self.base_bytes = self._base(rows)
         self._begin_allowance()
@@ -242,7 +243,8 @@ class _Work:
     def _ask_the_gate(self) -> None:
         """What this device's owner does not let out is told before anything is trained."""
         rules = methods.knowledge(self.run.method.name, self.run.method.parameters)
-        refused = self.gate.refusal(rules.kinds) if rules is not None and self.order.train else None
+        only_evaluates = self.order.evaluate and not self.order.train  # a dry run does neither, and wants to know
+        refused = self.gate.refusal(rules.kinds) if rules is not None and not only_evaluates else None
         if refused is not None:
             raise DeclinedError(refused.code, refused.detail)
 
@@ -390,7 +392,8 @@ class _Work:
         return given if given is not None and self._still_fits(given) else fresh
 
     def _fresh(self, budget_bytes: int) -> TrainingPlan:
-        return self.fitting.plan(self.base_bytes, max(0, budget_bytes - self.base_bytes), self._ceiling())
+        room, of_training = max(0, budget_bytes - self.base_bytes), self.order.training_budget_bytes is not None
+        return self.fitting.plan(self.base_bytes, room, self._ceiling(), of_training=of_training)
 
     def _still_fits(self, given: TrainingPlan) -> bool:
         """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""

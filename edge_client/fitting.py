@@ -119,9 +119,15 @@ class Fitting:
             sample_bytes=sample_bytes,
         )
 
-    def choose(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> planner.Choice:
-        """The plan for a worker that has `base_bytes` and may grow by `training_bytes`; raises `NothingFitsError`."""
-        return planner.choose(self._request(base_bytes, training_bytes, ceiling_bytes))
+    def choose(
+        self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None, *, of_training: bool = False
+    ) -> planner.Choice:
+        """The plan for a worker that has `base_bytes` and may grow by `training_bytes`; raises `NothingFitsError`.
+
+        `of_training`: that is what a person typed, and hears of.
+        """
+        request = self._request(base_bytes, training_bytes, ceiling_bytes)
+        return planner.choose(replace(request, of_training=of_training))
 
     def shrink(
         self, plan: TrainingPlan, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None
@@ -147,7 +153,9 @@ class Fitting:
         more = {"num_samples": self.num_samples, "sample_bytes": self.sample_bytes}
         return Workload.of(self.run.train, self.rules, **more)
 
-    def plan(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None) -> TrainingPlan:
+    def plan(
+        self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None = None, *, of_training: bool = False
+    ) -> TrainingPlan:
         """Only the plan."""
-        return self.choose(base_bytes, training_bytes, ceiling_bytes).plan
+        return self.choose(base_bytes, training_bytes, ceiling_bytes, of_training=of_training).plan
 

@@ -80,7 +80,10 @@ def subject(options: argparse.Namespace) -> Subject:
     settings = dict(_setting(text) for text in options.set)
     if options.model is not None:
         known = {f.name.replace("_", "-") for f in dataclasses.fields(models.options_type(options.model))}
-        own = {key: value for key, value in settings.items() if key.replace("_", "-") in known}
+        named = {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")}
+        others = [(key, value) for key, value in settings.items() if not key.startswith("model.")]
+        settings = {key.removeprefix("method."): value for key, value in others}
+        own = named | {key: value for key, value in settings.items() if key.replace("_", "-") in known}
         shape = typed_shape(options.input) or models.default_input(options.model)
         table |= {"model": {"name": options.model, "input": list(shape), **own}}
         table |= {"method": {"name": options.method, **{k: v for k, v in settings.items() if k not in own}}}
@@ -152,7 +155,7 @@ def plan(options: argparse.Namespace) -> tuple[Subject, Choice]:
     else:
         budget = report.report_found(Path("/"), None).budget_bytes
     fitting, room = what.fitting_for(budget, training)
-    return what, fitting.choose(fitting.rows.base_bytes, room)
+    return what, fitting.choose(fitting.rows.base_bytes, room, of_training=training is not None)
 
 
 def to_json(choice: Choice) -> dict[str, Any]:

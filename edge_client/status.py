@@ -176,14 +176,19 @@ def _doing(data: dict[str, Any]) -> str:
     steps = f" {data['step']}/{data['total']}" if data["total"] else ""
     loss = f", loss {data['loss']:.4g}" if data["loss"] is not None else ""
     phase = f", {data['phase']}{steps}{loss}" if data["phase"] else ""
-    return f"{data['state']}: run {data['run']}, round {data['round']} of {data['num_rounds']}{phase}"
+    return f"{data['state']}: run {data['run']}, {_which(data['round'], data['num_rounds'])}{phase}"
+
+
+def _which(round_: int, num_rounds: int) -> str:
+    """After the last round there is one more, in which nobody trains."""
+    return f"round {round_} of {num_rounds}" if round_ <= num_rounds else "the last evaluation"
 
 
 def in_short(status: Status) -> str:
     """For `systemctl status`: whether the coordinator has let us in, and the run in hand."""
     if status.link != "let_in":
         return {"connecting": "not connected", "connected": "connected; the coordinator has not answered"}[status.link]
-    work = f": run {status.run}, round {status.round} of {status.num_rounds}" if status.run else ""
+    work = f": run {status.run}, {_which(status.round, status.num_rounds)}" if status.run else ""
     return f"{status.state}{work}"
 
 

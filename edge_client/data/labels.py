@@ -68,7 +68,9 @@ def positions(labels: Labels, classes: Sequence[str], rename: Mapping[str, str],
     known = {name: number for number, name in enumerate(classes)}
     unknown = [name for name in names.values() if rename.get(name, name) not in known]
     if unknown:
-        raise UnknownClassError(_unknown(unknown, classes, rename, where))
+        taken = {rename.get(name, name) for name in names.values()}
+        free = [name for name in classes if name not in taken]
+        raise UnknownClassError(_unknown(unknown, classes, free or classes, rename, where))
     table = np.full(len(labels.names), -1, dtype=np.int64)
     for number, name in names.items():
         table[number] = known[rename.get(name, name)]
@@ -91,10 +93,13 @@ def _check_range(values: NDArray[Any], num_classes: int, where: str, whose: str)
         )
 
 
-def _unknown(unknown: Sequence[str], classes: Sequence[str], rename: Mapping[str, str], where: str) -> str:
+def _unknown(
+    unknown: Sequence[str], classes: Sequence[str], free: Sequence[str], rename: Mapping[str, str], where: str
+) -> str:
+    """`free`: classes that the device does not have under their own names, of which one is proposed."""
     listed = unknown[:_MAX_LISTED]
     more = f" and {len(unknown) - len(listed)} more" if len(unknown) > len(listed) else ""
-    mended = {**rename, **{name: _nearest(name, classes) for name in listed}}
+    mended = {**rename, **{name: _nearest(name, free) for name in listed}}
     line = ", ".join(f"{_key(name)} = {json.dumps(to, ensure_ascii=False)}" for name, to in mended.items())
     shown = ", ".join(
         f"{name!r} (renamed to {rename[name]!r})" if name in rename else repr(name) for name in listed

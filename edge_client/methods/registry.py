@@ -449,6 +449,7 @@ def _parse(name: str, parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
     parts = _parts(name)
     fields = {f.name: f for part in parts for f in dataclasses.fields(_entry(part).parameters)}
     record = _merged([_entry(part).parameters for part in parts])
+    parameters = {key.replace("_", "-"): value for key, value in parameters.items()}  # as they stand in files
     for key, value in parameters.items():
         if not fields:
             raise InputError(f"method {name!r} has no parameters of its own, got {key} = {value!r}; remove it")
@@ -463,7 +464,8 @@ def _parse(name: str, parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
             told = str(error).removesuffix(f" ({about.metadata['help']})")
             if told.endswith(f"got {type(value).__name__}"):  # of another type
                 told += f" {value!r:.40}{_range(record, key)}"
-            raise InputError(f"{told}; {about.metadata['symbol']} in the paper: {about.metadata['help']}") from None
+            symbol = f"{about.metadata['symbol']} in the paper: " if about.metadata["symbol"] != "-" else ""
+            raise InputError(f"{told}; {symbol}{about.metadata['help']}") from None
     parsed: Any = parse_table(record, parameters, source=f"method {name!r}")
     return [(part, _own(_entry(part).parameters, parsed)) for part in parts]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edge_client.data.named import input_shape, open_even_empty
-from edge_client.errors import InputError
+from edge_client.errors import InputError, NoSuchNameError
 from edge_client.knowledge.kinds import PublicSamples, one
 from edge_client.methods.base import Batch, Job, LeftOut, Outcome, Phase, Term
 from edge_client.methods.fedper import PersonalClient, everything
@@ -178,10 +178,14 @@ def load_public(text: str, run: RunFile, most: int) -> Tensor:
             f"in [method] (on the server)"
         )
     shape = tuple(run.model.input) if run.model is not None else None
-    found = open_even_empty(text, shape=shape)
+    try:
+        found = open_even_empty(text, shape=shape)
+    except (InputError, NoSuchNameError) as error:
+        raise InputError(f"method {run.method.name!r}: public: {error}") from None
+    where = f"method {run.method.name!r}: public = {text!r}"
     own = input_shape(found.shape) or shape
     if own is None:
-        raise InputError(f"{found.where}: how large is a sample? name a source whose files tell it")
+        raise InputError(f"{where}: how large is a sample? name a source whose files tell it")
     rng = np.random.Generator(np.random.PCG64(derive(run.seed, "public")))
     total = len(found.labels.values)
     if total == 0:
@@ -189,13 +193,14 @@ def load_public(text: str, run: RunFile, most: int) -> Tensor:
     chosen = np.sort(rng.permutation(total)[:most])
     rows, convert = found.rows(chosen, own)
     values = torch.from_numpy(np.ascontiguousarray(convert(rows.take(np.arange(len(chosen)))))).reshape(-1, *own)
-    return _as_input(values, shape, found.where)
+    return _as_input(values, shape, where)
 
 
 def _as_input(values: Tensor, shape: tuple[int, ...] | None, where: str) -> Tensor:
     if shape is None or tuple(values.shape[1:]) == shape:
         return values
     if values.ndim != 4 or len(shape) != 3 or values.shape[1] not in (1, shape[0]):
-        raise InputError(f"{where}: samples are {list(values.shape[1:])}, the run's model takes {list(shape)}")
+        came, wanted = list(values.shape[1:]), list(shape)
+        raise InputError(f"{where}: samples are {came}, the run's model takes {wanted}; name others")
     values = values.expand(-1, shape[0], -1, -1)
     return functional.interpolate(values, size=shape[1:], mode="bilinear", align_corners=False)

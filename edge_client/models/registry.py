@@ -280,6 +280,7 @@ def _parse(name: str, input_shape: Sequence[int], options: Mapping[str, Any]) ->
     shape = tuple(input_shape)
     if not shape or min(shape) < 1 or math.prod(shape) > known.MAX_ELEMENTS:
         raise InputError(f"model {name!r}: expected an input shape such as [1, 28, 28], got {list(shape)}")
-    parsed: Any = parse_table(entry.options, options, source=f"model {name!r}")
+    typed = {key.replace("_", "-"): value for key, value in options.items()}  # as they stand in files
+    parsed: Any = parse_table(entry.options, typed, source=f"model {name!r}")
     entry.check(name, shape, parsed)
     return parsed

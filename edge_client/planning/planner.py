@@ -47,6 +47,7 @@ class Request:
     rules: PlanRules
     base_bytes: int  # of the worker, warmed up
     training_bytes: int  # that training may add to it
+    of_training: bool = False  # whether that is the budget which a person typed, not one of the whole worker
     ceiling_bytes: int | None = None  # a plan with so many went over the budget: only less will do
     num_samples: int = 0  # for the file of buffered activations
     disk_bytes: int = 0  # that such a file may take; 0: none
@@ -335,12 +336,25 @@ def _nothing_fits(request: Request) -> NothingFitsError:
     least = _least(request)
     budget = request.base_bytes + request.training_bytes
     ceiling = f", and a plan of {format_bytes(request.ceiling_bytes)} went over it" if request.ceiling_bytes else ""
+    if request.of_training:
+        return NothingFitsError(
+            f"nothing fits: the smallest plan takes {format_bytes(least)} of training memory, the budget is "
+            f"{format_bytes(max(0, request.training_bytes))}{ceiling}; a training budget of {_typed(least)} would do, "
+            "or a smaller model",
+            least_bytes=request.base_bytes + least,
+        )
     return NothingFitsError(
         f"nothing fits: the smallest plan adds {format_bytes(least)} to the {format_bytes(request.base_bytes)} of a "
         f"worker, the budget is {format_bytes(max(0, budget))}{ceiling}; a budget of "
         f"{request.base_bytes + least} bytes would do, or a smaller model",
         least_bytes=request.base_bytes + least,
     )
+
+
+def _typed(num_bytes: int) -> str:
+    """A size as people type it, not less: `5.5MB`."""
+    unit, name = (10**5, "MB") if num_bytes >= 10**6 else (10**2, "KB")
+    return f"{-(-num_bytes // unit) / 10:g}{name}"
 
 
 def _least(request: Request) -> int:

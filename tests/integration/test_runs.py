@@ -107,6 +107,58 @@ def test_a_dry_run_tells_of_every_device_what_it_would_train_or_why_it_cannot(fl
     assert shown.stdout == ""  # nothing was started
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ('slices = ["full", "depth:9"]', "run.toml: slice 'depth:9': "),
+        ('method = "fedin"', "run.toml: method 'fedin' trains what is between"),
+        ('method = "draftfed"', "run.toml: method 'draftfed' needs shared samples"),
+    ],
+)
+def test_what_only_the_model_shows_is_told_before_a_run_starts(
+    fleet: Fleet, tmp_path: Path, wrong: str, told: str
+) -> None:
+    """Exit code 3, one line, and no run."""
+    path = tmp_path / "run.toml"
+    path.write_text(f"{wrong}\n" + RUN.format(classes=CLASSES, minimum=1))
+    before = type_command(fleet, "run", "list", "-q").stdout
+    done = type_command(fleet, "run", "start", str(path))
+    assert done.returncode == 3, done.stdout
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert type_command(fleet, "run", "list", "-q").stdout == before
+
+
+def dry_rows(fleet: Fleet, path: Path, method: str, more: str = "") -> dict[str, Any]:
+    """What a dry run of a method tells of each device."""
+    deeper = RUN.replace("[16]", "[16, 16]").format(classes=CLASSES, minimum=1)
+    path.write_text(f'method = "{method}"\n{more}{deeper}')
+    done = type_command(fleet, "run", "start", str(path), "--dry-run", "--format", "json")
+    assert done.returncode in (0, 6), done.stderr
+    return {row["id"]: row for row in json.loads(done.stdout)["devices"]}
+
+
+def test_a_dry_run_of_slices_and_knowledge_tells_bytes_and_what_is_not_shared(fleet: Fleet, tmp_path: Path) -> None:
+    """b is told to train the half: 8 of 16 units in both hidden layers, and the class means of 8 features.
+
+    No owner here lets features of single samples out, which FedIN needs.
+    """
+    path = tmp_path / "run.toml"
+    control.request(fleet.state_dir, "device-label", name="b", put={"slice": "width:1/2"})
+    try:
+        rows = dry_rows(fleet, path, "felo", 'slices = ["full", "width:1/2"]\n')
+    finally:
+        control.request(fleet.state_dir, "device-label", name="b", put={}, drop=["slice"])
+    means = {"a": 10 * (16 + 10 + 1), "b": 10 * (8 + 10 + 1)}
+    weights = {"a": 64 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10, "b": 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10}
+    for name in ("a", "b"):
+        for way in ("bytes_down", "bytes_up"):
+            assert 0 < rows[name][way] - 4 * (weights[name] + means[name]) < 2_000  # names, shapes, the report
+    assert [rows[name]["plan"].split(",")[0] for name in ("a", "b")] == ["full", "width:1/2"]
+    refused = dry_rows(fleet, path, "fedin")
+    assert [refused[name]["code"] for name in ("a", "b")] == ["not_shared", "not_shared"]
+
+
 def test_a_run_asks_only_devices_with_its_labels_and_keeps_its_best_version(judged: dict[str, Any]) -> None:
     """Two rounds on a and b alone; versions 0, 1 and 2 have a score, and the best of them is named."""
     assert [device["id"] for device in judged["devices"]] == ["a", "b"]

@@ -300,9 +300,20 @@ def _killed(folder: Path, fault: str) -> int:
     return code
 
 
+def test_the_first_training_of_a_process_takes_no_more_than_was_planned(tmp_path: Path) -> None:
+    """What a process loads once is none of it, so that nobody seems to be over a budget that was kept."""
+    named = ["--model", "preresnet20", "--set", "model.width=8", "--set", "train.epochs=1", "--data", "digits"]
+    named += ["--devices", "1", "--rounds", "1", "--training-budgets", "7MB", "--workers", "1"]
+    command = [sys.executable, "-m", "coordinator", "simulate", *named, "--out", str(tmp_path / "run")]
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    line = json.loads((tmp_path / "run/rounds.jsonl").read_text().splitlines()[0])
+    (trained,) = line["devices"]
+    assert 0 < trained["peak"] - trained["base"] <= trained["predicted_training"] <= trained["budget"]
+
+
 def test_devices_that_cannot_take_part_end_a_simulation(processes: Processes, tmp_path: Path) -> None:
     """A model of 5 kB does not train in 1 kB: all six decline, three of them as substitutes; nobody waits."""
-    with pytest.raises(NothingFitsError, match=r"round 1 of .* failed on 6 devices; d000\d: nothing_fits: "):
+    with pytest.raises(NothingFitsError, match=r"round 1 of .* failed on 6 devices; d000\d: .* a training budget of "):
         run(tmp_path, processes, training_budgets="1KB")
 
 
@@ -317,7 +328,7 @@ def test_a_device_on_which_nothing_fits_is_left_out_and_named(processes: Process
 
 def test_what_a_person_wrote_is_refused_as_such(processes: Processes, tmp_path: Path) -> None:
     """Shared samples that are not there: exit code 3, not that of a run that failed."""
-    with pytest.raises(InputError, match=r"run: data 'npz:nowhere.npz': nowhere.npz does not exist"):
+    with pytest.raises(InputError, match=r"run: method 'fedmd': public: .*: nowhere.npz does not exist"):
         run(tmp_path, processes, "public=npz:nowhere.npz", method="fedmd")
 
 

@@ -381,5 +381,7 @@ def test_parameters_name_their_range() -> None:
     """Before a run starts."""
     with pytest.raises(InputError, match=r"clip: expected 0 to 1000, got -1\.0; g_k in the paper: largest element"):
         registry.validate("inco", {"clip": -1})
+    with pytest.raises(InputError, match="'inco': theta-max: expected 0 to 1000"):  # as it stands in a file
+        registry.validate("inco", {"theta_max": -1})
     with pytest.raises(InputError, match="rule"):
         registry.validate("inco", {"rule": "best"})

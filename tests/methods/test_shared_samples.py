@@ -460,12 +460,23 @@ def test_shared_samples_are_read_once_as_the_model_takes_them(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("", "needs shared samples: name them"), ("npz:/nowhere.npz", "does not exist")],
+    [
+        ("", "needs shared samples: name them"),
+        ("npz:/nowhere.npz", "public: .*does not exist"),
+        ("/nowhere.npz", "public: unknown data source '/nowhere.npz'"),
+    ],
 )
 def test_a_run_without_shared_samples_is_refused(text: str, told: str) -> None:
-    """None named, not there: before any device is asked."""
+    """None named, not there, no source: before any device is asked."""
     with pytest.raises(InputError, match=told):
         load_public(text, _run_of([1, 4, 4]), 5)
+
+
+def test_shared_samples_that_cannot_be_the_models_input_are_told_by_their_source(tmp_path: Path) -> None:
+    """Five numbers are no image; labels are not read, and not to blame."""
+    np.savez(tmp_path / "p.npz", x=np.zeros((3, 5), np.float32), y=np.zeros(3, np.int64))
+    with pytest.raises(InputError, match=r"public = 'npz:.*': samples are \[5\], the run's model takes \[1, 4, 4\]"):
+        load_public(f"npz:{tmp_path / 'p.npz'}", _run_of([1, 4, 4]), 5)
 
 
 def test_an_empty_set_of_shared_samples_is_one(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ def test_names_are_renamed_first() -> None:
     assert positions(mine, CLASSES, rename, "a").tolist() == [1, 1, 0]
 
 
+def test_an_unknown_class_is_proposed_one_that_the_device_lacks() -> None:
+    """`odd` is nearer to `ok` and `dent`, which are there already."""
+    with pytest.raises(UnknownClassError, match=r'rename = \{ odd = "scratch" \}'):
+        positions(labels(0, 1, 2, names=("odd", "ok", "dent")), CLASSES, {}, "/data/train")
+
+
 def test_an_unknown_class_comes_with_the_line_that_mends_it() -> None:
     """The line is TOML that the parser takes, keeps what was renamed before, and then the labels map."""
     mine = labels(0, 1, 2, 3, names=("Kratzer links", "scrach", "ok", "beule"))

@@ -12,6 +12,7 @@ A prediction is 1.01 of that, and 0.75 MiB.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from cost_rows import BLOCKS, rows
 
 from edge_client.errors import InputError, NothingFitsError
+from edge_client.files import parse_bytes
 from edge_client.planning.cost import Workload
 from edge_client.planning.planner import Candidate, Choice, Request, choose, microbatches
 from edge_client.planning.rows import ModelRows
@@ -161,6 +163,16 @@ def test_where_nothing_fits_the_smallest_budget_is_told_and_works(rules: PlanRul
     assert choose(request(least - 1000, made, rules)).plan.training_bytes <= least - 1000
     with pytest.raises(NothingFitsError):
         choose(request(least - 1000 - 1024, made, rules))
+
+
+def test_where_nothing_fits_a_training_budget_it_is_told_as_one_and_works() -> None:
+    """In megabytes, rounded up, without the worker; as it is typed."""
+    made = rows(scale=MB, units=True)
+    with pytest.raises(NothingFitsError, match=r"is 100 B; a training budget of [\d.]+MB would do") as caught:
+        choose(request(100, made, of_training=True))
+    told = re.search(r"budget of (\S+) would do", str(caught.value))
+    assert told is not None
+    assert choose(request(parse_bytes(told[1]), made)).plan.training_bytes <= parse_bytes(told[1])
 
 
 def test_the_smallest_budget_is_told_under_a_ceiling_as_well() -> None:

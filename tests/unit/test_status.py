@@ -66,6 +66,12 @@ def test_people_read_what_runs_and_what_happened_last(tmp_path: Path) -> None:
     assert "it failed" in text
 
 
+def test_after_the_last_round_the_model_is_judged_once_more() -> None:
+    """Round 10 of 9 would be a riddle."""
+    assert status.in_short(LEASE) == "working: run r-1, round 3 of 9"
+    assert status.in_short(replace(LEASE, round=10)) == "working: run r-1, the last evaluation"
+
+
 def test_a_deployed_model_is_shown_with_its_path(tmp_path: Path) -> None:
     """What is in use, and why a newer one is not; a device that was never given one has no such line."""
     assert status.summary(tmp_path, BUNDLE)["deployed"] is None

@@ -177,9 +177,10 @@ def test_a_run_that_waits_tells_for_what_and_why() -> None:
 
 def _dry(devices: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
     plan = {"id": "a", "budget_bytes": 300_000_000, "plan": "full, microbatch 8", "predicted_bytes": 271_000_000}
-    data = {"file": {"name": "r"}, "payload_bytes": 85_800, "failures": [], "barred": []}
-    data |= {"devices": [plan | {"num_samples": 480, "num_test": 119}]}
-    return tables.dry_run_rows(data | changes, devices)
+    data = {"file": {"name": "r"}, "failures": [], "barred": []}
+    data |= {"devices": [plan | {"num_samples": 480, "num_test": 119, "plan_details": {"slice": "full"}}]}
+    traffic = {"full": {"bytes_down": 85_800, "bytes_up": 86_000, "bytes_once": 21_000}}
+    return tables.dry_run_rows(data | changes, devices, traffic)
 
 
 def test_a_dry_run_shows_plans_and_what_stands_in_the_way() -> None:
@@ -193,7 +194,9 @@ def test_a_dry_run_shows_plans_and_what_stands_in_the_way() -> None:
     assert tables.dry_run(result).splitlines() == [
         "device  budget  plan                predicted peak  samples  test  down/round  up/round",
         "------  ------  ------------------  --------------  -------  ----  ----------  --------",
-        "a       300 MB  full, microbatch 8          271 MB      480   119     85.8 kB   85.8 kB",
+        "a       300 MB  full, microbatch 8          271 MB      480   119     85.8 kB   86.0 kB",
+        "",
+        "once, to each device, on top: 21.0 kB down",
         "",
         "b cannot: unknown_class: kratzer",
         "c cannot: label: the run wants line=a",
