@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def add_run(nouns: Any) -> None:
 
 
 def _start(options: argparse.Namespace) -> None:
-    file = load_run_file(options.file)
+    file = _with_whole_paths(load_run_file(options.file))
     source = place = ""
     if file.task is not None:
         file, source, place = with_task(file, file.task, options.file)
@@ -67,6 +68,15 @@ def _start(options: argparse.Namespace) -> None:
         _follow(options, started["run"])
     else:
         show(options, started, _started)
+
+
+def _with_whole_paths(file: RunFile) -> RunFile:
+    """Shared samples by the place that the person means: the coordinator runs in another folder."""
+    source, _, path = str(file.method.parameters.get("public", "")).partition(":")
+    if not path or Path(path).is_absolute():
+        return file
+    parameters = {**file.method.parameters, "public": f"{source}:{Path(path).absolute()}"}
+    return dataclasses.replace(file, method=dataclasses.replace(file.method, parameters=parameters))
 
 
 def _check_model(path: Path, file: RunFile, task: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fleet import Fleet, hashes, mlp_run
 from page import Page
 from typed import typed
 
-from coordinator import control
+from coordinator import cli_runs, control
 from edge_client.data.sources import open_data
 from edge_client.files import DataSection, load_device_file
 from edge_client.onnx_file import OnnxModel
@@ -127,6 +128,18 @@ def test_what_only_the_model_shows_is_told_before_a_run_starts(
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert type_command(fleet, "run", "list", "-q").stdout == before
+
+
+def test_shared_samples_are_those_of_the_folder_in_which_a_run_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator runs in another one; a whole path, and a source without one, stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    plain = mlp_run(rounds=1)
+    for told, meant in [("npz:a.npz", f"npz:{tmp_path}/a.npz"), ("npz:/b.npz", "npz:/b.npz"), ("digits", "digits")]:
+        file = replace(plain, method=replace(plain.method, name="fedmd", parameters={"public": told}))
+        assert cli_runs._with_whole_paths(file).method.parameters["public"] == meant
+    assert cli_runs._with_whole_paths(plain) == plain
 
 
 def dry_rows(fleet: Fleet, path: Path, method: str, more: str = "") -> dict[str, Any]:
