@@ -283,7 +283,7 @@ def check_value(annotation: Any, value: object, where: str) -> Any:
 
 def _check_limit(limit: object, value: Any, where: str) -> None:
     if isinstance(limit, Between) and not limit.low <= value <= limit.high:
-        raise PayloadError("range", f"{where}: expected {limit.low:.13g} to {limit.high:.13g}, got {value!r}")
+        raise PayloadError("range", f"{where}: expected {limit.low:.16g} to {limit.high:.16g}, got {value!r}")
     if isinstance(limit, Matches) and not re.fullmatch(limit.pattern, value):
         raise PayloadError("malformed", f"{where}: {value[:80]!r} does not match {limit.pattern}")
 

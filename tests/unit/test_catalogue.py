@@ -90,7 +90,7 @@ def test_a_file_of_ones_own_is_a_profile(tmp_path: Path) -> None:
     [
         ('memory = "4GB"', 'memry = "4GB"', "board.toml, line 3: unknown key 'memry'; did you mean 'memory'?"),
         ('memory = "4GB"', 'memory = "4 apples"', "line 3: memory: expected a size such as 512MB"),
-        ('memory = "4GB"', "memory = -1", "line 3: memory: expected 0 to 9.0072e+15, got -1 (MemTotal"),
+        ('memory = "4GB"', "memory = -1", "line 3: memory: expected 0 to 9007199254740992, got -1 (MemTotal"),
         ('kind = "host"', 'kind = "phone"', "line 2: kind: 'phone' does not match jetson|raspberry-pi|gpu-host"),
         ("cores = 4", "cores = 0", "line 5: cores: expected 1 to "),
         ("cores = 4", "cores = true", "line 5: cores: expected int, got bool"),
