@@ -75,6 +75,7 @@ def _times(folder: Path, turns: int) -> dict[str, list[float]]:
 
     class Timed(CoverageServer):
         def __init__(self) -> None:
+            super().__init__()
             self.seconds = 0.0
 
         def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
