@@ -47,7 +47,7 @@ def differs(name: str) -> str:
     slices = registry.slicing(name, {}).kinds
     if registry.plan_rules(name, {}).groups:
         return "memory: blocks are trained in groups"
-    kinds = ", ".join(slices)
+    kinds = ", ".join("other models" if kind == "model" else kind for kind in slices)
     return f"{kinds}; every device has a model of its own" if not registry.has_global_model(name, {}) else kinds
 
 

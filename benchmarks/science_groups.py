@@ -17,10 +17,19 @@ __all__ = ["GROUPS", "PUBLIC", "WIDTHS", "Group", "Relation", "Setting"]
 _DEPTHS = ["full", "depth:2.2.3.3", "depth:2.2.2.2", "depth:1.1.2.2", "depth:1.1.1.1"]  # ResNet26, 22, 18, 14, 10
 # below a quarter, at these sizes, not even one block of the whole model fits the memory of the narrow one
 WIDTHS = ["full", "width:3/4", "width:1/2", "width:1/4"]
-# one run trains slices of one model: ResNet50 with its wide features beside narrow nets of two depths
-_EXTREME = ["full", "depth:1.1.1.1", "width:1/4", "depth:2.2.2.2-width:1/4", "depth:1.1.1.1-width:1/4"]
+# beside ResNet50, whose features are four times as wide as those of the others
+_SMALLER = ("resnet34", "resnet26", "resnet18", "resnet10")
+_EXTREME: dict[str, Any] = {"slices": ["full", *_SMALLER], "models": {name: {"base-width": 8} for name in _SMALLER}}
 
 _MIXED: dict[str, Any] = {"slices": ["full", "depth:2.2.2.2", "depth:1.1.1.1", "width:1/2", "depth:1.1.1.1-width:1/2"]}
+# ResNet26 and ResNet10, two DenseNets, a plain CNN
+_FAMILIES: dict[str, Any] = {
+    "slices": ["full", "resnet10", "densenet169", "densenet121", "small-cnn"],
+    "models": {
+        **{name: {"growth": 4, "base-width": 8} for name in ("densenet169", "densenet121")},
+        "small-cnn": {"width": 8},
+    },
+}
 PUBLIC = "public"  # stands for the file of shared samples
 
 
@@ -138,6 +147,18 @@ _FASHION = Setting(name="fashion-depth")
 # as in the papers: no running statistics, which models of different width cannot share (group `statistics`)
 _WIDE = Setting(name="fashion-sizes", model="preresnet20", rounds=8)
 
+def _drafts(name: str, models: dict[str, Any], paper: str) -> Group:
+    """As in the paper all devices take part, with equal shares."""
+    return Group(
+        setting=Setting(name=name, samples=3000, devices=10, fraction=1.0, partition="iid", public=512),
+        runs={
+            "Local": models | {"method": {"name": "local"}},
+            "DraftFed": models | {"method": {"name": "draftfed", "public": PUBLIC}},
+        },
+        relations=[Relation(better="DraftFed", worse="Local", source=f"DraftFed: {paper} on CIFAR-10")],
+    )
+
+
 GROUPS = {
     "depth": Group(setting=_FASHION, runs=_DEPTH_RUNS, relations=_DEPTH_RELATIONS),
     "fedin": Group(
@@ -164,23 +185,15 @@ GROUPS = {
         ],
     ),
     "extreme": Group(
-        setting=Setting(name="fashion-extreme", model="resnet50", width=4),
+        setting=Setting(name="fashion-extreme", model="resnet50"),
         runs={
-            "Felo": {"slices": _EXTREME, "sharing": "architecture", "method": {"name": "felo"}},
-            "Velo": {"slices": _EXTREME, "sharing": "architecture", "method": {"name": "velo"}},
+            "Felo": _EXTREME | {"method": {"name": "felo"}},
+            "Velo": _EXTREME | {"method": {"name": "velo"}},
         },
         relations=[Relation(better="Velo", worse="Felo", source="Felo, Table 3: 56.9 against 52.6 on CIFAR-10")],
     ),
-    "drafts": Group(
-        setting=Setting(
-            name="fashion-drafts", samples=3000, devices=10, fraction=1.0, partition="iid", public=512
-        ),  # as in the paper all devices take part, with equal shares
-        runs={
-            "Local": _MIXED | {"method": {"name": "local"}},
-            "DraftFed": _MIXED | {"method": {"name": "draftfed", "public": PUBLIC}},
-        },
-        relations=[Relation(better="DraftFed", worse="Local", source="DraftFed: 64.2 against 62.8 on CIFAR-10")],
-    ),
+    "drafts": _drafts("fashion-drafts", _MIXED, "64.2 against 62.8"),
+    "families": _drafts("fashion-families", _FAMILIES, "69.7 against 68.6 with DenseNets"),
     "width": Group(
         setting=_WIDE,
         runs=_some(_SMALLEST, "HeteroFL", "FedRolex", "ScaleFL", "SplitMix"),

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from coordinator.frozen import FrozenUpdate
     from coordinator.teaching import Studies
     from edge_client.data.sources import Samples
+    from edge_client.methods.base import Method
     from edge_client.models.contract import Model
     from edge_client.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
@@ -275,9 +276,9 @@ def _first_model(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
     if job.start is not None and method.inherits_extra:
         state |= _inherited(state, job.start)
-    state |= _slices(cutter, state)
+    state |= _slices(recipe, cutter, state)
     if job.start is not None and job.started is not None:
-        _take_sizes(state, job.start, cutter, cutter.of_another(job.started))
+        _take_sizes(state, job, cutter, cutter.of_another(job.started))
     state |= first_memory(method.teacher, job.run)
     meta = coverage.describe(
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
@@ -302,16 +303,35 @@ def _check_slices(recipe: Recipe, rungs: Sequence[str], model: Model) -> None:
                 recipe.build(model.input_shape, spec)
 
 
-def _slices(cutter: Cutter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _slices(recipe: Recipe, cutter: Cutter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The models of slices that are models of their own; raises `InputError` for a slice that cannot be trained."""
-    from edge_client.models.slicing import take_tensor
+    from coordinator.cutting import beginning
+    from edge_client.models.slicing import parse, take_tensor
 
+    found: dict[str, Tensor] = {}
     for rung in cutter.rungs:
-        cutter.places(rung, list(state))
-        if cutter.apart:
-            cutter.method.check(cutter.own_model(rung))
-    found = cutter.own_models(list(state))
-    return {name: take_tensor(state[place.name], place.where).clone() for name, place in found}
+        another = bool(parse(rung).model)
+        places = {} if another else cutter.places(rung, list(state))
+        if not cutter.apart:
+            continue
+        cutter.method.check(cutter.own_model(rung))
+        if rung != "full":
+            own = {name: take_tensor(state[place.name], place.where).clone() for name, place in places.items()}
+            own = _another(recipe, cutter.method, rung) if another else own
+            found |= {beginning(rung) + name: tensor for name, tensor in own.items()}
+    return found
+
+
+def _another(recipe: Recipe, method: Method, rung: str) -> dict[str, Tensor]:
+    """The first tensors of a model that is no part of the run's, as they follow from the run's seed and its name."""
+    from edge_client.models.slicing import parse
+    from edge_client.training import seeds
+
+    assert recipe.input_shape is not None  # or `_check_slices` had refused it
+    _seed(seeds.derive(recipe.run.seed, "init", rung))
+    model = recipe.build(recipe.input_shape, parse(rung))
+    tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
+    return tensors | {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
 
 
 def _start_from(job: InitJob, model: Model, cutter: Cutter) -> None:
@@ -345,15 +365,21 @@ def _inherited(state: Mapping[str, Tensor], start: str) -> dict[str, Tensor]:
         return {name: reader.tensor(name) for name in own}
 
 
-def _take_sizes(state: Mapping[str, Tensor], start: str, cutter: Cutter, other: Cutter) -> None:
+def _take_sizes(state: Mapping[str, Tensor], job: InitJob, cutter: Cutter, other: Cutter) -> None:
     """What belongs to one size alone is that size's of the other run, whatever method kept it there, in place."""
-    from edge_client.models.slicing import take_tensor
+    from edge_client.models.slicing import parse, take_tensor
     from edge_client.wire.tensors import ContainerReader
 
-    with ContainerReader(Path(start)) as reader:
+    assert job.started is not None
+    with ContainerReader(Path(str(job.start))) as reader:
         for rung in cutter.rungs:
             if rung not in other.rungs or not cutter.method.built(rung) == other.method.built(rung) == rung:
                 continue
+            if job.run.section(rung) != job.started.section(rung) and parse(rung).model:
+                raise InputError(
+                    f"init = {job.run.init!r}: the slice {rung!r} is another model there; call this run's otherwise, "
+                    "and it begins at random"
+                )
             theirs = other.sources(rung, reader.header)
             for name, place in cutter.sources_in(rung, list(state)).items():
                 own = name.startswith(MODEL_PREFIX) and not place.name.startswith(MODEL_PREFIX)

@@ -23,7 +23,6 @@ from edge_client import durable
 from edge_client.errors import InputError, MachineError, NoSuchNameError, PayloadError, RunFailedError
 from edge_client.files import format_bytes
 from edge_client.methods import registry as methods
-from edge_client.models import registry as models
 from edge_client.records import from_map, is_id, to_map
 from edge_client.run_file import RunFile, load_run_file
 
@@ -121,8 +120,7 @@ def chosen_architecture(file: RunFile, asked: str | None) -> str:
     if asked is None or asked in rungs:
         return asked or rungs[0]
     try:
-        name = file.model.name if file.model is not None else ""
-        spelled = str(models.parse_slice(name, asked))
+        spelled = str(methods.named(file, asked))
     except (InputError, PayloadError):
         spelled = ""
     if spelled not in rungs:

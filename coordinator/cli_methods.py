@@ -27,6 +27,7 @@ from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.models import registry as models
 from edge_client.models.slicing import parse
 from edge_client.records import Report, TrainingPlan, to_map
+from edge_client.run_file import MethodSection, ModelSection, RoundsSection, RunFile
 from edge_client.wire.container import (
     EXTRA_PREFIX,
     FLOAT_CODECS,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from edge_client.knowledge.kinds import Knowledge
     from edge_client.methods.base import Method, Traffic
     from edge_client.models.contract import Model
-    from edge_client.run_file import RunFile
 
 __all__ = ["add_methods", "describe_method", "run_bytes"]
 
@@ -114,24 +114,18 @@ def describe_method(
     """What a method is, and its bytes with these slices of the model; raises `InputError` and `NoSuchNameError`."""
     if num_classes < 2:
         raise InputError(f"--classes: expected 2 or more, got {num_classes}")
-    rungs = registry.slicing(name, parameters).rungs(slices, name)
-    method = registry.get(name, parameters, rungs)
-    built = models.build(model, input_shape=input_shape, num_classes=num_classes, options={})
-    method.check(built)
-    for spec in (parse(rung) for rung in rungs):
-        if spec.exit is not None:  # only an architecture knows whether it can end there
-            models.build(model, input_shape=input_shape, num_classes=num_classes, options={}, cut=spec)
-
-    def traffic(rung: str) -> Traffic:
-        """Features of a slice may be narrower."""
-        options: Json = {"input_shape": input_shape, "num_classes": num_classes, "options": {}}
-        whole = rung == WHOLE_MODEL or not registry.knowledge(name, parameters)
-        return method.traffic(built if whole else models.build(model, cut=parse(rung), **options))
-
-    sizes = [_bytes(method, built, rung, codec, traffic(rung)) for rung in rungs]
+    file = RunFile(
+        name="shown",
+        method=MethodSection(name=name, parameters=parameters),
+        model=ModelSection(name=model, input=tuple(input_shape)),
+        classes=tuple(str(number) for number in range(num_classes)),
+        slices=tuple(slices),
+        rounds=RoundsSection(codec=codec),
+    )
+    sizes = list(run_bytes(file, None).values())
     return {
         "name": name,
-        **_about(method),
+        **_about(registry.of_run(file)),
         "parameters": [row for cls in registry.parameter_types(name) for row in _parameters(cls)],
         "model": {"name": model, "input": list(input_shape), "classes": num_classes, "codec": codec},
         **{key: value for key, value in sizes[0].items() if key != "slice"},
@@ -148,18 +142,19 @@ def run_bytes(file: RunFile, task: str | None) -> dict[str, Json]:
     recipe = recipe_of(file, task)
     if recipe.input_shape is None:
         return {}
-    name, parameters, rungs = file.method.name, file.method.parameters, registry.rungs(file)
-    method, built = registry.get(name, parameters, rungs), recipe.build(recipe.input_shape)
-    told = registry.knowledge(name, parameters) is not None  # features of a slice may be narrower
+    method, whole = registry.of_run(file), recipe.build(recipe.input_shape)
+    method.check(whole)
     found = {}
-    for rung in rungs:
-        cut = recipe.build(recipe.input_shape, parse(rung)) if told and rung != WHOLE_MODEL else built
-        found[rung] = _bytes(method, built, rung, file.rounds.codec, method.traffic(cut))
+    for rung in registry.rungs(file):
+        # features of a slice may be narrower, and only an architecture knows where it can end
+        own = recipe.build(recipe.input_shape, parse(rung)) if rung != WHOLE_MODEL else whole
+        model, cut = (own, WHOLE_MODEL) if parse(rung).model else (whole, rung)
+        found[rung] = {"slice": rung, **_bytes(method, model, cut, file.rounds.codec, method.traffic(own))}
     return found
 
 
 def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -> Json:
-    """What travels to and from a device with a slice."""
+    """What travels to and from a device with a slice of a model."""
     meta = coverage.describe(
         method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
     )
@@ -169,7 +164,6 @@ def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -
     down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
     up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]
     return {
-        "slice": cut,
         "bytes_up": _num_bytes(_report(codec), up),
         "bytes_down": down + (weights if changes else 0),
         "bytes_once": once + (0 if changes else weights),

@@ -50,7 +50,7 @@ class Cutter:
     def of_another(self, run: RunFile) -> Cutter:
         """How another run with this model cuts it."""
         rungs, sharing = registry.rungs(run), registry.sharing(run)
-        theirs = replace(self._recipe.run, method=run.method, slices=rungs, sharing=sharing)
+        theirs = replace(self._recipe.run, method=run.method, slices=rungs, models=run.models, sharing=sharing)
         return Cutter(replace(self._recipe, run=theirs))
 
     def places(self, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
@@ -124,12 +124,6 @@ class Cutter:
         )
         client.begin(job)
         return client
-
-    def own_models(self, names: Sequence[str]) -> Iterator[tuple[str, Place]]:
-        """Where each slice is a model of its own: the tensors of those beside the whole one, as they begin."""
-        for cut in self.rungs if self.apart else ():
-            if cut != WHOLE_MODEL:
-                yield from ((beginning(cut) + name, place) for name, place in self.places(cut, names).items())
 
 
 def _shape(entry: Entry, place: Place) -> Sequence[int]:

@@ -76,7 +76,7 @@ def _export(job: ExportJob) -> Json:
     facts = Facts(
         run=job.name,
         version=job.version,
-        model=job.run.what,
+        model=job.run.what_is(job.architecture),
         architecture=job.architecture,
         weights_sha256=job.sha256,
         classes=job.run.classes,

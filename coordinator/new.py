@@ -240,6 +240,8 @@ def _default(row: DescribedKey) -> str:
         return '""'
     if not shown and row.type.startswith("list"):
         return "[]"
+    if not shown and row.type.startswith("table"):
+        return "{}"
     return shown
 
 

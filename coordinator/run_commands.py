@@ -38,9 +38,9 @@ def check_run(file: RunFile) -> None:
     """Names and options that only the registries know; raises `InputError` before anything begins."""
     try:
         methods.validate(file.method.name, file.method.parameters)
-        methods.rungs(file)
-        if file.model is not None:
-            models.validate(file.model.name, file.model.input, file.model.options)
+        for section in filter(None, (file.model, *(file.section(rung) for rung in methods.rungs(file)))):
+            if section.input:  # of a task's data it may be known later
+                models.validate(section.name, section.input, section.options)
     except NoSuchNameError as error:
         raise InputError(str(error)) from None
     check_run_file(file)

@@ -709,7 +709,8 @@ def _in_steps(num_bytes: int) -> int:
 
 def memory_key(run: RunFile, rung: str) -> str:
     """What the memory of training depends on beside the plan; the same in another run of the same model."""
-    model = to_map(run.model) | {"init": ""} if run.model is not None else None
+    section = run.section(rung)
+    model = to_map(section) | {"init": ""} if section is not None else None
     task = run.task.sha256 if run.task is not None else None
     workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
     text = json.dumps([model, task, rung, len(run.classes), to_map(run.method), workload], sort_keys=True)

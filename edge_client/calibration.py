@@ -55,10 +55,10 @@ def job_for(
     dtype: str = "fp32",
 ) -> CalibrationJob:
     """A job and its key: equal keys have equal rows. Batch and optimizer are not in them: what they add is known."""
-    torch = find_torch()
+    torch, section = find_torch(), run.section(cut)
     what = {
         "format": FORMAT,
-        "model": to_map(replace(run.model, init="random")) if run.model is not None else None,
+        "model": to_map(replace(section, init="random")) if section is not None else None,
         "task": [run.task.sha256, split_place(task, is_blob=True)[1]] if run.task is not None and task else None,
         "input": list(input_shape),
         "slice": cut,

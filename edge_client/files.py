@@ -262,6 +262,8 @@ def to_table(record: Any) -> dict[str, Any]:
             table |= value
         elif dataclasses.is_dataclass(value):
             table[f.name.replace("_", "-")] = to_table(value)
+        elif _table_item(hints[f.name]) is not None:
+            table[f.name] = {key: to_table(inner) for key, inner in value.items()}
         elif value is not None:
             table[f.name.replace("_", "-")] = list(value) if isinstance(value, tuple) else value
     return table
@@ -287,6 +289,8 @@ def _value(hint: Any, value: Any, source: str, place: str, help_text: str) -> An
         if not isinstance(value, Mapping):
             raise InputError(f"{source}: {place}: expected a table, got {value!r}")
         return parse_table(typing.cast(type, hint), value, source=source, section=place)
+    if (item := _table_item(hint)) is not None and isinstance(value, Mapping):
+        return {key: _value(item, inner, source, f"{place}.{key}", help_text) for key, inner in value.items()}
     try:
         for extra in getattr(hint, "__metadata__", ()):
             if isinstance(extra, _Auto) and value == "auto":
@@ -297,6 +301,12 @@ def _value(hint: Any, value: Any, source: str, place: str, help_text: str) -> An
     except (InputError, PayloadError) as error:
         detail = error.detail if isinstance(error, PayloadError) else f"{place}: {error}"
         raise InputError(f"{source}: {detail} ({help_text})") from None
+
+
+def _table_item(hint: Any) -> Any:
+    """Of a table of tables, what each of them is; None for all else."""
+    item = typing.get_args(hint)[1] if typing.get_origin(hint) is Mapping else None
+    return item if dataclasses.is_dataclass(item) else None
 
 
 def _without_none(hint: Any) -> Any:
@@ -330,6 +340,9 @@ def describe(cls: type, section: str = "") -> list[DescribedKey]:
         if dataclasses.is_dataclass(hint):
             rows.append(DescribedKey(key, "table", default, "", f.metadata["help"]))
             rows += describe(typing.cast(type, hint), f"{key}.")
+        elif (item := _table_item(hint)) is not None:
+            rows.append(DescribedKey(key, _type_text(hint), default, "", f.metadata["help"]))
+            rows += describe(typing.cast(type, item), f"{key}.NAME.")
         else:
             rows.append(DescribedKey(key, _type_text(hint), default, _range_text(hint), f.metadata["help"]))
     return rows
@@ -342,6 +355,8 @@ def _type_text(hint: Any) -> str:
         if isinstance(extra, _Unit):
             return "size" if extra.kind == "bytes" else "duration"
     hint = _plain(hint)
+    if _table_item(hint) is not None:
+        return "table of tables"
     if typing.get_origin(hint) is Mapping:
         return f"table of {_type_text(typing.get_args(hint)[1])}"
     if typing.get_origin(hint) is tuple:

@@ -54,7 +54,7 @@ def export(options: argparse.Namespace) -> dict[str, Any]:
         run=found.run,
         version=found.round - 1,
         device=bundle.device,
-        model=run.what,
+        model=run.what_is(found.slice),
         architecture=found.slice,
         weights_sha256=found.model_sha256,
         classes=run.classes,

@@ -5,6 +5,7 @@ Apart from them because the daemon reads no run: what a run wants reaches it as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,24 @@ from edge_client.errors import InputError
 from edge_client.files import Options, Seconds, described, parse_table, read_toml
 from edge_client.records import Between, Count, Id, Matches, Positive, SliceText, Text
 
-__all__ = ["RunFile", "SimulateSection", "TaskSection", "check_run_file", "load_run_file", "refuse_own_method"]
+__all__ = [
+    "MethodSection",
+    "ModelSection",
+    "OtherModel",
+    "RoundsSection",
+    "RunFile",
+    "SimulateSection",
+    "TaskSection",
+    "check_run_file",
+    "load_run_file",
+    "refuse_own_method",
+]
 
 Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?")]
 Budget = Annotated[str, Matches(r"[0-9.]{1,20} ?[A-Za-z]{0,3}(\*[1-9][0-9]{0,5})?")]
 _MAX_RUN_NAME = 48  # an id has 64 characters at most, with "-dry-" and a number
+_ANOTHER = "model:"  # what a slice begins with that is another model
+_MAX_OTHER_NAME = 58  # a slice has 64 characters at most
 _INIT_HELP = "starting weights: random, or run:ID for the last model of a run, run:ID@best, run:ID@VERSION"
 
 
@@ -40,6 +54,14 @@ class ModelSection:
         "shape of one sample: channels, height, width; of sensors channels, length"
     )
     init: Init = described(_INIT_HELP, "random")
+    options: Options = described("the model's own options", dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherModel:
+    name: Annotated[str, Matches(r"[a-z0-9_-]{0,64}")] = described(
+        "a built-in model; without it the one that the table is called by", ""
+    )
     options: Options = described("the model's own options", dict)
 
 
@@ -152,13 +174,20 @@ class RunFile:
     task: TaskSection | None = described("a task: model and data as Python functions of one's own", None)
     classes: tuple[Annotated[str, Matches(r"(?s).{1,128}")], ...] = described("the label order; devices map by name")
     slices: tuple[SliceText, ...] = described(
-        'parts of the model that a device may train instead of all of it, the largest first, such as ["full", '
-        '"depth:1.1.2.2", "width:1/2"]: the first that trains whole batches in its memory; none: what the method says',
+        'what a device may train, the largest first: parts of the model, such as ["full", "depth:1.1.2.2", '
+        '"width:1/2"], or other models by name, such as ["full", "densenet121"]: the first that trains whole batches '
+        "in its memory; none: what the method says",
         (),
+    )
+    models: Mapping[str, OtherModel] = described(
+        'options of other models among the slices, such as { tiny = { name = "small-cnn", width = 8 } } for '
+        '["full", "tiny"]; a built-in model with its defaults needs no entry',
+        dict,
     )
     sharing: Annotated[str, Matches(r"auto|position|architecture")] = described(
         "what devices with different slices have in common: every tensor at its position in the model, or nothing: "
-        "each architecture is a model of its own; auto: architecture for felo and velo, position for all others",
+        "each architecture is a model of its own; auto: architecture for felo, velo and wherever slices names other "
+        "models, position for all others",
         "auto",
     )
     train: TrainSection = described("training on a device", TrainSection)
@@ -174,10 +203,24 @@ class RunFile:
         section = self.model or self.task
         return section.init if section is not None else "random"
 
+    def section(self, cut: str = "full") -> ModelSection | None:
+        """The built-in model that a slice is a part of, or is; None: the task's."""
+        if not cut.startswith(_ANOTHER):
+            return self.model
+        name = cut.removeprefix(_ANOTHER)
+        other = self.models.get(name, OtherModel())
+        shape = self.model.input if self.model is not None else ()  # of a task, only its data may know it
+        return ModelSection(name=other.name or name, input=shape, options=other.options)
+
     @property
     def what(self) -> str:
         """The model's or the task's name, for people."""
-        return self.model.name if self.model is not None else f"task {self.task.name}" if self.task is not None else ""
+        return self.what_is("full")
+
+    def what_is(self, cut: str) -> str:
+        """The same of a slice."""
+        section = self.section(cut)
+        return section.name if section is not None else f"task {self.task.name}" if self.task is not None else ""
 
 
 def load_run_file(path: Path) -> RunFile:
@@ -214,6 +257,13 @@ def check_run_file(file: RunFile) -> None:
         )
     if len(set(file.classes)) != len(file.classes) or len(file.classes) < 2:
         raise InputError(f"classes: expected two or more different names, got {list(file.classes)!r}")
+    for name in file.models:
+        if not re.fullmatch(rf"[A-Za-z0-9_-]{{1,{_MAX_OTHER_NAME}}}", name) or name == "full":
+            raise InputError(
+                f"models: expected names of 1 to {_MAX_OTHER_NAME} letters, digits, - and _, not full, got {name!r}"
+            )
+        if not {name, _ANOTHER + name} & set(file.slices):
+            raise InputError(f"models: {name!r} is not among the slices, so no device would train it; name it there")
     for rule in ("target", "patience"):
         if getattr(file.stop, rule) is not None and file.evaluate.every == 0:
             raise InputError(f"stop.{rule} needs evaluations; set evaluate.every to 1 or more")

@@ -47,24 +47,28 @@ class Recipe:
 
     def parameter_sizes(self, cut: SliceSpec = FULL) -> list[int]:
         """Elements of each parameter and buffer, before memory is taken for them; of a task's nothing is known yet."""
-        section = self.run.model
-        if section is None:
+        section, shape = self.run.section(str(cut)), self.input_shape
+        if section is None or shape is None:
             return []
         return registry.parameter_sizes(
             section.name,
-            input_shape=section.input,
+            input_shape=shape,
             num_classes=len(self.run.classes),
             options=section.options,
-            cut=cut,
+            cut=FULL if cut.model else cut,
         )
 
     def build(self, input_shape: Sequence[int], cut: SliceSpec = FULL) -> Model:
-        """The model, or a slice of it, with random weights from torch's global generator, for samples of this shape."""
+        """The model, a slice of it or another, with random weights from torch's global generator, for such samples."""
         num_classes = len(self.run.classes)
-        if self.run.model is not None:
-            section = self.run.model
+        section = self.run.section(str(cut))
+        if section is not None:
             return registry.build(
-                section.name, input_shape=input_shape, num_classes=num_classes, options=section.options, cut=cut
+                section.name,
+                input_shape=input_shape,
+                num_classes=num_classes,
+                options=section.options,
+                cut=FULL if cut.model else cut,
             )
         assert self.task is not None
         with UserCode(self.path, "model()"):

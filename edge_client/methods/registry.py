@@ -47,6 +47,7 @@ from edge_client.methods.parameters import (
 )
 from edge_client.methods.slices import WHOLE_MODEL, Slicing, drawn, mixed, rolled
 from edge_client.models import registry as models
+from edge_client.models.slicing import SliceSpec
 from edge_client.models.slicing import parse as parse_slice
 from edge_client.run_file import RunFile
 
@@ -56,6 +57,7 @@ __all__ = [
     "knowledge",
     "knowledge_limits",
     "mixes_widths",
+    "named",
     "names",
     "of_run",
     "parameter_types",
@@ -350,25 +352,49 @@ def slicing(name: str, parameters: Mapping[str, Any]) -> Slicing:
     parts = _parse(name, parameters)
     said = [(part, own) for part, own in parts if _entry(part).slicing is not any_slice]
     part, own = next(iter(said), parts[-1])
-    return _entry(part).slicing(own)
+    found = _entry(part).slicing(own)
+    if any(_entry(part).over for part, _ in parts):  # which combine the layers of one model
+        found = dataclasses.replace(found, kinds=tuple(kind for kind in found.kinds if kind != "model"))
+    return found
 
 
 def sharing(run: RunFile) -> str:
     """`position` or `architecture`: what the run says, or its method does; raises as `validate` does."""
-    return run.sharing if run.sharing != "auto" else slicing(run.method.name, run.method.parameters).sharing
+    if run.sharing != "auto":
+        return run.sharing
+    if any(named(run, text).model for text in run.slices):
+        return "architecture"
+    return slicing(run.method.name, run.method.parameters).sharing
+
+
+def named(run: RunFile, text: str) -> SliceSpec:
+    """The slice that a text means in a run, also by a model's name; raises `InputError` and `NoSuchNameError`."""
+    if text in run.models:
+        return SliceSpec(model=text)
+    name = run.model.name if run.model is not None else ""
+    spec = models.parse_slice(name, text, others=True)
+    if spec.model and spec.model not in run.models and spec.model not in models.names():
+        raise NoSuchNameError.of("model", spec.model, [*run.models, *models.names()])
+    return spec
 
 
 def rungs(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
-    said, named = slicing(run.method.name, run.method.parameters), run.slices
+    method = run.method.name
+    said, specs = slicing(method, run.method.parameters), [named(run, text) for text in run.slices]
+    found = said.rungs([str(spec) for spec in specs], method)
+    others = [spec.model for spec in specs if spec.model]
+    if others and run.sharing == "position":
+        raise InputError(
+            f'sharing: "position" combines the parts of one model, and slices names the other model {others[0]!r}; '
+            "leave sharing out: each architecture is then a model of its own"
+        )
     if sharing(run) == "architecture" and not said.apart:
         raise InputError(
-            f'sharing: {run.method.name!r} combines the slices of one model, got "architecture"; leave it out, '
+            f'sharing: {method!r} combines the slices of one model, got "architecture"; leave it out, '
             "or use fedavg, which trains each architecture by itself"
         )
-    if run.model is not None:  # also by the names of smaller models of the family
-        named = tuple(str(models.parse_slice(run.model.name, text)) for text in named)
-    return said.rungs(named, run.method.name)
+    return found
 
 
 def knowledge(name: str, parameters: Mapping[str, Any]) -> KnowledgeRules | None:

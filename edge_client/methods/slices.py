@@ -100,7 +100,7 @@ class Slicing:
     """What a method says about slices."""
 
     ladder: tuple[str, ...] = (WHOLE_MODEL,)  # unless the run names others
-    kinds: tuple[str, ...] = ("depth", "layers", "width")  # that it can use; none: only the whole model
+    kinds: tuple[str, ...] = ("depth", "layers", "width", "model")  # that it can use; none: only the whole model
     instead: str = ""  # what to use for other kinds
     turn: Callable[[str, Turn], str] = _stays  # rung -> the slice of a round
     apart: bool = True  # each slice may be a model of its own (`sharing = "architecture"`)
@@ -115,7 +115,8 @@ class Slicing:
         for rung in rungs:
             odd = [kind for kind in _kinds(slicing.parse(rung)) if kind not in self.kinds]
             if odd:
-                able = f"slices of {' or '.join(self.kinds)}" if self.kinds else "the whole model"
+                parts = [kind for kind in self.kinds if kind != "model"]
+                able = f"slices of {' or '.join(parts)}" if parts else "the whole model"
                 raise InputError(f"slices: {method!r} trains {able}, got {rung!r}{self.instead and '; '}{self.instead}")
         return rungs
 
@@ -126,6 +127,7 @@ def _kinds(spec: SliceSpec) -> list[str]:
         "layers": spec.layers is not None,
         "exit": spec.exit is not None,
         "width": spec.narrows,
+        "model": bool(spec.model),
     }
     return [kind for kind, there in found.items() if there]
 

@@ -195,12 +195,19 @@ def default_input(name: str) -> tuple[int, ...]:
     return _entry(name).input
 
 
-def parse_slice(name: str, text: str) -> SliceSpec:
-    """The slice of a model that a text names: as `slicing.parse`, or a smaller model of its family; raises as both."""
+def parse_slice(name: str, text: str, *, others: bool = False) -> SliceSpec:
+    """The slice of a model that a text names: as `slicing.parse`, or a smaller model of its family; raises as both.
+
+    `others`: any other model may stand in its place.
+    """
+    if text == name:
+        return FULL
     for family in _NESTED:
         if name in family and text in family:
-            return SliceSpec(depths=family[text]) if text != name else FULL
+            return SliceSpec(depths=family[text])
     if text in _MODELS:
+        if others:
+            return SliceSpec(model=text)
         known_ones = [other for family in _NESTED if name in family for other in family]
         raise NoSuchNameError.of(f"slice of {name}", text, known_ones)
     return slicing.parse(text)
@@ -266,6 +273,8 @@ def _layers(
     parsed = _parse(name, input_shape, options)
     if num_classes < 1:
         raise InputError(f"model {name!r} needs at least one class, got {num_classes}; name them in classes")
+    if cut.model:
+        raise InputError(f"slice {str(cut)!r} is another model, no part of {name!r}")
     return _entry(name).layers(tuple(input_shape), num_classes, parsed, cut)
 
 

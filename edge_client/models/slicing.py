@@ -7,6 +7,7 @@
     width:1/4  width:0.25       the first quarter of the channels of every layer, rounded up
     width:1/4:o17               as many, beginning at channel 17 and going on at 0 behind the last one (FedRolex)
     depth:1.1.2.2-width:1/2     both
+    model:densenet121           no part of it, but another model in its place (`RunFile.section` tells which)
 
 A slice is an index map into the full model: `index_map` tells for each of its tensors which elements of the full tensor
 it has, `take` cuts them out, and `params.coverage_mean` puts them back. Names stay those of the full model. Built-in
@@ -71,7 +72,8 @@ _PARTS = (
     re.compile(r"exit:(?P<exit>\d{1,4})"),
     re.compile(r"width:(?P<width>\d{1,6}/0*[1-9]\d{0,5}|\d(?:\.\d{1,6})?)(?::o(?P<offset>\d{1,9}))?"),
 )
-_FORMS = "full, depth:1.1.2.2, layers:8, exit:8, width:1/4, width:1/4:o17, or depth:1.1.2.2-width:1/2"
+_ANOTHER = re.compile(r"model:([A-Za-z0-9_-]{1,58})")
+_FORMS = "full, depth:1.1.2.2, layers:8, exit:8, width:1/4, width:1/4:o17, depth:1.1.2.2-width:1/2, or a model's name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,7 @@ class SliceSpec:
     exit: int | None = None  # blocks in all, and a head for what the last of them puts out
     width: Fraction = Fraction(1)
     offset: int = 0  # the first channel
+    model: str = ""  # another model instead, all of it
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 1 or self.offset < 0:
@@ -92,6 +95,8 @@ class SliceSpec:
 
     def __str__(self) -> str:
         """The short form, which `parse` takes."""
+        if self.model:
+            return f"model:{self.model}"
         parts = [] if self.depths is None else [f"depth:{'.'.join(map(str, self.depths))}"]
         parts += [] if self.layers is None else [f"layers:{self.layers}"]
         parts += [] if self.exit is None else [f"exit:{self.exit}"]
@@ -151,6 +156,8 @@ FULL = SliceSpec()
 
 def parse(text: str) -> SliceSpec:
     """The slice that a short text names; raises `InputError`."""
+    if (another := _ANOTHER.fullmatch(text)) is not None:
+        return SliceSpec(model=another[1])
     fields: dict[str, str] = {}
     for part in text.split("-") if text != "full" else []:
         found = next((match for pattern in _PARTS if (match := pattern.fullmatch(part))), None)
@@ -210,6 +217,8 @@ def _channel_axes(model: Model, spec: SliceSpec) -> Axes:
 
 def kept_units(model: Model, spec: SliceSpec) -> list[Unit]:
     """The units of a slice: a block may only be missing if its output has the shape of its input."""
+    if spec.model:
+        raise InputError(f"slice {str(spec)!r} is another model, no part of this one")
     stages = sorted({unit.stage for unit in model.units if unit.kind == "block"})
     members = [[unit for unit in model.units if unit.kind == "block" and unit.stage == stage] for stage in stages]
     least = [
