@@ -36,6 +36,7 @@ _DRY = "dry"
 
 def check_run(file: RunFile) -> None:
     """Names and options that only the registries know; raises `InputError` before anything begins."""
+    check_run_file(file)
     try:
         methods.validate(file.method.name, file.method.parameters)
         for section in filter(None, (file.model, *(file.section(rung) for rung in methods.rungs(file)))):
@@ -43,7 +44,6 @@ def check_run(file: RunFile) -> None:
                 models.validate(section.name, section.input, section.options)
     except NoSuchNameError as error:
         raise InputError(str(error)) from None
-    check_run_file(file)
     if file.evaluate.on != "devices" and not methods.has_global_model(file.method.name, file.method.parameters):
         raise InputError(
             f"evaluate.on: the models of {file.method.name!r} live on the devices, the server cannot judge them; "

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from edge_client.errors import FedfitError
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import Turn, architecture
 from edge_client.planning.cost import Workload
@@ -41,6 +42,7 @@ class SliceChoice:
     ) -> None:
         """`budget_of` tells a device's memory, for all of its worker, or `of_training` alone (simulations)."""
         self.rungs = methods.rungs(file)
+        self._file = file
         self._turn = methods.slicing(file.method.name, file.method.parameters).turn
         self._budget_of = budget_of
         self._labels_of = labels_of
@@ -61,7 +63,7 @@ class SliceChoice:
         """How much of the model a device trains."""
         if len(self.rungs) == 1:
             return self.rungs[0]
-        asked = self._labels_of(device).get(LABEL)
+        asked = self._by_hand(device)
         if asked in self.rungs:
             return asked
         if asked is not None:
@@ -74,8 +76,16 @@ class SliceChoice:
     def give_less(self, device: str, cut: str) -> bool:
         """A slice did not fit on a device: whether there is a smaller one for it."""
         rung = architecture(cut)
-        if rung not in self.rungs or self._labels_of(device).get(LABEL) in self.rungs:
+        if rung not in self.rungs or self._by_hand(device) in self.rungs:
             return False
         self._too_large[device] = max(self._too_large.get(device, 0), self.rungs.index(rung) + 1)
         return self._too_large[device] < len(self.rungs)
 
+
+    def _by_hand(self, device: str) -> str | None:
+        """The slice of a device's label, as the run writes it."""
+        asked = self._labels_of(device).get(LABEL)
+        try:
+            return asked if asked is None else str(methods.named(self._file, asked))
+        except FedfitError:
+            return asked
