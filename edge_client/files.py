@@ -259,7 +259,7 @@ def to_table(record: Any) -> dict[str, Any]:
     for f in dataclasses.fields(record):
         value = getattr(record, f.name)
         if _is_rest(hints[f.name]):
-            table |= value
+            table |= {key.replace("_", "-"): inner for key, inner in value.items()}
         elif dataclasses.is_dataclass(value):
             table[f.name.replace("_", "-")] = to_table(value)
         elif _table_item(hints[f.name]) is not None:
