@@ -40,11 +40,11 @@ def measure(*, quick: bool) -> list[Figure]:
 def _fold(folder: Path, repeats: int) -> dict[str, list[float]]:
     import torch
 
-    from coordinator import aggregator
-    from edge_client.files import parse_table
+    from coordinator.aggregation import aggregator
+    from edge_client.config.files import parse_table
+    from edge_client.config.run_file import RunFile
     from edge_client.params import coverage_mean
     from edge_client.records import Report, to_map
-    from edge_client.run_file import RunFile
     from edge_client.wire.container import MODEL_PREFIX
     from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 

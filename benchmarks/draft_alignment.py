@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coordinator.similarity import linear_cka
-from edge_client.assignment import StoredTensors
+from coordinator.aggregation.similarity import linear_cka
+from edge_client.config.run_file import RunFile
 from edge_client.methods.draftfed import draft_taps
 from edge_client.methods.shared_samples import outputs
 from edge_client.models.slicing import parse
-from edge_client.run_file import RunFile
-from edge_client.run_model import recipe
+from edge_client.task.run_model import recipe
 from edge_client.wire.container import MODEL_PREFIX, read_header
+from edge_client.worker.assignment import StoredTensors
 
 __all__ = ["Alignment", "alignment"]
 

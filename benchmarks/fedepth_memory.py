@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.memory_cases import MODELS, Case, cache, fitting_of, plan_of, rows_of, trial
-from edge_client.trial import Measured
+from edge_client.measuring.trial import Measured
 
 __all__ = ["measure"]
 

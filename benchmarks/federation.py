@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 
 from coordinator import control
-from edge_client import identity
+from edge_client.client import identity
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import MachineError
-from edge_client.files import parse_table
 from edge_client.records import from_map, to_map
-from edge_client.run_file import RunFile
 
 __all__ = ["BIG", "SMALL", "Federation", "RoundTimes", "cpu_s", "peak_mb", "rss_mb", "run_file", "scratch"]
 
@@ -161,7 +161,7 @@ class Federation:
     def aggregator_pid(self) -> int | None:
         """Process id of the aggregator, if there is one now."""
         children = psutil.Process(self.pid("coordinator")).children()
-        return next((child.pid for child in children if "coordinator.aggregator" in child.cmdline()), None)
+        return next((child.pid for child in children if "coordinator.aggregation.aggregator" in child.cmdline()), None)
 
     def enrol(self, num: int) -> list[str]:
         """Add devices d000, d001, ..."""

@@ -24,9 +24,9 @@ from edge_client.device import guard, meter
 from edge_client.records import TrainingPlan, from_map, to_map
 
 if TYPE_CHECKING:
-    from edge_client.assignment import StoredKnowledge
     from edge_client.knowledge.kinds import Knowledge
     from edge_client.models.contract import Model
+    from edge_client.worker.assignment import StoredKnowledge
 
 __all__ = ["measure"]
 
@@ -116,9 +116,9 @@ def _one(asked: dict[str, Any]) -> list[int]:
 
     from benchmarks.memory_cases import run_of
     from edge_client.knowledge.kinds import FeaturePairs
+    from edge_client.measuring.rehearsal import prepare
     from edge_client.methods.fedin import extractor
     from edge_client.models.taps import flat_width
-    from edge_client.rehearsal import prepare
     from edge_client.training.loop import train
 
     case = from_map(Case, asked["case"])
@@ -148,9 +148,9 @@ def _one(asked: dict[str, Any]) -> list[int]:
 
 def _received(knowledge: tuple[Knowledge, ...], path: Path) -> StoredKnowledge:
     """In a file, as it comes to a device."""
-    from edge_client.assignment import StoredKnowledge
     from edge_client.knowledge.kinds import named_tensors
     from edge_client.wire.tensors import codec_for, write_container
+    from edge_client.worker.assignment import StoredKnowledge
 
     named = dict(named_tensors(knowledge))
     table = [(name, codec_for(value, "fp32"), tuple(value.shape)) for name, value in named.items()]

@@ -13,10 +13,10 @@ import numpy as np
 from benchmarks.federation import SMALL, Federation, run_file, scratch
 from benchmarks.figures import Figure
 from benchmarks.light_devices import LightFleet
-from edge_client import connection
+from edge_client.client import connection
+from edge_client.config.files import load_device_file
+from edge_client.config.run_file import EvaluateSection
 from edge_client.data.sources import open_data
-from edge_client.files import load_device_file
-from edge_client.run_file import EvaluateSection
 
 __all__ = ["measure"]
 

@@ -59,7 +59,7 @@ def measure(*, quick: bool) -> list[Figure]:
         Figure(name="packages beside torch and numpy", unit="", values=(float(len(own)),), at_most=8),
         Figure(name="their files", unit="MB", values=(size,), at_most=10),
         Figure(name="import edge_client", unit="s", values=tuple(plain), at_most=0.15),
-        Figure(name="import edge_client.cli", unit="s", values=tuple(command)),
+        Figure(name="import edge_client.cli.main", unit="s", values=tuple(command)),
     ]
 
 

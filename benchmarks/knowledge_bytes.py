@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.figures import Figure
 from benchmarks.simulated_bytes import Moved, simulated
-from coordinator.cli_methods import describe_method
+from coordinator.cli.methods import describe_method
 from edge_client.knowledge.kinds import DraftSet, Knowledge, named_tensors
 from edge_client.methods.draftfed import draft_taps
 from edge_client.models import registry as models

@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.no_training_worker import num_samples_of, update_pieces
-from edge_client.identity import Bundle
-from edge_client.records import DeviceProfile, PartRef
-from edge_client.session import (
+from edge_client.client.identity import Bundle
+from edge_client.client.session import (
     BeginSession,
     Event,
     Fetch,
@@ -32,6 +31,7 @@ from edge_client.session import (
     Tick,
     WorkerDone,
 )
+from edge_client.records import DeviceProfile, PartRef
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, num_chunks, parse_chunk, transfer_id
 from edge_client.wire.conversation import Conversation

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from benchmarks.figures import Figure
 from benchmarks.memory_cases import MODELS, OPTIMIZERS, Case, cache, fitting_of, rows_of, trial
 from edge_client.errors import NothingFitsError
-from edge_client.fitting import Fitting
+from edge_client.measuring.fitting import Fitting
 from edge_client.planning.cost import Shape, training_bytes
 from edge_client.planning.rows import ModelRows
 

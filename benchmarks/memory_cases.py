@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.calibration import calibrated, job_for
-from edge_client.files import parse_table
-from edge_client.fitting import Fitting
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
+from edge_client.measuring.calibration import calibrated, job_for
+from edge_client.measuring.fitting import Fitting
+from edge_client.measuring.trial import Measured, Trial, tried
 from edge_client.methods import registry as methods
 from edge_client.planning.cost import Shape, evaluation_batch, training_bytes
 from edge_client.planning.rows import ModelRows
 from edge_client.records import TrainingPlan
-from edge_client.run_file import RunFile
-from edge_client.trial import Measured, Trial, tried
 
 __all__ = ["MODELS", "OPTIMIZERS", "Case", "cache", "fitting_of", "plan_of", "predicted", "rows_of", "run_of", "trial"]
 

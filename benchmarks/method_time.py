@@ -47,9 +47,9 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
     import torch
     from torch import Tensor
 
-    from edge_client.assignment import StoredTensors
+    from edge_client.config.files import parse_table
+    from edge_client.config.run_file import RunFile
     from edge_client.errors import FedfitError
-    from edge_client.files import parse_table
     from edge_client.knowledge.kinds import Knowledge, PublicSamples
     from edge_client.methods import registry
     from edge_client.methods.base import Header, Job, Lesson, Method, Outcome
@@ -57,11 +57,11 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
     from edge_client.models.contract import Model
     from edge_client.models.layout import allows_channels_last, to_channels_last
     from edge_client.models.slicing import parse
-    from edge_client.run_file import RunFile
     from edge_client.training import optimizers
     from edge_client.training.loop import Settings, generator, train
     from edge_client.wire.container import MODEL_PREFIX
     from edge_client.wire.tensors import codec_for, write_container
+    from edge_client.worker.assignment import StoredTensors
 
     torch.set_num_threads(1)
     x, labels = torch.randn(_STEPS * _BATCH, *_SHAPE), torch.arange(_STEPS * _BATCH) % 10

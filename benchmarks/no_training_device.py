@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_client import daemon, files, identity, logs
+from edge_client import logs
+from edge_client.client import daemon, identity
+from edge_client.config import files
 from edge_client.transport.base import Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import MqttTransport, tls_context
 from edge_client.wire.topics import Topics

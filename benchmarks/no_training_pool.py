@@ -1,6 +1,6 @@
 """A worker of a simulation that trains nothing: it answers each assignment with the model, changed in one number.
 
-Takes the place of `coordinator.simulation_worker` where the simulator itself is measured; no torch.
+Takes the place of `coordinator.simulation.worker` where the simulator itself is measured; no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.no_training_worker import num_samples_of, update_pieces
-from coordinator.job_child import Answer, answer_jobs
+from coordinator.aggregation.job_child import Answer, answer_jobs
 from edge_client.device import guard
 
 __all__ = ["main"]

@@ -1,6 +1,7 @@
 """A worker that trains nothing: it answers an assignment with the model it got, changed in one number; no torch.
 
-Takes the place of `edge_client.worker` in benchmarks of transfers. One number changes in every round, because a model
+Takes the place of `edge_client.worker.process` in benchmarks of transfers. One number changes in every round, because
+a model
 that stayed the same would not travel again; the report depends on the device, because equal updates are stored once.
 
 `python -m benchmarks.no_training_worker MEETING NUM WORKDIR`: the update is finished when NUM workers have theirs, so

@@ -15,8 +15,8 @@ from benchmarks.federation import SMALL, Federation, run_file, scratch
 from benchmarks.figures import Figure
 from coordinator.store.base import LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
 from coordinator.store.sqlite import SqliteStore
-from edge_client.blobs import BlobStore
 from edge_client.records import Report, TrainingPlan, to_map
+from edge_client.transport.blobs import BlobStore
 
 __all__ = ["measure"]
 

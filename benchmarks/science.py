@@ -26,16 +26,16 @@ from benchmarks.draft_alignment import Alignment
 from benchmarks.figures import machine
 from benchmarks.science_data import public_file, subset
 from benchmarks.science_groups import GROUPS, PUBLIC, WIDTHS, Group, Setting
-from coordinator import simulation_data
-from coordinator.simulation import Processes, Setup, simulate
-from coordinator.worker_pool import WorkerPool
+from coordinator.simulation import data as simulation_data
+from coordinator.simulation.simulation import Processes, Setup, simulate
+from coordinator.simulation.worker_pool import WorkerPool
 from edge_client import durable
-from edge_client.calibration import calibrated, job_for
-from edge_client.files import parse_table
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
+from edge_client.measuring.calibration import calibrated, job_for
 from edge_client.methods import registry as methods
 from edge_client.planning.cost import Workload
 from edge_client.planning.planner import whole_batch_bytes
-from edge_client.run_file import RunFile
 
 __all__ = ["main"]
 

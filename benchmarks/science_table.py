@@ -207,7 +207,7 @@ def _spread(values: Sequence[float]) -> float:
 
 def save(name: str, data: Json) -> None:
     """The JSON file with its verdicts, and the curves."""
-    from coordinator import plots
+    from coordinator.report import plots
 
     RESULTS.mkdir(exist_ok=True)
     told = [

@@ -44,7 +44,7 @@ def measure(*, quick: bool) -> list[Figure]:
 def _times(folder: Path, model: str, turns: int) -> dict[str, list[float]]:
     import torch
 
-    from coordinator import aggregator
+    from coordinator.aggregation import aggregator
 
     torch.set_num_threads(1)
     jobs = _jobs(folder, model)
@@ -62,10 +62,10 @@ def _jobs(folder: Path, model: str) -> dict[str, dict[str, Any]]:
     """The job of each kind, with all files that it reads."""
     import numpy as np
 
-    from coordinator import aggregator
-    from edge_client.files import parse_table
+    from coordinator.aggregation import aggregator
+    from edge_client.config.files import parse_table
+    from edge_client.config.run_file import RunFile
     from edge_client.records import Report, to_map
-    from edge_client.run_file import RunFile
     from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
     table = {"name": "bench", "model": {"name": model, "input": [3, 32, 32]}, "classes": [str(c) for c in range(10)]}

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.federation import cpu_s, scratch
 from benchmarks.figures import Figure
-from coordinator import simulation_data
-from coordinator.simulation import Processes, Setup, simulate
-from coordinator.simulation_data import Prepared
-from coordinator.worker_pool import WorkerPool
-from edge_client.files import parse_table
-from edge_client.run_file import RunFile
+from coordinator.simulation import data as simulation_data
+from coordinator.simulation.data import Prepared
+from coordinator.simulation.simulation import Processes, Setup, simulate
+from coordinator.simulation.worker_pool import WorkerPool
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 
 __all__ = ["measure"]
 

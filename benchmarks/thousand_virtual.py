@@ -15,12 +15,12 @@ from typing import Any
 
 from benchmarks.federation import cpu_s, peak_mb, scratch
 from benchmarks.figures import Figure
-from coordinator.job_child import JobChild
-from coordinator.simulation import Processes, Setup, simulate
-from coordinator.simulation_data import Prepared
-from coordinator.worker_pool import WorkerPool
-from edge_client.files import parse_table
-from edge_client.run_file import RunFile
+from coordinator.aggregation.job_child import JobChild
+from coordinator.simulation.data import Prepared
+from coordinator.simulation.simulation import Processes, Setup, simulate
+from coordinator.simulation.worker_pool import WorkerPool
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 
 __all__ = ["measure"]
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from coordinator.cli import main
+from coordinator.cli.main import main
 
 sys.exit(main())

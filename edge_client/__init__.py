@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_client.data.sets import csv, image_folder, npz
-    from edge_client.task import Task
+    from edge_client.task.task import Task
 
 __all__ = ["Task", "__version__", "csv", "image_folder", "npz"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Task": "edge_client.task",
+    "Task": "edge_client.task.task",
     "csv": "edge_client.data.sets",
     "image_folder": "edge_client.data.sets",
     "npz": "edge_client.data.sets",

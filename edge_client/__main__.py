@@ -2,6 +2,6 @@
 
 import sys
 
-from edge_client.cli import main
+from edge_client.cli.main import main
 
 sys.exit(main())

@@ -16,7 +16,7 @@ from fleet import Undisturbed
 from hypothesis import settings
 from sites import BrokerSite, ExternalSite, HubSite, Site, access_of, close_all, find_mosquitto, mosquitto_config
 
-from coordinator.broker import EmbeddedBroker
+from coordinator.broker.broker import EmbeddedBroker
 from edge_client.wire.topics import Topics
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import control
-from edge_client import identity
-from edge_client.daemon import ConnectTo, Daemon
+from edge_client.client import identity
+from edge_client.client.daemon import ConnectTo, Daemon
+from edge_client.config.files import DeviceFile, parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import MachineError
-from edge_client.files import DeviceFile, parse_table
 from edge_client.records import from_map, to_map
-from edge_client.run_file import RunFile
 
 Json = dict[str, Any]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
+from edge_client.client.identity import Bundle
 from edge_client.device.profile import measure
-from edge_client.identity import Bundle
 from edge_client.records import Report, to_map
 from edge_client.transport.base import Connected, Event, Received, parse_broker_url
 from edge_client.transport.mqtt import Backoff, MqttTransport

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from rows import digest
 
-from edge_client import identity
-from edge_client.device_service import Wanted
-from edge_client.service_install import Programs
-from edge_client.systemd import Systemd
+from edge_client.client import identity
+from edge_client.operate.device_service import Wanted
+from edge_client.operate.service_install import Programs
+from edge_client.operate.systemd import Systemd
 
 REPOSITORY = Path(__file__).parents[1]
 BUNDLE = identity.Bundle(

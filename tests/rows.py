@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from coordinator.slice_choice import SliceChoice
+from coordinator.rounds.slice_choice import SliceChoice
 from coordinator.store.base import (
     DeploymentRow,
     DeviceRow,
@@ -18,9 +18,9 @@ from coordinator.store.base import (
     RunRow,
     UpdateRow,
 )
-from edge_client.files import parse_table
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.records import DeviceProfile, PartRef, Report, TrainingPlan, to_map
-from edge_client.run_file import RunFile
 from edge_client.wire.messages import Assign
 
 PROFILE = DeviceProfile(budget_bytes=10**9)

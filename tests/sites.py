@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.broker import DeviceAccess, new_password
+from coordinator.broker.broker import DeviceAccess, new_password
 from edge_client.transport.base import Connected, Event, Received, Transport, Will, parse_broker_url
 from edge_client.transport.inproc import Hub, matches
 from edge_client.transport.mqtt import Backoff, MqttTransport

@@ -14,8 +14,8 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-from coordinator import cli as coordinator_cli
-from edge_client import cli as edge_client_cli
+from coordinator.cli import main as coordinator_cli
+from edge_client.cli import main as edge_client_cli
 
 _MAIN = {"coordinator": coordinator_cli.main, "edge_client": edge_client_cli.main}
 

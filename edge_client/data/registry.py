@@ -12,8 +12,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from edge_client.config.files import DataSection
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.files import DataSection
 
 __all__ = ["Partition", "located", "names", "parse_partition", "split_source", "validate", "validate_part"]
 

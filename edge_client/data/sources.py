@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from edge_client import durable
+from edge_client.config.files import DataSection
 from edge_client.data import registry
 from edge_client.data.arrays import Indices, Rows
 from edge_client.data.divided import divide_test, divide_train
@@ -24,7 +25,6 @@ from edge_client.data.labels import positions
 from edge_client.data.named import open_test, open_train
 from edge_client.data.sets import Convert, SampleSet
 from edge_client.errors import InputError, MachineError
-from edge_client.files import DataSection
 
 __all__ = ["Samples", "all_samples", "divide", "open_data"]
 

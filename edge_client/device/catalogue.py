@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from edge_client.config.files import Bytes, parse_table
 from edge_client.device.probe import Memory
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.files import Bytes, parse_table
 from edge_client.records import Between, Matches, Positive
 
 if sys.version_info >= (3, 11):

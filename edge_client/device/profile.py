@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_client.config.files import format_bytes
 from edge_client.device.cgroups import CpuQuota, MemoryLimit
 from edge_client.device.probe import Memory, probe
 from edge_client.errors import MachineError
-from edge_client.files import format_bytes
 from edge_client.records import DeviceProfile
 
 __all__ = ["Budget", "derive_budget", "measure", "no_memory", "reserve_bytes", "usable_cores"]

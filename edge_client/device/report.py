@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_client.config.files import format_bytes
 from edge_client.device import gpus
 from edge_client.device.catalogue import load_known
 from edge_client.device.cgroups import MemoryLimit
 from edge_client.device.gpus import Accelerator, Nvml
 from edge_client.device.probe import Found, Swap, TorchBuild, find_torch, probe
 from edge_client.device.profile import derive_budget, no_memory, usable_cores
-from edge_client.files import format_bytes
 from edge_client.records import to_map
 
 __all__ = ["DeviceReport", "describe", "report_found", "report_known", "to_json"]

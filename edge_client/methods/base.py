@@ -22,11 +22,11 @@ from edge_client.training.contract import Batch, Client, Job, Outcome, Phase, Te
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from edge_client.config.run_file import RunFile
     from edge_client.knowledge.kinds import Knowledge
     from edge_client.models.contract import Model
     from edge_client.params import IndexMap
     from edge_client.records import TrainingPlan
-    from edge_client.run_file import RunFile
 
 __all__ = [
     "Batch",

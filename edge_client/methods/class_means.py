@@ -23,11 +23,11 @@ from dataclasses import fields as dataclass_fields
 import torch
 from torch import Tensor
 
+from edge_client.config.run_file import RunFile
 from edge_client.knowledge.kinds import ClassTable, one
 from edge_client.methods.base import Header, LeftOut, Lesson, Received, Traffic
 from edge_client.models.contract import Model
 from edge_client.models.taps import flat_width, tapped
-from edge_client.run_file import RunFile
 from edge_client.training.contract import Batch, Job
 
 __all__ = [

@@ -4,7 +4,7 @@ An update lacks what its method keeps where it is (personal layers, the server's
 below the skipped blocks, and the stem with them; auxiliary heads that no group of the plan ends at. What depends on the
 model stands in the meta of the container that was sent. The server takes each tensor's mean over the updates that have
 it. Free of torch.
-Does not cover: shapes and codecs (`coordinator/intake.py`), the mean (`params`).
+Does not cover: shapes and codecs (`coordinator/conductor/intake.py`), the mean (`params`).
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import DraftSet, PublicSamples, one
 from edge_client.methods.base import (
@@ -65,7 +66,6 @@ from edge_client.methods.shared_samples import (
 )
 from edge_client.models.contract import Model
 from edge_client.models.taps import tapped
-from edge_client.run_file import RunFile
 
 __all__ = ["DraftFedClient", "DraftTeacher", "align", "draft_taps", "method", "targets"]
 

@@ -34,6 +34,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
+from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeatureMaps, SampleLogits, one
 from edge_client.methods.base import (
@@ -59,8 +60,7 @@ from edge_client.methods.shared_samples import window
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse
 from edge_client.models.taps import tapped
-from edge_client.run_file import RunFile
-from edge_client.run_model import recipe
+from edge_client.task.run_model import recipe
 from edge_client.training.objectives import cross_entropy
 from edge_client.training.optimizers import Adam
 from edge_client.training.seeds import derive

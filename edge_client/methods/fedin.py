@@ -35,6 +35,7 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs, one
 from edge_client.methods.base import (
@@ -59,7 +60,6 @@ from edge_client.models.contract import Model
 from edge_client.models.layout import precision
 from edge_client.models.recompute import Begin
 from edge_client.models.taps import flat_width, tapped
-from edge_client.run_file import RunFile
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.pieces import InPieces
 from edge_client.training.seeds import derive

@@ -24,6 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from edge_client.config.run_file import RunFile
 from edge_client.knowledge.kinds import PublicSamples, SampleLogits, one
 from edge_client.methods.base import Batch, Exchange, Job, LeftOut, Lesson, Method, Outcome, Received, Term, Traffic
 from edge_client.methods.fedavg import CoverageServer
@@ -39,7 +40,6 @@ from edge_client.methods.shared_samples import (
     window,
 )
 from edge_client.models.contract import Model
-from edge_client.run_file import RunFile
 
 __all__ = ["ConsensusTeacher", "FedMdClient", "consensus", "method"]
 

@@ -14,10 +14,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from edge_client.config.files import describe, parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.files import describe, parse_table
 from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR, KnowledgeRules, Limits
-from edge_client.methods import own as own_methods
+from edge_client.methods import user_methods as own_methods
 from edge_client.methods.base import Method, PlanRules
 from edge_client.methods.entry import Entry, any_slice, no_choice
 from edge_client.methods.parameters import (
@@ -49,7 +50,6 @@ from edge_client.methods.slices import WHOLE_MODEL, Slicing, drawn, mixed, rolle
 from edge_client.models import registry as models
 from edge_client.models.slicing import SliceSpec
 from edge_client.models.slicing import parse as parse_slice
-from edge_client.run_file import RunFile
 
 __all__ = [
     "get",

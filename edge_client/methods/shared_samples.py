@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edge_client.config.run_file import RunFile
 from edge_client.data.named import input_shape, open_even_empty
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.knowledge.kinds import PublicSamples, one
@@ -24,7 +25,6 @@ from edge_client.methods.base import Batch, Job, LeftOut, Outcome, Phase, Term
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.models.contract import Model
 from edge_client.models.taps import tapped
-from edge_client.run_file import RunFile
 from edge_client.training.seeds import derive
 
 __all__ = [

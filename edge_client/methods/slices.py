@@ -5,7 +5,7 @@
     places   tensor of a slice -> the server's tensor and the elements of it
 
 Without slices of its own in the run file, a method's are taken; most methods have one, the whole model.
-Does not cover: how a slice is cut (`models.slicing`), who gets which (`coordinator/slice_choice.py`).
+Does not cover: how a slice is cut (`models.slicing`), who gets which (`coordinator/rounds/slice_choice.py`).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_client import faults
+from edge_client.config.run_file import TrainSection
 from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, minus, peak, plus
 from edge_client.records import PlanRules
-from edge_client.run_file import TrainSection
 
 __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_time", "training_bytes"]
 

@@ -21,7 +21,7 @@
     i64     8n
 
 Covers: the bytes before the data, and which codec a tensor travels with. Needs neither torch nor numpy.
-Does not cover: the values (`wire/tensors.py`), what a round expects (`coordinator/intake.py`).
+Does not cover: the values (`wire/tensors.py`), what a round expects (`coordinator/conductor/intake.py`).
 
 Every failure of a peer's bytes is a `PayloadError`; nothing is allocated in proportion to a number that the peer wrote
 before that number was held against the real length of the file.

@@ -1,7 +1,7 @@
 """A device's side of the sealed exchange with the coordinator: its session, its counters, what it has heard already.
 
 Covers: sealing and opening control messages in their order. Does not cover: what they mean (`session`), the
-coordinator's side (`coordinator/roster.py`).
+coordinator's side (`coordinator/fleet/roster.py`).
 """
 
 from __future__ import annotations

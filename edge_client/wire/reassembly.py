@@ -5,7 +5,8 @@ The sender keeps no state, so that either side, or the broker, may die at any mo
 chunks that are here. The window starts small, doubles while the link keeps up and halves when it stalls: a fast link
 gets megabytes ahead, a slow one never has more than about two seconds of bytes in its queues.
 
-Does not cover: files (`edge_client.blobs`), the hash of the whole (`blobs` too), who may send (session, roster).
+Does not cover: files (`edge_client.transport.blobs`), the hash of the whole (`blobs` too), who may send (session,
+roster).
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ LAYERS = [
 LEAVES = {"device"}
 LIGHT = [
     "edge_client",
-    "edge_client.cli",
-    "edge_client.daemon",
-    "edge_client.session",
-    "coordinator.service",
-    "coordinator.cli",
+    "edge_client.cli.main",
+    "edge_client.client.daemon",
+    "edge_client.client.session",
+    "coordinator.server.service",
+    "coordinator.cli.main",
 ]
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
@@ -131,7 +131,7 @@ def test_only_tasks_are_run_from_files(path: Path) -> None:
     loaders = {"exec_module", "load_module", "spec_from_file_location", "run_path", "run_module", "SourceFileLoader"}
     attributes = {node.attr for node in ast.walk(TREES[path]) if isinstance(node, ast.Attribute)}
     imported = {name.split(".")[-1] for name in imports_of(TREES[path])}
-    if path != ROOT / "edge_client/task.py":
+    if path != ROOT / "edge_client/task/task.py":
         assert (attributes | imported) & loaders == set()
 
 
@@ -196,7 +196,7 @@ def test_daemon_and_coordinator_stay_light(module: str) -> None:
 
 def test_the_daemon_is_lighter_still() -> None:
     """It measures with /proc and trusts with ssl: psutil costs 2 MB, cryptography 8."""
-    assert loaded_by("edge_client.daemon") & {"psutil", "cryptography", "rich"} == set()
+    assert loaded_by("edge_client.client.daemon") & {"psutil", "cryptography", "rich"} == set()
 
 
 def test_the_version_is_one() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fleet import Fleet, hashes, mlp_run
 
-from coordinator import cli
+from coordinator.cli import main as cli
 
 pytestmark = pytest.mark.broker
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client import identity
+from edge_client.client import identity
 from edge_client.records import from_map, to_map
 from tests.fleet import Fleet
 from tests.typed import typed

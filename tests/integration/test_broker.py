@@ -16,8 +16,8 @@ import psutil
 import pytest
 from sites import BrokerSite, Client, access_of, connected, pump, settle
 
-from coordinator.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_password
-from coordinator.pki import ensure_pki
+from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_password
+from coordinator.broker.certificates import ensure_pki
 from edge_client.errors import MachineError
 from edge_client.transport.base import Connected, Disconnected
 from edge_client.transport.mqtt import Backoff, MqttTransport, tls_context

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sites import FAST, BrokerSite, Client, pump
 
-from coordinator.pki import ensure_pki
-from edge_client import connection, identity
+from coordinator.broker.certificates import ensure_pki
+from edge_client.client import connection, identity
 from edge_client.errors import InputError, NetworkError
 from edge_client.records import from_map, to_map
 from edge_client.transport.base import Connected, Disconnected

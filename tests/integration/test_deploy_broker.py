@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from sites import FAST, Client, access_of, find_mosquitto, pump, settle
 
-from coordinator import broker_lines
-from coordinator.broker import DeviceAccess, find_binary
+from coordinator.broker import access_rules as broker_lines
+from coordinator.broker.broker import DeviceAccess, find_binary
 from edge_client.transport.base import Connected, Disconnected
 from edge_client.transport.mqtt import MqttTransport, tls_context
 from edge_client.wire.topics import Topics

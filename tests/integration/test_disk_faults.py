@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from coordinator.store.base import OPEN_LEASE
-from edge_client.assignment import read_state
+from edge_client.worker.assignment import read_state
 from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
 
 ROOT = Path(__file__).parents[2]

@@ -16,22 +16,24 @@ import torch
 from machine import Machine
 from rows import device_row, run_row
 
-from coordinator import cli
-from coordinator.deploy_commands import DeployCommands, new_name
-from coordinator.deployments import Deployments
-from coordinator.roster import Roster
-from coordinator.service import Service
+from coordinator.cli import main as cli
+from coordinator.fleet.deployments import Deployments
+from coordinator.fleet.roster import Roster
+from coordinator.requests.deployments import DeployCommands, new_name
+from coordinator.server.service import Service
 from coordinator.store.sqlite import SqliteStore
-from edge_client import deploying, device_service, durable, faults, identity, service_install
-from edge_client.blobs import BlobStore, Incoming
+from edge_client import durable, faults
+from edge_client.client import deploying, identity
+from edge_client.config.files import ShareSection
 from edge_client.errors import MachineError
-from edge_client.files import ShareSection
 from edge_client.knowledge.kinds import ClassTable
-from edge_client.onnx_export import quantize, write_onnx
-from edge_client.onnx_file import Facts, OnnxModel
-from edge_client.privacy import Gate, Ledger
+from edge_client.onnx.export import quantize, write_onnx
+from edge_client.onnx.file import Facts, OnnxModel
+from edge_client.operate import device_service, service_install
+from edge_client.transport.blobs import BlobStore, Incoming
 from edge_client.wire.chunks import make_chunk, parse_chunk, transfer_id
 from edge_client.wire.messages import Deploy, Deployed
+from edge_client.worker.privacy import Gate, Ledger
 from tests.fleet import Fleet, mlp_run
 from tests.typed import in_a_process, ok, typed
 

@@ -13,8 +13,8 @@ from fleet import Fleet, hashes, mlp_run
 from torch import Tensor
 from typed import typed
 
-from edge_client.onnx_file import OnnxModel
-from edge_client.run_file import ModelSection
+from edge_client.config.run_file import ModelSection
+from edge_client.onnx.file import OnnxModel
 from edge_client.wire.tensors import ContainerReader
 
 pytestmark = pytest.mark.broker

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from edge_client.identity import Bundle
+from edge_client.client.identity import Bundle
 from edge_client.wire.messages import Decline, Goodbye
 from edge_client.wire.tensors import ContainerReader
 from tests.fleet import Fleet, Json, mlp_run

@@ -19,8 +19,8 @@ from cryptography import x509
 from sites import access_of, find_mosquitto, mosquitto_config
 
 from coordinator import control
-from coordinator.pki import ensure_pki
-from edge_client import identity
+from coordinator.broker.certificates import ensure_pki
+from edge_client.client import identity
 from edge_client.records import from_map, to_map
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.topics import Topics
@@ -228,7 +228,7 @@ def test_from_join_to_leave(fleet: Fleet, tmp_path: Path) -> None:
     bundle = fleet.write_bundle("pi").read_text()
     folder, state_dir = tmp_path / "data", tmp_path / "state"
     folder.mkdir()
-    digits = Path(identity.__file__).with_name("data") / "digits.npz"
+    digits = Path(identity.__file__).parents[1] / "data/digits.npz"
     shutil.copy(digits, folder / "train.npz")
     at = ["--state-dir", state_dir]
     said = ok("edge_client", "join", "-", "--data", folder, *at, stdin=bundle)

@@ -11,7 +11,8 @@ import pytest
 from fleet import Fleet, hashes, mlp_run
 from torch import Tensor
 
-from coordinator import control, tables
+from coordinator import control
+from coordinator.cli import tables
 from edge_client.wire.tensors import ContainerReader
 
 pytestmark = pytest.mark.broker

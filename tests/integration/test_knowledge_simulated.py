@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import cli
+from coordinator.cli import main as cli
 
 Json = dict[str, Any]
 

@@ -15,14 +15,14 @@ from fleet import Fleet, hashes, mlp_run
 from torch import Tensor, nn
 from typed import ok, typed
 
-from edge_client.assignment import StoredTensors, read_state
+from edge_client.config.files import load_device_file
+from edge_client.config.run_file import ModelSection
 from edge_client.data.sources import open_data
-from edge_client.files import load_device_file
 from edge_client.models import registry as models
 from edge_client.models.anchors import anchors
 from edge_client.models.slicing import parse
-from edge_client.run_file import ModelSection
 from edge_client.wire.tensors import ContainerReader
+from edge_client.worker.assignment import StoredTensors, read_state
 
 pytestmark = pytest.mark.broker
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from coordinator import control
-from coordinator.device_commands import bundle_for, new_device
-from coordinator.service import Service, ServiceOptions
+from coordinator.requests.devices import bundle_for, new_device
+from coordinator.server.service import Service, ServiceOptions
 from coordinator.store.sqlite import SqliteStore
-from edge_client import identity
-from edge_client.daemon import ConnectTo
+from edge_client.client import identity
+from edge_client.client.daemon import ConnectTo
 from edge_client.records import to_map
 from edge_client.transport.base import OnEvent, parse_broker_url
 from edge_client.transport.inproc import Faults, Hub

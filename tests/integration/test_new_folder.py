@@ -9,8 +9,9 @@ import pytest
 from fleet import Fleet
 from PIL import Image
 
-from coordinator import cli, control
-from edge_client import identity
+from coordinator import control
+from coordinator.cli import main as cli
+from edge_client.client import identity
 
 pytestmark = pytest.mark.broker
 

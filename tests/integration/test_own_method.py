@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import cli
+from coordinator.cli import main as cli
 
 FLAGS = ["--name", "t", "--model", "mlp", "--devices", "2", "--rounds", "1", "--data", "digits", "--workers", "1"]
 FLAGS += ["--set", "model.hidden=[16]", "--set", "train.max-steps=2"]

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from coordinator import cli as coordinator_cli
 from coordinator import control
-from coordinator.run_commands import check_run
-from edge_client import cli as edge_client_cli
+from coordinator.cli import main as coordinator_cli
+from coordinator.requests.runs import check_run
+from edge_client.cli import main as edge_client_cli
+from edge_client.config.run_file import load_run_file
 from edge_client.errors import MachineError
-from edge_client.run_file import load_run_file
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -15,11 +15,12 @@ from fleet import Fleet, hashes, mlp_run
 from page import Page
 from typed import typed
 
-from coordinator import cli_runs, control
+from coordinator import control
+from coordinator.cli import runs as cli_runs
+from edge_client.config.files import DataSection, load_device_file
+from edge_client.config.run_file import RunFile
 from edge_client.data.sources import open_data
-from edge_client.files import DataSection, load_device_file
-from edge_client.onnx_file import OnnxModel
-from edge_client.run_file import RunFile
+from edge_client.onnx.file import OnnxModel
 
 pytestmark = pytest.mark.broker
 

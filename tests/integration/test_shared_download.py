@@ -18,16 +18,16 @@ import pytest
 from rows import assign, device_row
 from sites import access_of
 
-from coordinator.broker import EmbeddedBroker
-from coordinator.roster import Roster
-from coordinator.shared_topic import WINDOW
-from coordinator.transfers import Downloads
-from edge_client.blobs import BlobStore
-from edge_client.daemon import Daemon
-from edge_client.files import DeviceFile, LimitsSection
-from edge_client.identity import Bundle
+from coordinator.broker.broker import EmbeddedBroker
+from coordinator.fleet.roster import Roster
+from coordinator.fleet.shared_topic import WINDOW
+from coordinator.fleet.transfers import Downloads
+from edge_client.client.daemon import Daemon
+from edge_client.client.identity import Bundle
+from edge_client.config.files import DeviceFile, LimitsSection
 from edge_client.records import PartRef
 from edge_client.transport.base import Connected, Disconnected, Event, Received
+from edge_client.transport.blobs import BlobStore
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.wire.chunks import CHUNK_BYTES
 from edge_client.wire.messages import Accept, Hello, Message, Pull

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from page import Page
 
-from coordinator import cli, simulation_data
-from coordinator.run_folders import read_run
-from coordinator.simulation import Processes, Setup, simulate
-from coordinator.simulation_file import Flags, combinations, complete
-from coordinator.worker_pool import WorkerPool
+from coordinator.cli import main as cli
+from coordinator.results.run_folders import read_run
+from coordinator.simulation import data as simulation_data
+from coordinator.simulation.run_options import Flags, combinations, complete
+from coordinator.simulation.simulation import Processes, Setup, simulate
+from coordinator.simulation.worker_pool import WorkerPool
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader

@@ -20,7 +20,7 @@ import pytest
 from sites import BrokerSite, connected, find_mosquitto, mosquitto_config
 
 from coordinator import control
-from coordinator.broker import DeviceAccess, new_password
+from coordinator.broker.broker import DeviceAccess, new_password
 from edge_client.errors import MachineError
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.topics import Topics
@@ -38,8 +38,8 @@ def _victim(fleet: Fleet, name: str) -> psutil.Process | None:
     with contextlib.suppress(psutil.NoSuchProcess, ValueError, IndexError):
         if name in ("coordinator", "a", "b"):
             return psutil.Process(fleet.pid(name))
-        parent, word = {"worker": ("a", "edge_client.worker"), "broker": ("coordinator", "nats")}.get(
-            name, ("coordinator", "coordinator.aggregator")
+        parent, word = {"worker": ("a", "edge_client.worker.process"), "broker": ("coordinator", "nats")}.get(
+            name, ("coordinator", "coordinator.aggregation.aggregator")
         )
         children = psutil.Process(fleet.pid(parent)).children()
         return next((child for child in children if word in " ".join(child.cmdline())), None)

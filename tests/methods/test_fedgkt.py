@@ -11,14 +11,14 @@ from depth import NUM_CLASSES, SHAPE, Memory, equal, model_of
 from knowing import batch_of, begun, identity_model, loss_of, run, weights
 from linear import linear_model
 
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError
-from edge_client.files import parse_table
 from edge_client.knowledge.kinds import FeatureMaps, SampleLogits
 from edge_client.methods.base import Header, Lesson, PlainClient
 from edge_client.methods.fedgkt import FedGktClient, GktTeacher, distillation, samples_within
 from edge_client.methods.parameters import FedGktParameters
 from edge_client.models.taps import tapped
-from edge_client.run_file import RunFile
 
 
 def client(**parameters: Any) -> FedGktClient:

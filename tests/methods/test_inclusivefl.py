@@ -12,15 +12,15 @@ from federation import Federation, Shifted
 from linear import TensorFrozen, TensorState
 from torch import Tensor, nn
 
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError
-from edge_client.files import parse_table
 from edge_client.methods import registry
 from edge_client.methods.base import Header, Method
 from edge_client.models import registry as models
 from edge_client.models.adopted import parts
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.slicing import parse
-from edge_client.run_file import RunFile
 
 SIZES = ("full", "depth:2")  # of `chain`: four blocks, and two
 

@@ -13,7 +13,8 @@ import torch
 from linear import Samples, linear_model, local_round
 
 from edge_client.errors import FedfitError, InputError, NoSuchNameError
-from edge_client.methods import own, registry
+from edge_client.methods import registry
+from edge_client.methods import user_methods as own
 from edge_client.methods.base import PlanRules
 
 FILE = '''\

@@ -15,8 +15,9 @@ from knowing import begun, identity_model, run, weights
 from linear import linear_model
 from torch import Tensor, nn
 
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError
-from edge_client.files import parse_table
 from edge_client.knowledge.kinds import DraftSet, PublicSamples, SampleLogits, one
 from edge_client.methods.base import Batch, Header, Lesson
 from edge_client.methods.draftfed import DraftFedClient, DraftTeacher, align, draft_taps, soft_cross_entropy, targets
@@ -27,7 +28,6 @@ from edge_client.models import registry as models
 from edge_client.models.contract import from_sequential
 from edge_client.models.slicing import parse
 from edge_client.models.taps import tapped
-from edge_client.run_file import RunFile
 
 PUBLIC = PublicSamples(values=torch.randn(12, *SHAPE, generator=torch.Generator().manual_seed(4)))
 LESSON = Lesson(round=1, num_classes=2, seed=1)

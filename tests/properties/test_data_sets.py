@@ -12,11 +12,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_client.config.files import DataSection
 from edge_client.data.labels import Labels, positions
 from edge_client.data.sets import csv
 from edge_client.data.sources import open_data
 from edge_client.errors import InputError
-from edge_client.files import DataSection
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=8)
 NAMES = st.lists(WORDS, min_size=2, max_size=6, unique=True)

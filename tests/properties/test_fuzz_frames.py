@@ -12,8 +12,8 @@ import zlib
 import pytest
 from rows import PLAN, PROFILE, assign, digest
 
+from edge_client.client.identity import Bundle, parse_bundle
 from edge_client.errors import InputError, PayloadError
-from edge_client.identity import Bundle, parse_bundle
 from edge_client.records import to_map
 from edge_client.wire import frames
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, parse_chunk

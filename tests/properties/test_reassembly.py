@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.blobs import BlobStore, Incoming
 from edge_client.errors import PayloadError
+from edge_client.transport.blobs import BlobStore, Incoming
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, num_chunks, parse_chunk, transfer_id
 from edge_client.wire.reassembly import Reassembly, expand
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from rows import digest, model_row, report, run_file, run_row, slice_choice
 
-from coordinator import rounds
-from coordinator.rounds import RunMachine, Snapshot
+from coordinator.rounds import machine as rounds
+from coordinator.rounds.machine import RunMachine, Snapshot
 from coordinator.store.base import OPEN_LEASE, LeaseRow
 from coordinator.store.memory import MemoryStore
 from edge_client.records import Evaluation

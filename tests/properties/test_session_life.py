@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from rows import PROFILE, assign, digest
 
-from edge_client import session as s
+from edge_client.client import session as s
+from edge_client.client.session import Session
 from edge_client.records import Ceiling
-from edge_client.session import Session
 from edge_client.wire.messages import Accept, Assign, Cancel, Grant, Offer, Receipt, Refuse, Welcome
 
 deaths = st.one_of(st.none(), st.none(), st.none(), st.integers(0, 4))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shared_topic import WINDOW
-from coordinator.transfers import Downloads
-from edge_client.blobs import BlobStore
+from coordinator.fleet.shared_topic import WINDOW
+from coordinator.fleet.transfers import Downloads
+from edge_client.transport.blobs import BlobStore
 from edge_client.wire.chunks import CHUNK_BYTES, parse_chunk, peek_chunk
 from edge_client.wire.messages import Share
 from edge_client.wire.reassembly import Reassembly

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from coordinator.addresses import Place, choose, usable_addresses
+from coordinator.server.addresses import Place, choose, usable_addresses
 from edge_client.errors import InputError
 
 V4, V6 = socket.AF_INET, socket.AF_INET6

@@ -19,16 +19,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from coordinator import aggregator
-from coordinator.frozen import FrozenSet, FrozenUpdate
-from coordinator.intake import Expected, check_header
+from coordinator.aggregation import aggregator
+from coordinator.aggregation.frozen import FrozenSet, FrozenUpdate
+from coordinator.conductor.intake import Expected, check_header
 from edge_client import durable
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import PayloadError
-from edge_client.files import parse_table
 from edge_client.methods import registry
 from edge_client.methods.coverage import left_out
 from edge_client.records import TrainingPlan, from_map, to_map
-from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
@@ -351,7 +351,7 @@ def test_one_device_twice_is_misuse(tmp_path: Path) -> None:
 
 def _process(lines: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "coordinator.aggregator"],
+        [sys.executable, "-m", "coordinator.aggregation.aggregator"],
         input="".join(line + "\n" for line in lines),
         cwd=ROOT,
         env=os.environ | environment,
@@ -408,7 +408,7 @@ def test_a_full_disk_during_a_fold_is_an_answer(tmp_path: Path) -> None:
 
 def test_malloc_is_pinned_before_torch_is_loaded() -> None:
     """Importing the module must not load torch: `main` pins malloc first."""
-    code = "import sys, coordinator.aggregator; sys.exit('torch' in sys.modules)"
+    code = "import sys, coordinator.aggregation.aggregator; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

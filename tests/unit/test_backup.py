@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from rows import device_row, digest, lease_row, model_row, round_row, run_row, update_row
 
-from coordinator import archive, backup, cli, snapshot
-from coordinator.service import STATE_KIND, STATE_VERSION
+from coordinator.cli import main as cli
+from coordinator.server.service import STATE_KIND, STATE_VERSION
+from coordinator.store import archive, backup, snapshot
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable, faults
 from edge_client.errors import ConflictError, DiskFullError, InputError, MachineError

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from edge_client import bench_command
-from edge_client.bench_command import Bench, Rung
-from edge_client.plan_command import Subject
+from edge_client.cli import bench_command
+from edge_client.cli.bench_command import Bench, Rung
+from edge_client.measuring.trial import Measured
+from edge_client.measuring.typed_plan import Subject
 from edge_client.records import PlanRules, TrainingPlan
-from edge_client.trial import Measured
 from tests.rows import run_file
 from tests.typed import typed
 

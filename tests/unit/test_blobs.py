@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from edge_client import faults
-from edge_client.blobs import BlobStore, Incoming, Outgoing
 from edge_client.errors import PayloadError
+from edge_client.transport.blobs import BlobStore, Incoming, Outgoing
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, parse_chunk, transfer_id
 
 DATA = random.Random(1).randbytes(2 * CHUNK_BYTES + 100)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from sites import BrokerSite, access_of, connected, find_mosquitto, pump, settle
 
-from coordinator import broker_lines
-from coordinator.broker import find_binary
+from coordinator.broker import access_rules as broker_lines
+from coordinator.broker.broker import find_binary
 from edge_client.transport.base import Disconnected
 from edge_client.wire.topics import Topics
 

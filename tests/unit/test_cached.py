@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.config.files import DataSection
 from edge_client.data import partitions
 from edge_client.data.cached import cache_arrays, write_partition
 from edge_client.data.named import describe_data, open_named
 from edge_client.data.sources import all_samples, open_data
 from edge_client.data.writing import NpzWriter
 from edge_client.errors import InputError
-from edge_client.files import DataSection
 
 DIGITS = tuple(str(digit) for digit in range(10))
 RNG = np.random.default_rng(12)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from edge_client.calibration import CalibrationJob, calibrated, job_for
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError, MachineError
-from edge_client.files import parse_table
+from edge_client.measuring.calibration import CalibrationJob, calibrated, job_for
 from edge_client.planning.rows import ModelRows, save_rows
 from edge_client.records import PlanRules
-from edge_client.run_file import RunFile
-from edge_client.task import read_source
+from edge_client.task.task import read_source
 from tests.typed import typed
 
 MLP = {"name": "mlp", "input": [1, 4, 4], "hidden": [8, 8]}

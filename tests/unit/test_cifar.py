@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.config.files import DataSection
 from edge_client.data.named import describe_data, open_named
 from edge_client.data.pickled import PickledArray, read_batch
 from edge_client.data.sources import open_data
 from edge_client.errors import InputError
-from edge_client.files import DataSection
 
 RNG = np.random.default_rng(8)
 IMAGES = RNG.integers(0, 256, (24, 3, 32, 32), dtype=np.uint8)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from rows import digest
 
-from edge_client import cli, identity
+from edge_client.cli import main as cli
+from edge_client.client import identity
 
 BUNDLE = identity.Bundle(
     federation="fed", device="d", brokers=("mqtt://127.0.0.1:1",), password="p" * 20, key=digest("d")

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from folders import line, write_run
 
-from coordinator import cli, compare, compare_formats
-from coordinator.compare import Comparison, Peak, Reached
-from coordinator.run_folders import find_runs, read_run
+from coordinator.cli import main as cli
+from coordinator.report import compare, compare_formats
+from coordinator.report.compare import Comparison, Peak, Reached
+from coordinator.results.run_folders import find_runs, read_run
 
 
 @pytest.fixture

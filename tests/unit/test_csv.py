@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.config.files import DataSection
 from edge_client.data.sets import csv
 from edge_client.data.sources import open_data
 from edge_client.errors import InputError
-from edge_client.files import DataSection
 
 CLASSES = ("ok", "dent")
 GOOD = "a,label,b\n1,ok,2.5\n-3e2,dent,4\n\n0,ok,1\n"

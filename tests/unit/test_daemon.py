@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from rows import PLAN, assign, digest
 
-from coordinator.pki import ensure_pki
-from edge_client import daemon as daemon_module
-from edge_client import faults, identity
-from edge_client.daemon import Daemon
-from edge_client.files import DeviceFile, parse_table
-from edge_client.notes import Trial, write_trial
+from coordinator.broker.certificates import ensure_pki
+from edge_client import faults
+from edge_client.client import daemon as daemon_module
+from edge_client.client import identity
+from edge_client.client.daemon import Daemon
+from edge_client.client.session import Finished
+from edge_client.client.spool import Saved, Spool
+from edge_client.client.status import read_status
+from edge_client.config.files import DeviceFile, parse_table
 from edge_client.records import Ceiling, PartRef, WorkOrder, from_map, to_map
-from edge_client.session import Finished
-from edge_client.spool import Saved, Spool
-from edge_client.status import read_status
 from edge_client.transport.base import Connected, Disconnected, Event, Received
 from edge_client.transport.inproc import Hub
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, transfer_id
@@ -47,6 +47,7 @@ from edge_client.wire.messages import (
     seal_message,
 )
 from edge_client.wire.topics import Topics
+from edge_client.worker.live_files import Trial, write_trial
 
 KEY = digest("key")
 BUNDLE = identity.Bundle(federation="fed", device="d", brokers=("mqtt://h",), password="p" * 20, key=KEY)
@@ -157,7 +158,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A device's state directory and its coordinator; no turn waits."""
-    monkeypatch.setattr("edge_client.daemon._IDLE_S", 0.0)
+    monkeypatch.setattr("edge_client.client.daemon._IDLE_S", 0.0)
     made = World(tmp_path)
     yield made
     if made.daemon is not None:
@@ -585,7 +586,7 @@ def test_a_task_that_is_replaced_is_said_as_soon_as_the_device_is_idle(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator would leave the device out for ever; a lease in hand is not disturbed."""
-    monkeypatch.setattr("edge_client.status._EVERY_S", 0.0)
+    monkeypatch.setattr("edge_client.client.status._EVERY_S", 0.0)
     path = world.folder / "defects.py"
     path.write_bytes(b"first")
     world.device_table["tasks"] = {"defects": f"{path}:task"}
@@ -748,8 +749,8 @@ def _model_chunk(index: int) -> bytes:
 @pytest.fixture
 def deployed_to(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A device that is asked to use a model; its self-test is a program that the test ends."""
-    monkeypatch.setattr("edge_client.deploying.has_runtime", lambda: True)
-    monkeypatch.setattr("edge_client.deploying.COMMAND", (sys.executable, "-c", SLEEPS))
+    monkeypatch.setattr("edge_client.client.deploying.has_runtime", lambda: True)
+    monkeypatch.setattr("edge_client.client.deploying.COMMAND", (sys.executable, "-c", SLEEPS))
     world.start()
     world.welcome()
     world.say(DEPLOY)
@@ -915,6 +916,7 @@ def test_an_owner_who_forbids_it_gets_no_model(world: World) -> None:
 
 def test_a_device_without_a_deployment_does_not_load_what_serves_it() -> None:
     """The daemon of a device that only trains stays as small as it was."""
-    code = "import sys, edge_client.cli, edge_client.daemon; print([m for m in sys.modules if 'deploy' in m])"
+    code = "import sys, edge_client.cli.main, edge_client.client.daemon; "
+    code += "print([m for m in sys.modules if 'deploy' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

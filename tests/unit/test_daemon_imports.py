@@ -14,7 +14,7 @@ def _run(code: str) -> str:
 def test_the_client_loads_no_module_that_it_does_not_need() -> None:
     """http, email: of urllib.request, which paho imports; difflib: typos; sqlite3: 1.4 MB, shutil 0.5."""
     heavy = "('http.client', 'email', 'difflib', 'sqlite3', 'shutil', 'torch', 'numpy', 'onnxruntime', 'psutil')"
-    assert _run(f"import sys, edge_client.cli; print([m for m in {heavy} if m in sys.modules])") == "[]"
+    assert _run(f"import sys, edge_client.cli.main; print([m for m in {heavy} if m in sys.modules])") == "[]"
 
 
 def test_urllib_request_is_the_real_one_as_soon_as_it_is_used() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.config.files import DataSection
 from edge_client.data.sources import open_data
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.files import DataSection
 
 CLASSES = [str(digit) for digit in range(10)]
 RNG = np.random.default_rng(5)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from rows import digest
 
-from edge_client import deployed, durable, faults
-from edge_client.deployed import DeployedFolder, Record, read_record
+from edge_client import durable, faults
+from edge_client.client import deployed
+from edge_client.client.deployed import DeployedFolder, Record, read_record
 from edge_client.errors import InputError
 from edge_client.wire.messages import Deploy, Deployed
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from rows import digest
 
-from edge_client import deploying, faults
-from edge_client.blobs import BlobStore
-from edge_client.deploying import Deploying
+from edge_client import faults
+from edge_client.client import deploying
+from edge_client.client.deploying import Deploying
 from edge_client.device import watch
 from edge_client.errors import DiskFullError
+from edge_client.transport.blobs import BlobStore
 from edge_client.wire.messages import Deploy, Deployed
 
 MODELS = {name: f"the bytes of model {name}".encode() for name in ("one", "two")}

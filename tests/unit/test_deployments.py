@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 from rows import PROFILE, deployment_row, device_row, digest, lease_row, model_row, round_row, run_file, run_row
 
-from coordinator import cli_deploy, snapshot, tables
-from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
-from coordinator.commands import Commands
-from coordinator.deploy_commands import new_name
-from coordinator.service import Service, ServiceOptions
+from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, new_password
+from coordinator.cli import deploy as cli_deploy
+from coordinator.cli import tables
+from coordinator.requests.commands import Commands
+from coordinator.requests.deployments import new_name
+from coordinator.server.service import Service, ServiceOptions
+from coordinator.store import snapshot
 from coordinator.store.base import DeploymentRow
 from coordinator.store.memory import MemoryStore
-from edge_client.blobs import BlobStore
 from edge_client.errors import ConflictError, FedfitError, InputError, MachineError, NoSuchNameError
 from edge_client.transport.base import Event, Received
+from edge_client.transport.blobs import BlobStore
 from edge_client.transport.inproc import Hub
 from edge_client.wire.chunks import parse_chunk
 from edge_client.wire.messages import (

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rows import device_row
 
-from coordinator import cli_devices, device_commands
+from coordinator.cli import devices as cli_devices
+from coordinator.requests import devices as device_commands
 from coordinator.store.sqlite import SqliteStore
 from edge_client import __version__
 from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError

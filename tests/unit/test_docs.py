@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from benchmarks import method_bytes
-from coordinator.run_commands import check_run
-from edge_client import errors, files, records
+from coordinator.requests.runs import check_run
+from edge_client import errors, records
+from edge_client.client.identity import Bundle
+from edge_client.config import files
+from edge_client.config.run_file import RunFile
 from edge_client.data import registry as data
-from edge_client.identity import Bundle
 from edge_client.methods import registry as methods
 from edge_client.methods.parameters import FeDepthParameters
 from edge_client.models import registry as models
-from edge_client.run_file import RunFile
 from edge_client.wire import messages
 from edge_client.wire.topics import Topics
 

@@ -10,13 +10,15 @@ import pytest
 from machine import BUNDLE, Machine
 from typed import typed
 
-from edge_client import device_service, doctor, durable, identity
-from edge_client.device_checks import DeviceChecks, Subject, check_clock, check_writable
-from edge_client.doctor import Finding, ProblemError, SkippedError
+from edge_client import durable
+from edge_client.client import identity
+from edge_client.client.identity import STATE_KIND, STATE_VERSION
+from edge_client.client.status import Status, StatusFile
 from edge_client.errors import MachineError, NoSuchNameError
-from edge_client.identity import STATE_KIND, STATE_VERSION
-from edge_client.service_unit import Unit
-from edge_client.status import Status, StatusFile
+from edge_client.operate import device_service, doctor
+from edge_client.operate.device_checks import DeviceChecks, Subject, check_clock, check_writable
+from edge_client.operate.doctor import Finding, ProblemError, SkippedError
+from edge_client.operate.service_unit import Unit
 
 TREES = Path(__file__).parent / "profile_trees"
 

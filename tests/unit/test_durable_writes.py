@@ -75,4 +75,4 @@ def test_only_one_module_makes_files_permanent() -> None:
     }
     names = ("data/writing", "notes", "planning/rows", "received", "spool", "status")
     unsafe = {f"edge_client/{name}.py: os.replace" for name in names}
-    assert found == unsafe | {"coordinator/archive.py: os.fsync", "coordinator/backup.py: os.rename"}
+    assert found == unsafe | {"coordinator/store/archive.py: os.fsync", "coordinator/store/backup.py: os.rename"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rows import digest, run_file
 
-from coordinator.eligibility import obstacle
-from edge_client.run_file import RunFile
+from coordinator.rounds.eligibility import obstacle
+from edge_client.config.run_file import RunFile
 
 
 def _task_run() -> RunFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rows import evaluation_row
 
-from coordinator.evaluation import summarize
+from coordinator.rounds.evaluation import summarize
 from coordinator.store.base import SERVER
 
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from typed import typed
 
-from coordinator import aggregator, export_job
-from edge_client import files, records
+from coordinator.aggregation import aggregator, export_job
+from edge_client import records
+from edge_client.config import files
+from edge_client.config.run_file import RunFile
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
 from edge_client.models.slicing import FULL, parse
-from edge_client.onnx_file import OnnxModel
-from edge_client.run_file import RunFile
+from edge_client.onnx.file import OnnxModel
 from edge_client.wire.tensors import codec_for, write_container
 
 OPTIONS = {"hidden": [8]}

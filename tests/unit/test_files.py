@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
+from edge_client.config.files import (
+    DeviceFile,
+    format_bytes,
+    load_device_file,
+    parse_bytes,
+    parse_duration,
+    parse_table,
+)
+from edge_client.config.run_file import ModelSection, RunFile, check_run_file, load_run_file
 from edge_client.errors import InputError
-from edge_client.files import DeviceFile, format_bytes, load_device_file, parse_bytes, parse_duration, parse_table
 from edge_client.records import from_map, to_map
-from edge_client.run_file import ModelSection, RunFile, check_run_file, load_run_file
 
 RUN = """
 name = "digits"

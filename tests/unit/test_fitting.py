@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cost_rows import rows
 
-from edge_client.calibration import CalibrationJob, job_for
-from edge_client.fitting import CalibrationNeededError, find_rows, sent_rows
+from edge_client.measuring.calibration import CalibrationJob, job_for
+from edge_client.measuring.fitting import CalibrationNeededError, find_rows, sent_rows
 from edge_client.planning.rows import ModelRows, save_rows
 from edge_client.records import PlanRules, to_map
 from tests.rows import run_file

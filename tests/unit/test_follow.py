@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import follow
+from coordinator.cli import follow
 from coordinator.control import ControlServer
 from edge_client.errors import RunFailedError
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_client import files
+from edge_client.config import files
 from edge_client.errors import InputError
-from edge_client.found_data import Found, keep_device_file, recognise
+from edge_client.operate.data_folder import Found, keep_device_file, recognise
 
 
 def _make(root: Path, *names: str) -> Path:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from edge_client.data.given import as_set
+from edge_client.config.files import DataSection
 from edge_client.data.sets import npz
 from edge_client.data.sources import Samples, divide
+from edge_client.data.user_dataset import as_set
 from edge_client.errors import InputError
-from edge_client.files import DataSection
 
 CLASSES = ("ok", "dent", "rust")
 RNG = np.random.default_rng(2)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rows import digest
 
+from edge_client.client.identity import Bundle, join, load_identity, parse_bundle, read_bundle, write_bundle
 from edge_client.errors import ConflictError, InputError, MachineError
-from edge_client.identity import Bundle, join, load_identity, parse_bundle, read_bundle, write_bundle
 
 
 def _bundle(**changes: Any) -> Bundle:

@@ -17,10 +17,10 @@ import pytest
 import torch
 from PIL import Image
 
+from edge_client.config.files import DataSection
 from edge_client.data.sets import image_folder
 from edge_client.data.sources import Samples, open_data
 from edge_client.errors import InputError
-from edge_client.files import DataSection
 
 CLASSES = ("scratch", "ok")
 

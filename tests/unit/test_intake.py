@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.intake import CONFUSION, Expected, check_header, read_confusion
+from coordinator.conductor.intake import CONFUSION, Expected, check_header, read_confusion
 from edge_client.errors import PayloadError
 from edge_client.methods.base import PlanRules
 from edge_client.records import Evaluation, Report
@@ -287,7 +287,7 @@ def test_expectations_are_frozen() -> None:
 
 def test_the_gate_needs_no_torch() -> None:
     """The coordinator's process never loads torch or numpy."""
-    code = "import sys, coordinator.intake; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
+    code = "import sys, coordinator.conductor.intake; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from coordinator import job_child
-from coordinator.job_child import AGGREGATOR, JobChild
+from coordinator.aggregation import job_child
+from coordinator.aggregation.job_child import AGGREGATOR, JobChild
 
 _CHILD = """
 import json, os, sys
@@ -38,7 +38,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobChild]:
     real = subprocess.Popen
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        assert command == [sys.executable, "-m", "coordinator.aggregator"]
+        assert command == [sys.executable, "-m", "coordinator.aggregation.aggregator"]
         return real([sys.executable, "-c", _CHILD], **options)
 
     monkeypatch.setattr(job_child.subprocess, "Popen", start)

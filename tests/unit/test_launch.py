@@ -11,8 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from coordinator import launch
-from coordinator.pki import ensure_pki, read_foreign_ca
+from coordinator.broker.certificates import ensure_pki, read_foreign_ca
+from coordinator.server import launch
 from edge_client.errors import InputError, MachineError
 
 

@@ -16,7 +16,7 @@ from edge_client.methods.base import Batch, Job, Phase, PlainClient, Term
 from edge_client.models import registry
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.layout import allows_bf16, allows_channels_last, arranged, precision, to_channels_last
-from edge_client.run_model import load_weights
+from edge_client.task.run_model import load_weights
 from edge_client.training import optimizers
 from edge_client.training.evaluate import evaluate
 from edge_client.training.loop import Settings, generator, train

@@ -11,8 +11,8 @@ import torch
 from rows import run_file
 from torch import Tensor
 
-from coordinator import aggregator
-from coordinator.run_commands import check_run
+from coordinator.aggregation import aggregator
+from coordinator.requests.runs import check_run
 from edge_client.errors import InputError
 from edge_client.records import to_map
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container

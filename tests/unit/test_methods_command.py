@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rows import run_file
 
-from coordinator import aggregator, cli
+from coordinator.aggregation import aggregator
+from coordinator.cli import main as cli
 from edge_client.methods import registry
 from edge_client.records import to_map
 

@@ -11,7 +11,7 @@ import pytest
 import test_service
 from rows import PROFILE
 
-from coordinator.metrics import Metrics, picture
+from coordinator.server.metrics import Metrics, picture
 from edge_client import __version__
 from edge_client.errors import MachineError
 

@@ -165,7 +165,7 @@ def test_names_are_checked_without_torch_and_numpy() -> None:
         "from edge_client.data import registry as data\n"
         "from edge_client.methods import registry as methods\n"
         "from edge_client.models import registry as models\n"
-        "import edge_client.device.guard, edge_client.device.profile, edge_client.worker\n"
+        "import edge_client.device.guard, edge_client.device.profile, edge_client.worker.process\n"
         "models.validate('mlp', (1, 8, 8), {'hidden': [3]}); methods.validate('fedprox', {'mu': 0.1}); data.names()\n"
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))\n"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import cli
+from coordinator.cli import main as cli
 
 
 def _json(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
@@ -38,7 +38,7 @@ def test_a_list_loads_no_torch() -> None:
     """Nor does the command by itself; only `show` builds something."""
     code = (
         "import sys\n"
-        "from coordinator.cli import main\n"
+        "from coordinator.cli.main import main\n"
         "main(['models', 'list', '-q'])\n"
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))\n"
     )

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from edge_client.config.files import DataSection
 from edge_client.data.named import DataFacts, describe_data, open_named
 from edge_client.data.registry import located, split_source
 from edge_client.data.sources import all_samples, open_data
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.files import DataSection
-from edge_client.task import data_table
+from edge_client.task.task import data_table
 
 RNG = np.random.default_rng(6)
 IMAGES = RNG.integers(0, 256, (30, 5, 6), dtype=np.uint8)

@@ -9,12 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from coordinator import cli, new
-from coordinator.run_commands import check_run
-from edge_client import faults, files
+from coordinator.cli import main as cli
+from coordinator.cli import new
+from coordinator.requests.runs import check_run
+from edge_client import faults
+from edge_client.config import files
+from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.errors import DiskFullError
-from edge_client.run_file import RunFile, load_run_file
-from edge_client.task import Device, load_task
+from edge_client.task.task import Device, load_task
 
 KEY = re.compile(r"# [a-z0-9-]+ = ")
 EXAMPLES = {"max-steps", "target", "patience", "hours", "where", "rename", "labels", "tasks"}  # they have no default

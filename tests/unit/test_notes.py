@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rows import PLAN, digest
 
-from edge_client import notes
 from edge_client.records import Ceiling
+from edge_client.worker import live_files as notes
 
 TRIAL = notes.Trial(key=digest("model"), budget_bytes=7, plan=replace(PLAN, training_bytes=5))
 

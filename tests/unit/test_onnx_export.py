@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from edge_client.errors import InputError
 from edge_client.models import registry
 from edge_client.models.slicing import parse
-from edge_client.onnx_export import quantize, write_onnx
-from edge_client.onnx_file import Facts, OnnxModel
+from edge_client.onnx.export import quantize, write_onnx
+from edge_client.onnx.file import Facts, OnnxModel
 
 CLASSES = ("ok", "scratch", "dent", "1,5", "Ä")
 FAMILIES: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [

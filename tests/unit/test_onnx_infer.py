@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from typed import ok, typed
 
 from edge_client.errors import InputError
-from edge_client.onnx_file import Facts, OnnxModel, add_facts
+from edge_client.onnx.file import Facts, OnnxModel, add_facts
 
 # each sample of 1x1x3 is its own logits: the predictions below are the positions of the largest value
 X = np.array([[0.9, 0.1, 0.0], [0.0, 0.2, 0.9], [0.1, 0.8, 0.0], [0.3, 0.0, 0.4]], dtype=np.float32).reshape(4, 1, 1, 3)

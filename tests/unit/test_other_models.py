@@ -12,23 +12,24 @@ import torch
 from rows import run_file
 from torch import Tensor, nn
 
-from coordinator import aggregator, cli
-from coordinator.cli_methods import describe_method
-from coordinator.new import toml_value
-from coordinator.run_commands import check_run
-from coordinator.slice_choice import SliceChoice
-from edge_client.assignment import memory_key
-from edge_client.calibration import job_for
+from coordinator.aggregation import aggregator
+from coordinator.cli import main as cli
+from coordinator.cli.methods import describe_method
+from coordinator.cli.new import toml_value
+from coordinator.requests.runs import check_run
+from coordinator.rounds.slice_choice import SliceChoice
+from edge_client.config.files import describe, to_table
+from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.errors import FedfitError, InputError, NoSuchNameError
-from edge_client.files import describe, to_table
+from edge_client.measuring.calibration import job_for
 from edge_client.methods import registry
 from edge_client.models import registry as models
 from edge_client.models.slicing import SliceSpec, index_map, parse
 from edge_client.records import from_map, to_map
-from edge_client.run_file import RunFile, load_run_file
-from edge_client.run_model import Recipe, recipe
-from edge_client.task import Task
+from edge_client.task.run_model import Recipe, recipe
+from edge_client.task.task import Task
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
+from edge_client.worker.assignment import memory_key
 
 TINY = {"tiny": {"name": "small-cnn", "width": 2}}
 SLICES = ["full", "tiny", "mlp"]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client import files, owner_file
+from edge_client.config import files
 from edge_client.errors import InputError, MachineError
+from edge_client.operate import owner_file
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_client import service_unit
 from edge_client.device import catalogue
+from edge_client.operate import service_unit
 
 if sys.version_info >= (3, 11):
     import tomllib

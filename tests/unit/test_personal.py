@@ -14,15 +14,16 @@ from rows import digest
 from torch import Tensor
 from typed import typed
 
-from edge_client import identity, received
-from edge_client.assignment import write_state
-from edge_client.files import parse_table
-from edge_client.identity import Bundle
+from edge_client.client import identity
+from edge_client.client.identity import Bundle
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.models import registry
-from edge_client.onnx_file import OnnxModel
+from edge_client.onnx.file import OnnxModel
 from edge_client.records import WorkOrder, to_map
-from edge_client.run_file import RunFile
 from edge_client.wire.tensors import codec_for, write_container
+from edge_client.worker import received_model as received
+from edge_client.worker.assignment import write_state
 
 BUNDLE = Bundle(federation="fed", device="pi", brokers=("mqtts://h:8883",), password="p" * 20, key=digest("k"))
 MODEL = {"name": "preresnet20", "input": [1, 8, 8], "width": 4, "track-running-stats": True}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from coordinator.pki import Pki, ensure_pki
+from coordinator.broker.certificates import Pki, ensure_pki
 from edge_client.errors import InputError, MachineError
 from edge_client.transport.mqtt import tls_context
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from matplotlib.figure import Figure
 
-from coordinator import plots
+from coordinator.report import plots
 
 
 @pytest.fixture

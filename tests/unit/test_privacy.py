@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_client.config.files import ShareSection, load_device_file
 from edge_client.errors import InputError, MachineError
-from edge_client.files import ShareSection, load_device_file
 from edge_client.knowledge.kinds import ClassTable, DraftSet, FeatureMaps, FeaturePairs, Knowledge, SampleLogits
-from edge_client.privacy import Gate, Ledger, epsilon_of, fresh_noise
+from edge_client.worker.privacy import Gate, Ledger, epsilon_of, fresh_noise
 
 IDS = torch.arange(2)
 PAIRS = FeaturePairs(inputs=torch.ones(2, 3), outputs=torch.ones(2, 3))

@@ -15,15 +15,15 @@ from rows import report
 from torch import Tensor
 from torch.nn import functional as F
 
-from coordinator import aggregator
-from coordinator.probing import _pooled, _spread
-from coordinator.similarity_record import Findings
+from coordinator.aggregation import aggregator
+from coordinator.aggregation.probing import _pooled, _spread
+from coordinator.results.similarity_record import Findings
 from coordinator.store.base import SERVER
-from edge_client.assignment import write_state
-from edge_client.files import parse_table
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.records import from_map, to_map
-from edge_client.run_file import RunFile
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
+from edge_client.worker.assignment import write_state
 
 CLASSES = ["a", "b", "c"]
 Weights = dict[str, Tensor]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.cli import main
+from edge_client.cli.main import main
 
 TREES = Path(__file__).with_name("profile_trees")
 KEYS = [

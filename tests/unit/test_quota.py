@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.quota import MAX_MESSAGES, MAX_USELESS_BYTES, PERIOD_S, Quota
+from coordinator.fleet.quota import MAX_MESSAGES, MAX_USELESS_BYTES, PERIOD_S, Quota
 
 
 @pytest.mark.parametrize(("messages", "useless_bytes"), [(1, 0), (0, 120_000)], ids=["messages", "bytes"])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from rows import run_file
 
-from coordinator import aggregator
-from coordinator.reference_bytes import whole_model_bytes
+from coordinator.aggregation import aggregator
+from coordinator.results.reference_bytes import whole_model_bytes
 from edge_client.records import to_map
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 

@@ -14,13 +14,15 @@ from folders import line, write_run
 from page import Page
 from rows import run_file
 
-from coordinator import cli, plots, report
-from coordinator.run_folders import read_run
-from coordinator.run_record import DeviceRecord, FailureRecord, LeftOutRecord, RoundRecord, RunRecord
+from coordinator.cli import main as cli
+from coordinator.report import plots
+from coordinator.report import run_page as report
+from coordinator.results.run_folders import read_run
+from coordinator.results.run_record import DeviceRecord, FailureRecord, LeftOutRecord, RoundRecord, RunRecord
 from edge_client import faults
+from edge_client.config.files import parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.errors import DiskFullError, InputError
-from edge_client.files import parse_table
-from edge_client.run_file import RunFile
 
 if sys.version_info >= (3, 11):
     import tomllib

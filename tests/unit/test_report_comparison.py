@@ -9,8 +9,9 @@ import pytest
 from folders import line, write_run
 from page import Page
 
-from coordinator import cli, report_comparison
-from coordinator.run_folders import find_runs, read_run
+from coordinator.cli import main as cli
+from coordinator.report import comparison_page as report_comparison
+from coordinator.results.run_folders import find_runs, read_run
 
 EVIL = "<b onclick='x'>&$x_{"
 

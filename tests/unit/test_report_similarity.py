@@ -16,11 +16,12 @@ from PIL import Image
 from rows import run_file
 from test_report import EVIL, RUN
 
-from coordinator import cli, report
-from coordinator.report_similarity import _decoded
-from coordinator.run_folders import read_run
-from coordinator.run_record import RoundRecord, RunRecord
-from coordinator.similarity_record import Compared, Comparison, Means, Picture, Similarity, Stage, text_of
+from coordinator.cli import main as cli
+from coordinator.report import run_page as report
+from coordinator.report.similarity import _decoded
+from coordinator.results.run_folders import read_run
+from coordinator.results.run_record import RoundRecord, RunRecord
+from coordinator.results.similarity_record import Compared, Comparison, Means, Picture, Similarity, Stage, text_of
 from coordinator.store.base import SERVER
 from edge_client.errors import InputError
 

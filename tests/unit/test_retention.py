@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rows import lease_row, model_row, round_row, run_row, update_row
 
-from coordinator import rounds
-from coordinator.conductor import KEPT_MODELS, Conductor
-from coordinator.job_child import AGGREGATOR, JobChild
-from coordinator.roster import Roster
+from coordinator.aggregation.job_child import AGGREGATOR, JobChild
+from coordinator.conductor.conductor import KEPT_MODELS, Conductor
+from coordinator.fleet.roster import Roster
+from coordinator.fleet.transfers import Downloads, Uploads
+from coordinator.rounds import machine as rounds
 from coordinator.store.sqlite import SqliteStore
-from coordinator.transfers import Downloads, Uploads
-from edge_client.blobs import BlobStore
+from edge_client.transport.blobs import BlobStore
 
 
 class Site:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rows import PROFILE, device_row
 
-from coordinator.roster import Roster
+from coordinator.fleet.roster import Roster
 from edge_client.errors import PayloadError
 from edge_client.wire.messages import (
     Accept,

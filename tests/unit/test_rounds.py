@@ -18,8 +18,8 @@ from rows import (
     update_row,
 )
 
-from coordinator import rounds
-from coordinator.rounds import Instruction, RunMachine, Snapshot, seed_of
+from coordinator.rounds import machine as rounds
+from coordinator.rounds.machine import Instruction, RunMachine, Snapshot, seed_of
 from edge_client.records import Evaluation, Report
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rows import run_file
 
-from coordinator.run_directory import DATA, RunDirectory
+from coordinator.results.run_directory import DATA, RunDirectory
+from edge_client.config.run_file import load_run_file
 from edge_client.errors import ConflictError
-from edge_client.run_file import load_run_file
 
 FILE = run_file(method={"name": "fedprox", "mu": 0.5}, simulate={"data": "digits", "training-budgets": ["40MB"]})
 

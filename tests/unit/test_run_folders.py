@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from folders import line, write_run
 
-from coordinator.run_folders import find_runs, holds_runs, read_run
-from coordinator.run_record import DeviceRecord, FailureRecord, LeftOutRecord
+from coordinator.results.run_folders import find_runs, holds_runs, read_run
+from coordinator.results.run_record import DeviceRecord, FailureRecord, LeftOutRecord
 from edge_client.errors import InputError, NoSuchNameError
 
 

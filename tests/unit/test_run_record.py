@@ -6,9 +6,16 @@ from typing import Any
 
 from rows import round_row, run_file
 
-from coordinator.run_commands import _moved_by_round
-from coordinator.run_record import DeviceRecord, FailureRecord, LeftOutRecord, RoundRecord, RunRecord, from_answer
-from coordinator.similarity_record import Similarity
+from coordinator.requests.runs import _moved_by_round
+from coordinator.results.run_record import (
+    DeviceRecord,
+    FailureRecord,
+    LeftOutRecord,
+    RoundRecord,
+    RunRecord,
+    from_answer,
+)
+from coordinator.results.similarity_record import Similarity
 from edge_client.records import to_map
 
 FILE = run_file()

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from coordinator.selection import choose, goal_and_quorum, num_to_ask
+from coordinator.rounds.selection import choose, goal_and_quorum, num_to_ask
 
 
 def _tail(quorum: int, n: int, drop: Fraction) -> Fraction:

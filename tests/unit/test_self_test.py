@@ -17,10 +17,11 @@ import torch
 from rows import digest
 from torch import nn
 
-from edge_client import onnx_probe, self_test
 from edge_client.errors import InputError
-from edge_client.onnx_export import quantize, write_onnx
-from edge_client.onnx_file import Facts, OnnxModel, add_properties, classes_hash
+from edge_client.onnx import self_test
+from edge_client.onnx import test_samples as onnx_probe
+from edge_client.onnx.export import quantize, write_onnx
+from edge_client.onnx.file import Facts, OnnxModel, add_properties, classes_hash
 from edge_client.records import to_map
 from edge_client.wire.messages import Deploy
 
@@ -50,7 +51,7 @@ def outcome(folder: Path, file: Path, *, budget: int = 10**9, deploy: Deploy = D
     """The exit code and the result of the process that a daemon starts."""
     job, result = folder / "job.json", folder / "result.json"
     job.write_text(json.dumps({"file": str(file), "deploy": to_map(deploy), "budget_bytes": budget}))
-    command = [sys.executable, "-m", "edge_client.self_test", str(job), str(result)]
+    command = [sys.executable, "-m", "edge_client.onnx.self_test", str(job), str(result)]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", **env}, check=False, timeout=60)
     return done.returncode, json.loads(result.read_text())
 
@@ -98,7 +99,7 @@ def test_a_result_that_finds_no_space_has_a_code_of_its_own(tmp_path: Path) -> N
     job, result = tmp_path / "job.json", tmp_path / "result.json"
     job.write_text(json.dumps({"file": "/nothing.onnx", "deploy": to_map(DEPLOY), "budget_bytes": 10**9}))
     result.symlink_to("/dev/full")
-    command = [sys.executable, "-m", "edge_client.self_test", str(job), str(result)]
+    command = [sys.executable, "-m", "edge_client.onnx.self_test", str(job), str(result)]
     done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (74, f"cannot write {result}: No space left on device\n")
     assert not result.is_symlink()

@@ -9,11 +9,12 @@ import pytest
 from machine import Machine
 from typed import typed
 
-from coordinator import launch, server_service
-from coordinator.server_checks import ServerChecks
+from coordinator.cli import server_service
+from coordinator.cli.server_checks import ServerChecks
+from coordinator.server import launch
 from coordinator.store.sqlite import SqliteStore
-from edge_client import doctor
 from edge_client.errors import ConflictError, InputError, MachineError
+from edge_client.operate import doctor
 
 TREES = Path(__file__).parent / "profile_trees"
 

@@ -31,16 +31,17 @@ from rows import (
     update_row,
 )
 
-from coordinator import job_child, rounds
-from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
-from coordinator.commands import Commands
-from coordinator.service import Service, ServiceOptions
-from coordinator.similarity_record import Compared, Comparison, Similarity, setting_of
+from coordinator.aggregation import job_child
+from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, new_password
+from coordinator.requests.commands import Commands
+from coordinator.results.similarity_record import Compared, Comparison, Similarity, setting_of
+from coordinator.rounds import machine as rounds
+from coordinator.server.service import Service, ServiceOptions
 from coordinator.store.base import PartRow
 from coordinator.store.memory import MemoryStore
-from edge_client.blobs import BlobStore
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.records import from_map, to_map
+from edge_client.transport.blobs import BlobStore
 from edge_client.transport.inproc import Hub
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, transfer_id
 from edge_client.wire.messages import (

@@ -9,10 +9,11 @@ import pytest
 from machine import Machine
 from typed import typed
 
-from edge_client import device_service, durable, service_install
+from edge_client import durable
+from edge_client.client.identity import STATE_KIND, STATE_VERSION
 from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError
-from edge_client.identity import STATE_KIND, STATE_VERSION
-from edge_client.systemd import Systemd
+from edge_client.operate import device_service, service_install
+from edge_client.operate.systemd import Systemd
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from machine import Machine
 
-from edge_client import device_service, service_unit
 from edge_client.device.probe import Memory
 from edge_client.errors import InputError, MachineError
-from edge_client.service_install import Programs, check_programs
-from edge_client.service_unit import Unit, bound, command, hiding, memory_max, quoted, template
-from edge_client.systemd import Systemd
+from edge_client.operate import device_service, service_unit
+from edge_client.operate.service_install import Programs, check_programs
+from edge_client.operate.service_unit import Unit, bound, command, hiding, memory_max, quoted, template
+from edge_client.operate.systemd import Systemd
 
 NAMES = {"fedfit-device": 1.5, "fedfit-device-gpu": 2.0, "fedfit-coordinator": 1.5}
 ANALYZE = shutil.which("systemd-analyze")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from rows import PROFILE, assign, digest
 
-from edge_client.records import Ceiling
-from edge_client.session import (
+from edge_client.client.session import (
     BeginSession,
     Fetch,
     Finished,
@@ -30,6 +29,7 @@ from edge_client.session import (
     WorkerFailed,
     WorkerProgress,
 )
+from edge_client.records import Ceiling
 from edge_client.wire.messages import (
     Accept,
     Cancel,

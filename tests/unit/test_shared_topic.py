@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.shared_topic import WINDOW, SharedTopic
+from coordinator.fleet.shared_topic import WINDOW, SharedTopic
 
 ALL = frozenset({"a", "b", "c"})
 

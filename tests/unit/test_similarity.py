@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.similarity import centred_gram, cka_matrix, linear_cka
+from coordinator.aggregation.similarity import centred_gram, cka_matrix, linear_cka
 
 
 def _column(*values: float) -> torch.Tensor:

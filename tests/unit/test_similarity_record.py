@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rows import run_file
 
-from coordinator import similarity_record
-from coordinator.similarity_record import Compared, Comparison, Findings, Picture, Similarity, Stage
+from coordinator.results import similarity_record
+from coordinator.results.similarity_record import Compared, Comparison, Findings, Picture, Similarity, Stage
 
 A, B = Compared(device="a", slice="full"), Compared(device="b", slice="width:1/2")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from coordinator import cli
-from coordinator.run_commands import warnings_of
-from coordinator.simulation_file import Flags, Missing, budgets_of, combinations, complete
+from coordinator.cli import main as cli
+from coordinator.requests.runs import warnings_of
+from coordinator.simulation.run_options import Flags, Missing, budgets_of, combinations, complete
+from edge_client.config.files import parse_table, to_table
+from edge_client.config.run_file import RunFile, SimulateSection
 from edge_client.errors import InputError
-from edge_client.files import parse_table, to_table
-from edge_client.run_file import RunFile, SimulateSection
 
 DIGITS = Missing(shape=(1, 8, 8), classes=tuple("0123456789"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.simulation_report import Pace, grid, result
+from coordinator.cli.simulation_report import Pace, grid, result
 
 DEVICE = {"rounds": 2, "samples": 10, "plan": "full, microbatch 32", "budget": None, "training_peak": 3_000_000}
 DEVICE |= {"failure": ""}

@@ -12,13 +12,13 @@ import torch
 from rows import run_file
 from torch import Tensor
 
-from coordinator import aggregator
+from coordinator.aggregation import aggregator
+from edge_client.config.run_file import RunFile
 from edge_client.methods import coverage, registry
 from edge_client.models import registry as models
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse
 from edge_client.records import to_map
-from edge_client.run_file import RunFile
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
 HIDDEN = [4, 4]

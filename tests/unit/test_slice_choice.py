@@ -9,7 +9,7 @@ import pytest
 from cost_rows import rows
 from rows import run_file
 
-from coordinator.slice_choice import SliceChoice
+from coordinator.rounds.slice_choice import SliceChoice
 from edge_client.errors import InputError
 from edge_client.methods import registry
 from edge_client.methods.slices import architecture

@@ -11,10 +11,10 @@ import pytest
 from rows import PLAN, assign, digest
 
 from edge_client import faults
+from edge_client.client.session import Finished
+from edge_client.client.spool import Saved, Spool
 from edge_client.errors import DiskFullError, MachineError
 from edge_client.records import Ceiling
-from edge_client.session import Finished
-from edge_client.spool import Saved, Spool
 
 UPDATE = Finished(sha256=digest("u"), length=5, num_samples=3)
 

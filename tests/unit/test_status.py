@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from rows import digest
 
-from edge_client import deployed, durable, status
-from edge_client.identity import STATE_KIND, STATE_VERSION, Bundle
-from edge_client.status import Moment, Status, StatusFile, read_status
+from edge_client import durable
+from edge_client.client import deployed, status
+from edge_client.client.identity import STATE_KIND, STATE_VERSION, Bundle
+from edge_client.client.status import Moment, Status, StatusFile, read_status
 from edge_client.wire.messages import Deploy, Deployed
 
 BUNDLE = Bundle(federation="fed", device="pi", brokers=("mqtts://h:8883",), password="p" * 20, key=digest("k"))

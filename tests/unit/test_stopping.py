@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rows import evaluation_row, run_file
 
-from coordinator.evaluation import summarize
-from coordinator.stopping import Scoreboard, learning_rate, score_of
+from coordinator.rounds.evaluation import summarize
+from coordinator.rounds.stopping import Scoreboard, learning_rate, score_of
 
 
 def _board(stop: dict[str, Any], *scores: float) -> Scoreboard:

@@ -13,9 +13,9 @@ import pytest
 import test_service
 from test_daemon import World
 
-from edge_client import workers
-from edge_client.status import Status, in_short
-from edge_client.supervisor import Supervisor
+from edge_client.client import workers
+from edge_client.client.status import Status, in_short
+from edge_client.client.supervisor import Supervisor
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator import tables
+from coordinator.cli import tables
 
 LABELS = ["line=a", "site=b"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import edge_client
+from edge_client.config.files import DataSection
+from edge_client.config.task_files import AllowedTasks, split_place, task_sha256
 from edge_client.errors import InputError
-from edge_client.files import DataSection
-from edge_client.task import Task, data_table, load_task, read_source
-from edge_client.task_files import AllowedTasks, split_place, task_sha256
+from edge_client.task.task import Task, data_table, load_task, read_source
 
 ROOT = Path(__file__).parents[2]
 GOOD = """\
@@ -45,7 +45,7 @@ def test_a_task_is_loaded_from_its_file_without_torch(tmp_path: Path) -> None:
     """Neither the package nor a task that does not ask for torch loads it; the import path stays as it was."""
     path = write(tmp_path, GOOD)
     code = (
-        "import sys; before = list(sys.path); import edge_client; from edge_client.task import load_task; "
+        "import sys; before = list(sys.path); import edge_client; from edge_client.task.task import load_task; "
         f"t = load_task({str(path) + ':task'!r}); "
         "assert t.units == ['stem', 'head'] and t.model(5).width == 5 and sys.path == before; "
         "assert not {'torch', 'numpy', 'mine'} & sys.modules.keys()"

@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 from test_worker import make_work, read_update, run_worker
 
-from coordinator import aggregator
-from edge_client import assignment
-from edge_client.files import load_device_file
+from coordinator.aggregation import aggregator
+from edge_client.config.files import load_device_file
+from edge_client.config.run_file import load_run_file
+from edge_client.config.task_files import task_sha256
 from edge_client.records import to_map
-from edge_client.run_file import load_run_file
-from edge_client.task_files import task_sha256
+from edge_client.worker import assignment
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,13 +11,13 @@ import torch
 from rows import run_file
 from torch import Tensor
 
-from coordinator import aggregator
-from coordinator.intake import Expected, check_header
+from coordinator.aggregation import aggregator
+from coordinator.conductor.intake import Expected, check_header
+from edge_client.config.run_file import RunFile
 from edge_client.errors import PayloadError
 from edge_client.knowledge.kinds import ClassTable, DraftSet, FeaturePairs, Knowledge, SampleLogits, named_tensors
 from edge_client.methods import registry
 from edge_client.records import from_map, to_map
-from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 

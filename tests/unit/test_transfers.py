@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shared_topic import WINDOW
-from coordinator.transfers import Arrived, Downloads, Uploads
+from coordinator.fleet.shared_topic import WINDOW
+from coordinator.fleet.transfers import Arrived, Downloads, Uploads
 from edge_client import faults
-from edge_client.blobs import BlobStore
 from edge_client.errors import DiskFullError, PayloadError
+from edge_client.transport.blobs import BlobStore
 from edge_client.wire.chunks import CHUNK_BYTES, chunk_length, make_chunk, num_chunks, parse_chunk, transfer_id
 from edge_client.wire.messages import Grant, Offer, Share
 

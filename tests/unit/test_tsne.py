@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.tsne import _gradient, _row, neighbours, tsne
+from coordinator.report.tsne import _gradient, _row, neighbours, tsne
 
 
 def _points(per_cluster: int = 15) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.roster import Roster
+from coordinator.fleet.roster import Roster
 from coordinator.store.base import DeviceRow
 from edge_client import __version__
 from edge_client.records import to_map

@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from coordinator.virtual_devices import SharedParts, settle_left
+from coordinator.simulation.virtual_devices import SharedParts, settle_left
 from edge_client.records import PartRef
 from edge_client.wire.chunks import CHUNK_BYTES, Chunk, make_chunk, num_chunks, parse_chunk, transfer_id
 

@@ -18,18 +18,20 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from coordinator import aggregator
-from coordinator.cli_methods import describe_method
-from coordinator.intake import Expected, check_header
-from edge_client import assignment, notes, worker
+from coordinator.aggregation import aggregator
+from coordinator.cli.methods import describe_method
+from coordinator.conductor.intake import Expected, check_header
+from edge_client.config.files import DataSection, parse_table
+from edge_client.config.run_file import RunFile
 from edge_client.data.sources import open_data
-from edge_client.files import DataSection, parse_table
 from edge_client.methods import registry as methods
 from edge_client.models import registry
 from edge_client.records import Report, TrainingPlan, from_map, to_map
-from edge_client.run_file import RunFile
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader, write_container
+from edge_client.worker import assignment
+from edge_client.worker import live_files as notes
+from edge_client.worker import process as worker
 
 CLASSES = [str(digit) for digit in range(10)]
 DIGITS = {"source": "digits", "partition": "iid", "part": [0, 4]}  # 450 samples: 360 to train on, 90 to test
@@ -73,7 +75,7 @@ def make_work(folder: Path, *, run: dict[str, Any] | None = None, **order: Any) 
 
 def run_worker(work: Path, **environment: str) -> int:
     """Run to the end; returns the exit code (negative: the signal)."""
-    command = [sys.executable, "-m", "edge_client.worker", str(work)]
+    command = [sys.executable, "-m", "edge_client.worker.process", str(work)]
     done = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
     )
@@ -119,7 +121,7 @@ def test_data_that_is_larger_than_the_budget_is_not_unpacked_first(tmp_path: Pat
         "import resource, subprocess, sys\ncode = subprocess.call(sys.argv[1:], stderr=subprocess.DEVNULL)\n"
         "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
-    command = [sys.executable, "-c", between, sys.executable, "-m", "edge_client.worker", str(work)]
+    command = [sys.executable, "-c", between, sys.executable, "-m", "edge_client.worker.process", str(work)]
     code, peak_kb = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert code == "76"
     told = json.loads((work / "error.json").read_text())
@@ -199,7 +201,7 @@ def test_evaluation_alone_sends_no_weights_and_tells_its_progress(tmp_path: Path
     """First and last line of each phase are there, whatever the throttle."""
     work = make_work(tmp_path / "w", train=False)
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "edge_client.worker", str(work)]
+    command = [sys.executable, "-m", "edge_client.worker.process", str(work)]
     environment = os.environ | {"FEDFIT_PROGRESS_FD": str(write_end)}
     process = subprocess.Popen(command, env=environment, pass_fds=[write_end])
     os.close(write_end)
@@ -436,7 +438,7 @@ def test_sigterm_ends_a_training_worker_with_143(tmp_path: Path) -> None:
     """As soon as it has begun to train, and without an update."""
     work = make_work(tmp_path / "w", run={"train": {"epochs": 1000}})
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "edge_client.worker", str(work)]
+    command = [sys.executable, "-m", "edge_client.worker.process", str(work)]
     environment = os.environ | {"FEDFIT_PROGRESS_FD": str(write_end), "FEDFIT_PARENT_PID": str(os.getpid())}
     process = subprocess.Popen(command, env=environment, pass_fds=[write_end])
     os.close(write_end)

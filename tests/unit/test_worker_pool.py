@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import job_child
-from coordinator.worker_pool import WorkerPool
-from edge_client.session import Event, Finished, WorkerDone, WorkerFailed
+from coordinator.aggregation import job_child
+from coordinator.simulation.worker_pool import WorkerPool
+from edge_client.client.session import Event, Finished, WorkerDone, WorkerFailed
 
 # answers with the exit code that the folder names; "die" ends the process
 _CHILD = """

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from rows import PLAN, digest
 
-from edge_client import durable, notes, workers
+from edge_client import durable
+from edge_client.client import workers
+from edge_client.client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.records import Ceiling, to_map
-from edge_client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.wire.messages import Decline, context_up, open_message, seal_message
+from edge_client.worker import live_files as notes
 
 KEY = bytes(32)
 TRIAL = notes.Trial(key=digest("model"), budget_bytes=7, plan=replace(PLAN, training_bytes=5))

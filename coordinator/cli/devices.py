@@ -1,0 +1,162 @@
+"""The verbs of `coordinator device`: add, list, show, label, remove.
+
+Without a running coordinator those that only change the store take its lock and change it themselves; the next start
+lets the devices in, or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from coordinator import control
+from coordinator.broker import access_rules as broker_lines
+from coordinator.cli import tables
+from coordinator.cli.options import formatted, listing, show, show_list, verb
+from coordinator.requests import devices as device_commands
+from coordinator.server.service import STATE_KIND, STATE_VERSION, access_of, default_state_dir
+from coordinator.store.base import DeviceRow
+from edge_client import durable
+from edge_client.client import identity
+from edge_client.errors import InputError
+from edge_client.records import from_map
+from edge_client.wire.topics import Topics
+
+__all__ = ["add_device_verbs", "parse_labels"]
+
+Json = dict[str, Any]
+
+
+def add_device_verbs(nouns: Any) -> None:
+    """The noun `device` and its verbs."""
+    device = nouns.add_parser("device", help="the devices of this federation").add_subparsers(
+        required=True, metavar="VERB"
+    )
+    add = verb(device, "add", _add, "enrol devices and write their join bundles")
+    add.add_argument("names", nargs="+", metavar="NAME")
+    add.add_argument(
+        "--label", action="append", default=[], metavar="K=V", help="a label by which runs may choose; repeatable"
+    )
+    add.add_argument(
+        "--out", type=Path, default=Path(), metavar="DIR", help="where NAME.join is written (default: here)"
+    )
+    add.add_argument(
+        "--replace", action="store_true", help="fresh secrets for enrolled devices; their old bundles end at once"
+    )
+    listing(verb(device, "list", _list, "who is enrolled, and who is there"))
+    formatted(verb(device, "show", _show, "all that is known of a device")).add_argument("name", metavar="NAME")
+    label = formatted(verb(device, "label", _label, "give labels to a device, or take them away"))
+    label.add_argument("name", metavar="NAME")
+    label.add_argument("labels", nargs="+", metavar="K=V | K-", help="K=V gives a label, K- takes it away")
+    remove = verb(device, "remove", _remove, "forget devices; they are cut at once")
+    remove.add_argument("names", nargs="+", metavar="NAME")
+
+
+def parse_labels(words: list[str], *, may_drop: bool) -> tuple[dict[str, str], list[str]]:
+    """`k=v` and `k-`, as what to put and what to drop."""
+    put: dict[str, str] = {}
+    drop = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals:
+            put[key] = value
+        elif may_drop and word.endswith("-") and len(word) > 1:
+            drop.append(word[:-1])
+        else:
+            raise InputError(f"label {word!r}: expected KEY=VALUE{', or KEY- to take it away' if may_drop else ''}")
+    device_commands.check_labels(put)
+    return put, drop
+
+
+def _alone(options: argparse.Namespace) -> Any:
+    return device_commands.without_coordinator(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
+
+
+def _add(options: argparse.Namespace) -> None:
+    labels = parse_labels(options.label, may_drop=False)[0] if options.label else None
+    for name in options.names:
+        device_commands.new_device(name)  # all names are checked before the first is added
+    _make_folder(options.out)
+    try:
+        wanted = {"names": options.names, "labels": labels, "replace": options.replace}
+        answer = control.request(options.state_dir, "device-add", **wanted)
+    except control.NotRunningError:
+        with _alone(options) as stored:
+            answer = stored.add(options.names, labels, replace=options.replace)
+    bundles = [from_map(identity.Bundle, data) for data in answer["bundles"]]
+    _write_bundles(bundles, options)
+    if answer["external"]:
+        print(_broker_lines(bundles, replace=options.replace))
+
+
+def _make_folder(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.exists() or not path.absolute().parent.is_dir():
+        raise InputError(f"--out {path}: expected a folder, or the name of a new one in a folder that exists")
+    with durable.disk_errors(f"cannot make the folder {path}"):
+        path.mkdir(mode=0o700)
+
+
+def _write_bundles(bundles: list[identity.Bundle], options: argparse.Namespace) -> None:
+    for number, bundle in enumerate(bundles):
+        path = options.out / f"{bundle.device}.join"
+        lacking = " ".join(bundle.device for bundle in bundles[number:])
+        again = f"coordinator device add {lacking} --replace{_named(options.state_dir)}"
+        with durable.disk_errors(f"cannot write {path}; when there is a way, make it anew: {again}"):
+            identity.write_bundle(path, bundle)
+        print(f"{path}  (copy it to {bundle.device}, then there: edge-client join {path.name})")
+
+
+def _named(state_dir: Path) -> str:
+    return "" if state_dir == default_state_dir() else f" --state-dir {shlex.quote(str(state_dir))}"
+
+
+def _broker_lines(bundles: list[identity.Bundle], *, replace: bool) -> str:
+    """What whoever keeps the broker has to add, for the two brokers that people use most."""
+    rows = [DeviceRow(name=bundle.device, key=bundle.key, password=bundle.password) for bundle in bundles]
+    users = [access_of(row, Topics(bundle.federation)) for row, bundle in zip(rows, bundles, strict=True)]
+    return "\n".join(
+        (
+            "\nthe broker is not fedfit's own: let these devices in there",
+            "\nmosquitto, in the folder of its password_file passwords and its acl_file acl; then reload it:\n",
+            *(broker_lines.mosquitto_commands(user, replace=replace) for user in users),
+            "\nor a NATS server, below authorization.users; then reload it:\n",
+            *(broker_lines.nats_user(user) for user in users),
+        )
+    )
+
+
+def _list(options: argparse.Namespace) -> None:
+    show_list(options, control.request(options.state_dir, "device-list")["devices"], tables.devices, name="id")
+
+
+def _show(options: argparse.Namespace) -> None:
+    show(options, control.request(options.state_dir, "device-show", name=options.name), tables.device)
+
+
+def _label(options: argparse.Namespace) -> None:
+    put, drop = parse_labels(options.labels, may_drop=True)
+    try:
+        answer = control.request(options.state_dir, "device-label", name=options.name, put=put, drop=drop)
+    except control.NotRunningError:
+        with _alone(options) as stored:
+            answer = stored.label(options.name, put, drop)
+    show(options, answer, lambda data: f"{data['id']}: {tables.labels(data['labels'])}")
+
+
+def _remove(options: argparse.Namespace) -> None:
+    try:
+        answer = control.request(options.state_dir, "device-remove", names=options.names)
+    except control.NotRunningError:
+        with _alone(options) as stored:
+            answer = stored.remove(options.names)
+    print(f"removed {', '.join(answer['removed'])}")
+    if answer["external"]:
+        print(
+            "\nthe broker is not fedfit's own and still lets them in, though nobody listens: remove their users there; "
+            "for mosquitto, in its folder, then reload it:\n"
+        )
+        print("\n".join(f"sed -i '/^{name}:/d' passwords" for name in answer["removed"]))

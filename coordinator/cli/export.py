@@ -1,0 +1,178 @@
+"""`coordinator run export RUN --onnx FILE`: a run's model, or a slice of it, as an ONNX file.
+
+Covers: which model is meant (of the running coordinator, or of a simulation's folder), the process that writes it, what
+is shown. Does not cover: the writing (`export_job`, `edge_client.onnx.export`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from coordinator import control
+from coordinator.aggregation.task_source import with_task
+from coordinator.cli.options import formatted, show, verb
+from coordinator.requests.runs import check_has_model
+from coordinator.results import run_folders
+from coordinator.results.run_directory import RUN, RunDirectory
+from edge_client import durable
+from edge_client.config.files import format_bytes
+from edge_client.config.run_file import RunFile, load_run_file
+from edge_client.errors import InputError, MachineError, NoSuchNameError, PayloadError, RunFailedError
+from edge_client.methods import registry as methods
+from edge_client.records import from_map, is_id, to_map
+
+__all__ = ["add_export", "chosen_architecture", "in_a_process", "lost", "test_data", "typed_input"]
+
+Json = dict[str, Any]
+
+
+def add_export(run: Any) -> None:
+    """The verb."""
+    export = formatted(verb(run, "export", _export, "write a run's model as an ONNX file, checked against torch"))
+    export.add_argument("run", metavar="RUN|DIR", help="id, unique prefix or latest; or the folder of a simulation")
+    export.add_argument("--onnx", metavar="FILE", type=Path, required=True, help="the file to write; ends with .onnx")
+    export.add_argument("--version", metavar="N|best|last", default="last", help="default: %(default)s")
+    export.add_argument("--architecture", metavar="SLICE", help="a slice of the run; default: its largest one")
+    export.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x96x96, if the task does not tell")
+    export.add_argument("--int8", action="store_true", help="weights and activations as bytes: a quarter of the size")
+    export.add_argument(
+        "--data", metavar="SOURCE:PATH", help="with --int8: what to judge it with; default: the server's test data"
+    )
+
+
+def _export(options: argparse.Namespace) -> None:
+    _check(options)
+    place = Path(options.run)
+    of_a_folder = run_folders.holds_runs(place) or not is_id(options.run)
+    found = _in_folder(place, options.version) if of_a_folder else _of_coordinator(options)
+    file = from_map(RunFile, found["file"])
+    check_has_model(file, found["run"], str(options.onnx))
+    job = {
+        "run": found["file"],
+        "name": found["run"],
+        "version": found["version"],
+        "task": found["task"],
+        "model": found["path"],
+        "sha256": found["sha256"],
+        "architecture": chosen_architecture(file, options.architecture),
+        "input": typed_input(options.input),
+        "int8": options.int8,
+        "data": (options.data or test_data(file)) if options.int8 else "",
+        "out": str(options.onnx.absolute()),
+    }
+    show(options, in_a_process(job), _told)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.onnx.suffix.lower() != ".onnx":
+        raise InputError(f"--onnx: expected a file that ends with .onnx, got {str(options.onnx)!r}")
+    if not options.onnx.absolute().parent.is_dir():
+        raise InputError(f"--onnx: the folder {options.onnx.absolute().parent} does not exist")
+    if options.data and not options.int8:
+        raise InputError("--data: only with --int8, to tell the accuracy lost; see also: edge-client infer")
+
+
+def typed_input(text: str | None) -> list[int] | None:
+    """`--input`."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", text):
+        raise InputError(f"--input: expected a shape such as 3x96x96, got {text!r}")
+    return [int(part) for part in text.split("x")]
+
+
+def _of_coordinator(options: argparse.Namespace) -> Json:
+    return control.request(options.state_dir, "run-model", run=options.run, version=options.version)
+
+
+def _in_folder(place: Path, version: str) -> Json:
+    """The one finished simulation at `place`."""
+    folders = run_folders.find_runs([place])
+    if len(folders) > 1:
+        listed = ", ".join(map(str, folders[:5]))
+        raise NoSuchNameError(f"{place} has {len(folders)} simulations; name one of them: {listed}")
+    folder = RunDirectory(folders[0])
+    if not folder.model.is_file():
+        raise RunFailedError(f"{folder.path} has no model.bin; let the simulation end first")
+    record = run_folders.read_run(folder.path)
+    last = max((line.number for line in record.rounds), default=0)
+    if version not in ("last", str(last)):
+        raise InputError(f"--version: a simulation keeps its last model alone, version {last}; got {version!r}")
+    file = load_run_file(folder.path / RUN)
+    task = None
+    if file.task is not None:
+        file, _, place_of_task = with_task(file, file.task, folder.path / RUN)
+        task = place_of_task.rpartition(":")[0]
+    with durable.disk_errors(f"cannot read {folder.model}"):
+        sha256 = durable.sha256_file(folder.model)
+    named = {"run": folder.path.resolve().name, "file": to_map(file), "task": task}
+    return {**named, "version": last, "sha256": sha256, "path": str(folder.model.resolve())}
+
+
+def chosen_architecture(file: RunFile, asked: str | None) -> str:
+    """One of the run's slices, as the run writes it; raises `NoSuchNameError`."""
+    rungs = methods.rungs(file)
+    if asked is None or asked in rungs:
+        return asked or rungs[0]
+    try:
+        spelled = str(methods.named(file, asked))
+    except (InputError, PayloadError):
+        spelled = ""
+    if spelled not in rungs:
+        raise NoSuchNameError(f"unknown architecture {asked!r} of this run; it has: {', '.join(rungs)}")
+    return spelled
+
+
+def test_data(file: RunFile) -> str:
+    """What the server judges with; empty if it does not."""
+    if file.evaluate.on == "simulate":
+        return file.simulate.data if file.simulate is not None else ""
+    return "" if file.evaluate.on == "devices" else file.evaluate.on
+
+
+def in_a_process(job: Json) -> Json:
+    """Do an `export_job.ExportJob`; raises what it answered."""
+    done = subprocess.run(
+        [sys.executable, "-m", "coordinator.aggregation.export_job"],
+        input=json.dumps(job) + "\n",
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise MachineError(f"the export ended with code {done.returncode}; its last words are above") from None
+    if not answer["ok"]:
+        raise control.failure(answer, "the export did not say why it failed")
+    result: Json = answer["result"]
+    return result
+
+
+def _told(data: Json) -> str:
+    lines = [
+        f"{data['onnx']}: {data['run']} version {data['version']}, {data['model']} ({data['architecture']}), "
+        f"{data['precision']}, {format_bytes(data['bytes'])}",
+        f"fp32 against torch: max difference {data['max_difference']:.2g}, outputs up to {data['largest_output']:.3g}",
+    ]
+    if data["precision"] == "int8":
+        lines.append(lost(data["int8"]))
+    if data["batch_statistics"]:
+        lines.append("its BatchNorms use the statistics of each batch: ask it about many samples at a time")
+    return "\n".join(lines)
+
+
+def lost(judged: Json | None) -> str:
+    """What int8 costs, for people."""
+    if judged is None:
+        return "accuracy lost by int8: not known, the server has no test data; name some with --data"
+    return (
+        f"accuracy lost by int8: {judged['accuracy_lost']:.4f} ({judged['fp32_accuracy']:.4f} -> "
+        f"{judged['accuracy']:.4f} on {judged['num_samples']} samples)"
+    )

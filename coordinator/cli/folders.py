@@ -1,0 +1,68 @@
+"""The verbs of the command `coordinator` that make files and folders: new, backup, restore."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from coordinator.cli.options import verb
+from edge_client.config.files import format_bytes
+
+__all__ = ["add_verbs"]
+
+
+def add_verbs(nouns: Any) -> None:
+    """Add them to the command."""
+    help_text = "a folder to begin with: run.toml, device.toml and a task, with every key explained"
+    new = nouns.add_parser("new", help=help_text, description=help_text)
+    new.set_defaults(do=_new)
+    new.add_argument("folder", type=Path, metavar="DIR", help="its name becomes the run's name")
+    new.add_argument("--classes", default="ok,scratch,dent", metavar="A,B,...", help="default: %(default)s")
+    new.add_argument("--model", default="small-cnn", metavar="NAME", help="a built-in model (default: %(default)s)")
+    new.add_argument("--input", default="3x96x96", metavar="SHAPE", help="of one sample (default: %(default)s)")
+    new.add_argument("--rounds", type=int, default=10, metavar="N", help="default: %(default)s")
+    backup = verb(nouns, "backup", _backup, "everything a coordinator needs to go on, in one file; it may be running")
+    backup.add_argument("file", type=Path, metavar="FILE", help="a new file; it holds all secrets of the federation")
+    restore = verb(nouns, "restore", _restore, "make a new state directory from a backup")
+    restore.add_argument("file", type=Path, metavar="FILE")
+
+
+def _new(options: argparse.Namespace) -> None:
+    from coordinator.cli import new
+
+    made = new.make_folder(
+        new.NewOptions(
+            folder=options.folder,
+            classes=tuple(options.classes.split(",")),
+            model=options.model,
+            input=new.parse_shape(options.input),
+            rounds=options.rounds,
+        )
+    )
+    run, device, task = made
+    print(f"{run}  (what to train: look at classes and [model] first)")
+    print(f"{device}  (an example of what each device has; on a device: edge-client join FILE --data DIR writes one)")
+    print(f"{task}  (an example of a model and data of your own; not used unless run.toml names it)")
+    print(f"next: edit {run}, then: coordinator run start {run}")
+
+
+def _backup(options: argparse.Namespace) -> None:
+    from coordinator.store import backup
+
+    made = backup.make_backup(options.state_dir, options.file)
+    print(f"{made.path}  ({format_bytes(made.num_bytes)}, {made.num_blobs} blobs; it holds the federation's secrets)")
+    if made.lacking:
+        names = ", ".join(sha256[:12] for sha256 in made.lacking)
+        print(f"warning: missing or damaged in {options.state_dir}, hence not in the backup: {names}")
+
+
+def _restore(options: argparse.Namespace) -> None:
+    from coordinator.store import backup
+
+    made = backup.restore(options.file, options.state_dir)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(made.created_s))
+    print(f"{made.state_dir}  (federation {made.federation}, {made.num_devices} devices, as of {when})")
+    print(f"its devices connect to {', '.join(made.brokers) or 'nothing yet'}: that must lead here, and to nobody else")
+    print(f"next: coordinator start --state-dir {made.state_dir}, with the same options as before")

@@ -1,0 +1,267 @@
+"""`coordinator methods ...`: which methods there are, and what one exchanges. Needs no running coordinator.
+
+Bytes are those of containers as they travel, from the tables that a run builds for the model. An update's report has
+numbers of varying length; it is counted with usual ones, and without test results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coordinator.aggregation.task_source import recipe_of
+from coordinator.cli import tables
+from coordinator.cli.models import parse_settings
+from coordinator.cli.new import parse_shape
+from coordinator.cli.options import formatted, listing, show, show_list, terminal_columns
+from edge_client.config import files
+from edge_client.config.files import format_bytes
+from edge_client.config.run_file import MethodSection, ModelSection, RoundsSection, RunFile
+from edge_client.errors import InputError
+from edge_client.methods import coverage, registry
+from edge_client.methods.slices import WHOLE_MODEL
+from edge_client.models import registry as models
+from edge_client.models.slicing import parse
+from edge_client.records import Report, TrainingPlan, to_map
+from edge_client.wire.container import (
+    EXTRA_PREFIX,
+    FLOAT_CODECS,
+    MODEL_PREFIX,
+    TableRow,
+    build_header,
+    codec_rule,
+    payload_kind,
+    tensor_bytes,
+)
+
+if TYPE_CHECKING:
+    from edge_client.knowledge.kinds import Knowledge
+    from edge_client.methods.base import Method, Traffic
+    from edge_client.models.contract import Model
+
+__all__ = ["add_methods", "describe_method", "run_bytes"]
+
+Json = dict[str, Any]
+
+
+def add_methods(nouns: Any) -> None:
+    """The verbs of `methods`."""
+    methods = nouns.add_parser("methods", help="the published methods").add_subparsers(required=True, metavar="VERB")
+    help_text = "all methods, and which of them can be put over others"
+    listed = methods.add_parser("list", help=help_text, description=help_text)
+    listing(listed)
+    listed.set_defaults(do=_list)
+    help_text = "what a method exchanges, its parameters, and its bytes per round and device"
+    shown = formatted(methods.add_parser("show", help=help_text, description=help_text))
+    shown.add_argument("name", metavar="NAME")
+    shown.add_argument("--model", metavar="NAME", help="default: a small one that the method can train")
+    shown.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x224x224 (default: the model's usual)")
+    shown.add_argument("--slices", metavar="LIST", help="of the model, the largest first (default: the method's own)")
+    shown.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
+    shown.add_argument("--codec", choices=FLOAT_CODECS, default="fp32", help="default: %(default)s")
+    shown.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the method; repeatable"
+    )
+    shown.set_defaults(do=_show)
+
+
+def _list(options: argparse.Namespace) -> None:
+    rows = [{"name": name} for name in registry.names()]
+    if not options.quiet:
+        rows = [{"name": row["name"], **_about(registry.get(row["name"], {}))} for row in rows]
+    show_list(options, rows, _list_table, name="name")
+
+
+def _about(method: Method) -> Json:
+    return {"paper": method.paper, "exchanges": to_map(method.exchange)}
+
+
+def _list_table(rows: Sequence[Json]) -> str:
+    cells = [[row["name"], row["exchanges"]["down"], row["exchanges"]["up"], row["paper"]] for row in rows]
+    texts = {1: 1, 2: 1, 3: 1}
+    return tables.fold(["method", "down", "up", "paper"], cells, columns=terminal_columns(), texts=texts)
+
+
+def _show(options: argparse.Namespace) -> None:
+    model = options.model or registry.usual_model(options.name)
+    data = describe_method(
+        options.name,
+        parse_settings(options.set),
+        model=model,
+        input_shape=parse_shape(options.input) if options.input else models.default_input(model),
+        num_classes=options.classes,
+        codec=options.codec,
+        slices=options.slices.split(",") if options.slices else (),
+    )
+    show(options, data, _table)
+
+
+def describe_method(
+    name: str,
+    parameters: Mapping[str, Any],
+    *,
+    model: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    codec: str,
+    slices: Sequence[str] = (),
+) -> Json:
+    """What a method is, and its bytes with these slices of the model; raises `InputError` and `NoSuchNameError`."""
+    if num_classes < 2:
+        raise InputError(f"--classes: expected 2 or more, got {num_classes}")
+    file = RunFile(
+        name="shown",
+        method=MethodSection(name=name, parameters=parameters),
+        model=ModelSection(name=model, input=tuple(input_shape)),
+        classes=tuple(str(number) for number in range(num_classes)),
+        slices=tuple(slices),
+        rounds=RoundsSection(codec=codec),
+    )
+    sizes = list(run_bytes(file, None).values())
+    return {
+        "name": name,
+        **_about(registry.of_run(file)),
+        "parameters": [row for cls in registry.parameter_types(name) for row in _parameters(cls)],
+        "model": {"name": model, "input": list(input_shape), "classes": num_classes, "codec": codec},
+        **{key: value for key, value in sizes[0].items() if key != "slice"},
+        "slices": sizes if len(sizes) > 1 else [],
+    }
+
+
+def run_bytes(file: RunFile, task: str | None) -> dict[str, Json]:
+    """What travels in a round of a run to and from a device with each slice. Loads torch.
+
+    `task`: where the file of the run's task lies. Empty if it does not say what shape its samples
+    have: then only devices can make its model.
+    """
+    recipe = recipe_of(file, task)
+    if recipe.input_shape is None:
+        return {}
+    method, whole = registry.of_run(file), recipe.build(recipe.input_shape)
+    method.check(whole)
+    found = {}
+    for rung in registry.rungs(file):
+        # features of a slice may be narrower, and only an architecture knows where it can end
+        own = recipe.build(recipe.input_shape, parse(rung)) if rung != WHOLE_MODEL else whole
+        model, cut = (own, WHOLE_MODEL) if parse(rung).model else (whole, rung)
+        found[rung] = {"slice": rung, **_bytes(method, model, cut, file.rounds.codec, method.traffic(own))}
+    return found
+
+
+def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -> Json:
+    """What travels to and from a device with a slice of a model."""
+    meta = coverage.describe(
+        method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
+    )
+    table = _rows(method, model, cut, codec)
+    lacking = coverage.left_out([name for name, _, _ in table], None, method.plans, meta)
+    weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
+    down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
+    up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]
+    return {
+        "bytes_up": _num_bytes(_report(codec), up),
+        "bytes_down": down + (weights if changes else 0),
+        "bytes_once": once + (0 if changes else weights),
+    }
+
+
+def _parameters(cls: type) -> list[Json]:
+    defined = {field.name: field for field in dataclasses.fields(cls)}
+    rows = []
+    for row in files.describe(cls):
+        field = defined[row.key.replace("-", "_")]
+        symbol, limits = field.metadata["symbol"], row.range.replace("`", "")
+        rows.append({"name": row.key, "symbol": symbol, "default": field.default, "range": limits, "help": row.help})
+    return rows
+
+
+def _rows(method: Method, model: Model, cut: str, codec: str) -> list[TableRow]:
+    """The table of a slice of the model as it travels to a device."""
+    tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
+    tensors |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
+    return [
+        (
+            name,
+            codec_rule(value.ndim, codec, integer=not value.is_floating_point()),
+            tuple(value.shape) if place.where is None else tuple(len(indices) for indices in place.where),
+        )
+        for name, place in method.places(model, cut, list(tensors)).items()
+        for value in (tensors[place.name],)
+    ]
+
+
+def _knowledge(items: Sequence[Knowledge], codec: str) -> list[TableRow]:
+    from edge_client.knowledge.kinds import named_tensors
+
+    return [
+        (name, codec_rule(value.ndim, codec, integer=not value.is_floating_point()), tuple(value.shape))
+        for name, value in named_tensors(items)
+    ]
+
+
+def _report(codec: str) -> Json:
+    """What a device says beside its tensors, with numbers of the usual size."""
+    import torch
+
+    versions = {"python": "{}.{}.{}".format(*sys.version_info[:3]), "torch": str(torch.__version__)}
+    budget = 2 * 10**9
+    plan = TrainingPlan(microbatch=32, budget_bytes=budget, predicted_bytes=budget // 2, training_bytes=budget // 4)
+    report = Report(
+        num_samples=1000,
+        num_held=1000,
+        steps=32,
+        payload=payload_kind(codec),
+        plan=plan,
+        peak_bytes=budget // 2,
+        base_bytes=budget // 4,
+        scalars={"loss": 0.5, "replans": 0.0},
+        versions=versions,
+    )
+    described: dict[str, Any] = to_map(report)
+    return described
+
+
+def _num_bytes(meta: Mapping[str, Any], table: Sequence[TableRow]) -> int:
+    return len(build_header(meta, table)) + sum(tensor_bytes(codec, shape) for _, codec, shape in table)
+
+
+def _table(data: Json) -> str:
+    """`coordinator methods show`."""
+    exchanges, model = data["exchanges"], data["model"]
+    facts = [
+        ["paper", data["paper"]],
+        ["down", exchanges["down"]],
+        ["up", exchanges["up"]],
+        ["on a device", exchanges["device"] or "nothing"],
+    ]
+    columns = terminal_columns()
+    lines = [data["name"], *(_fact(name, text, columns) for name, text in facts), ""]
+    if data["parameters"]:
+        rows = [[p["name"], p["symbol"], json.dumps(p["default"]), p["range"], p["help"]] for p in data["parameters"]]
+        heads = ["parameter", "in the paper", "default", "range", ""]
+        lines += [tables.fold(heads, rows, columns=columns, texts={1: 1, 3: 1, 4: 2}), ""]
+    what = f"{model['name']}, input {'x'.join(map(str, model['input']))}, {model['classes']} classes, {model['codec']}"
+    if data["slices"]:
+        return "\n".join([*lines, "per round and device:", _slices(data["slices"]), f"({what})"])
+    once = f"; once {format_bytes(data['bytes_once'])} down" if data["bytes_once"] else ""
+    told = f"per round and device: {format_bytes(data['bytes_down'])} down, {format_bytes(data['bytes_up'])} up{once}"
+    return "\n".join([*lines, told, f"({what})"])
+
+
+def _fact(name: str, text: str, columns: int | None) -> str:
+    head = f"  {name:<12} "
+    return textwrap.fill(head + text, columns, subsequent_indent=" " * len(head)) if columns else head + text
+
+
+def _slices(rows: Sequence[Json]) -> str:
+    """The bytes of each slice; those that travel once where there are any."""
+    ways = {"down": "bytes_down", "up": "bytes_up"}
+    if any(row["bytes_once"] for row in rows):
+        ways["once, down"] = "bytes_once"
+    cells = [[row["slice"], *(format_bytes(row[way]) for way in ways.values())] for row in rows]
+    return tables.align(["slice", *ways], cells, right=range(1, 1 + len(ways)))

@@ -1,0 +1,61 @@
+"""What the verbs of `coordinator` have in common: the state directory, the format, how an answer is shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from coordinator.server.service import default_state_dir
+
+__all__ = ["formatted", "listing", "show", "show_list", "terminal_columns", "verb", "warn"]
+
+
+def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argparse.ArgumentParser:
+    """A verb with its function."""
+    parser: argparse.ArgumentParser = group.add_parser(name, help=help_text, description=help_text)
+    parser.add_argument(
+        "--state-dir", type=Path, default=default_state_dir(), metavar="DIR", help="default: %(default)s"
+    )
+    parser.set_defaults(do=do)
+    return parser
+
+
+def formatted(parser: argparse.ArgumentParser, *more: str) -> argparse.ArgumentParser:
+    """A verb that prints data; `more` are formats beside table and json."""
+    parser.add_argument("--format", choices=["table", *more, "json"], default="table", help="default: %(default)s")
+    return parser
+
+
+def listing(parser: argparse.ArgumentParser) -> None:
+    """A verb that prints a list."""
+    formatted(parser).add_argument("-q", "--quiet", action="store_true", help="names only")
+
+
+def show(options: argparse.Namespace, data: Any, table: Callable[[Any], str]) -> None:
+    """Print an answer in the format that was asked for."""
+    print(json.dumps(data, indent=1) if options.format == "json" else table(data))
+
+
+def show_list(options: argparse.Namespace, rows: list[Any], table: Callable[[Any], str], *, name: str) -> None:
+    """Print a list, or with `-q` only what each row has under `name`."""
+    if options.quiet:
+        print("".join(f"{row[name]}\n" for row in rows), end="")
+    else:
+        show(options, rows, table)
+
+
+def terminal_columns() -> int | None:
+    """How wide the reader's terminal is; None: a file or another program reads, which gets whole lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else None
+
+
+def warn(texts: Iterable[str]) -> None:
+    """Tell what is probably not wanted, each thing once."""
+    for text in dict.fromkeys(texts):
+        print(f"warning: {text}", file=sys.stderr)

@@ -1,0 +1,182 @@
+"""`coordinator run ...`: start a training, also as a dry run, look at it, stop it, report on it; its model, too."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from coordinator import control
+from coordinator.aggregation.task_source import with_task
+from coordinator.cli import tables
+from coordinator.cli.deploy import add_deploy
+from coordinator.cli.export import add_export
+from coordinator.cli.options import formatted, listing, show, show_list, verb, warn
+from coordinator.requests.runs import check_run, warnings_of
+from coordinator.results import run_folders, run_record
+from coordinator.results.run_record import RunRecord
+from edge_client.config.run_file import RunFile, load_run_file
+from edge_client.config.task_files import split_place
+from edge_client.errors import InputError, NoSuchNameError, NothingFitsError, RunFailedError
+from edge_client.records import is_id, to_map
+
+__all__ = ["add_run"]
+
+_POLL_S = 0.2
+
+Json = dict[str, Any]
+
+
+def add_run(nouns: Any) -> None:
+    """The verbs of `run`."""
+    run = nouns.add_parser("run", help="trainings").add_subparsers(required=True, metavar="VERB")
+    start = formatted(verb(run, "start", _start, "start a run, or queue it behind the one that trains"))
+    start.add_argument("file", type=Path, metavar="FILE.toml")
+    start.add_argument("--dry-run", action="store_true", help="ask every device what it would train; train nothing")
+    start.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
+    listing(verb(run, "list", _list, "all runs"))
+    shown = formatted(verb(run, "show", _show, "rounds, results, devices and failures of a run"))
+    shown.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
+    shown.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
+    stop = verb(run, "stop", _stop, "end a run after its round; its last model is kept")
+    stop.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
+    stop.add_argument("--now", action="store_true", help="drop the round that is under way")
+    report = verb(run, "report", _report, "write one HTML page with plots about a run, or about simulations")
+    report.add_argument(
+        "run", metavar="RUN|DIR", help="id, unique prefix or latest; or the folder of a simulation, or of several"
+    )
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN.html or DIR.html here")
+    report.add_argument("--plots", type=Path, metavar="DIR", help="write the page's plots there as PNG files, too")
+    add_export(run)
+    add_deploy(run)
+
+
+def _start(options: argparse.Namespace) -> None:
+    file = _with_whole_paths(load_run_file(options.file))
+    source = place = ""
+    if file.task is not None:
+        file, source, place = with_task(file, file.task, options.file)
+    check_run(file)
+    task = str(split_place(place)[0]) if place else None
+    _check_model(options.file, file, task)
+    warn(warnings_of(file))
+    asked = {"file": to_map(file), "task_source": source, "dry": options.dry_run}
+    started = control.request(options.state_dir, "run-start", **asked)
+    if options.dry_run:
+        _dry_run(options, started["run"], file, task)
+    elif options.follow:
+        _follow(options, started["run"])
+    else:
+        show(options, started, _started)
+
+
+def _with_whole_paths(file: RunFile) -> RunFile:
+    """Shared samples by the place that the person means: the coordinator runs in another folder."""
+    source, _, path = str(file.method.parameters.get("public", "")).partition(":")
+    if not path or Path(path).is_absolute():
+        return file
+    parameters = {**file.method.parameters, "public": f"{source}:{Path(path).absolute()}"}
+    return dataclasses.replace(file, method=dataclasses.replace(file.method, parameters=parameters))
+
+
+def _check_model(path: Path, file: RunFile, task: str | None) -> None:
+    """What only the model itself shows, such as slices that it has not: now, not when the run's turn comes."""
+    from coordinator.aggregation.aggregator import check_first_model
+
+    try:
+        check_first_model(file, task)
+    except (InputError, NoSuchNameError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _started(data: Json) -> str:
+    waits = f"; it waits for {data['waits_for']}" if data["waits_for"] else ""
+    return f"started {data['run']}{waits}; look at it with: coordinator run show {data['run']}"
+
+
+def _dry_run(options: argparse.Namespace, run: str, file: RunFile, task: str | None) -> None:
+    """Wait for the devices' plans and show them; raises if too few devices can train."""
+    from coordinator.cli import follow
+    from coordinator.cli import methods as cli_methods
+
+    try:
+        while True:
+            data = follow.ask(options.state_dir, "run-show", run=run)
+            if data["state"] not in ("queued", "running"):
+                break
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        control.request(options.state_dir, "run-stop", run=run, now=True)
+        raise
+    if data["state"] == "failed":
+        raise InputError(f"{options.file}: {data['reason']}")
+    if data["state"] == "stopped":
+        raise RunFailedError(f"the dry run {run} was stopped by somebody; start it again")
+    listed = follow.ask(options.state_dir, "device-list")["devices"]
+    result = tables.dry_run_rows(data, listed, cli_methods.run_bytes(file, task) if data["devices"] else {})
+    show(options, result, tables.dry_run)
+    if result["num_able"] < file.devices.min:
+        raise NothingFitsError(
+            f"{file.devices.min} devices are needed (devices.min), {result['num_able']} can train; see why above"
+        )
+
+
+def _follow(options: argparse.Namespace, run: str) -> None:
+    from coordinator.cli import follow  # rich takes 0.1 s to load
+
+    try:
+        data = follow.follow(options.state_dir, run)
+    except KeyboardInterrupt:
+        print(f"{run} goes on; watch it again with: coordinator run show {run} --follow")
+        return
+    show(options, data, tables.run)
+    follow.check_model(data)
+
+
+def _list(options: argparse.Namespace) -> None:
+    show_list(options, control.request(options.state_dir, "run-list")["runs"], tables.runs, name="run")
+
+
+def _show(options: argparse.Namespace) -> None:
+    data = control.request(options.state_dir, "run-show", run=options.run)
+    if options.follow:
+        _follow(options, data["run"])
+    else:
+        show(options, data, tables.run)
+
+
+def _stop(options: argparse.Namespace) -> None:
+    stopped = control.request(options.state_dir, "run-stop", run=options.run, now=options.now)
+    if stopped["state"] in ("queued", "running"):
+        print(f"{stopped['run']} ends {'now' if options.now else 'after its round'}")
+    else:
+        print(f"{stopped['run']} is over already: {stopped['state']}")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from coordinator.report import run_page as report  # loads the plots' library
+
+    runs = _runs_to_report(options)
+    name = runs[0].name if len(runs) == 1 else Path(options.run).resolve().name
+    path = options.out or Path(f"{name}.html")
+    if len(runs) == 1:
+        content = report.render(runs[0])
+    else:
+        from coordinator.report import comparison_page as report_comparison
+
+        content = report_comparison.render(name, runs)
+    report.write_page(content, path)
+    print(path)
+    if options.plots is not None:
+        for plot in report.write_plots(content, options.plots):
+            print(plot)
+
+
+def _runs_to_report(options: argparse.Namespace) -> list[RunRecord]:
+    """Of a folder the simulations in it; else of the coordinator, whose runs have no slash in their names."""
+    place = Path(options.run)
+    if run_folders.holds_runs(place) or not is_id(options.run):
+        return [run_folders.read_run(folder) for folder in run_folders.find_runs([place])]
+    return [run_record.ask_for(options.state_dir, options.run)]

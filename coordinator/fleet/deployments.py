@@ -1,0 +1,208 @@
+"""Models that devices are to use: who has which, who still waits for one, who may fetch it.
+
+A deployment is recorded before it is said, and said again until the device tells what became of it: at every hello, and
+from time to time while the device is there. What is active stays so until the device uses something else. A device that
+uses a model says so after every welcome; one that does not has lost it, with its disk say, and is asked again. A client
+that does not know deployments is never sent one. What a device says on the way (fetching, testing, what it waits for)
+is for people, and forgotten with this process.
+Covers: deciding, rows, messages. Does not cover: making the files (`cli_deploy`), sending them (`transfers`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from coordinator.fleet.roster import Roster
+from coordinator.store.base import DeploymentRow, Store
+from edge_client.logs import about
+from edge_client.transport.blobs import BlobStore
+from edge_client.wire.chunks import transfer_id
+from edge_client.wire.messages import Cancel, Deploy, Deployed, Message
+
+__all__ = ["Deployments"]
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 20.0
+_UNDER_WAY = {"fetching": "downloading", "testing": "testing"}  # as devices say it, and as people read it
+
+
+class Deployments:
+    """What each device is to use, and what it uses until then."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        blobs: BlobStore,
+        roster: Roster,
+        send: Callable[[str, Message], None],
+        release: Callable[[str], None],
+    ) -> None:
+        """`release` removes a blob that no row needs any more."""
+        self._store, self._blobs, self._roster = store, blobs, roster
+        self._send, self._release = send, release
+        rows = store.wanted_deployments()
+        self._pending = {row.device: row for row in rows if row.state == "pending"}
+        self._active = {row.device: row for row in rows if row.state == "active"}
+        self._transfers = self._all_transfers()
+        self._under_way: dict[str, Deployed] = {}  # device -> what it said last of the pending one
+        self._doubtful: set[str] = set()  # devices that have not said in this session that they use the active one
+        self._asked_at: dict[str, float] = {}
+
+    def add(self, rows: Sequence[DeploymentRow], now: float) -> None:
+        """Record a deployment, durably, and tell those of its devices that are there."""
+        before = self._store.add_deployment(rows)
+        for row in rows:
+            self._pending[row.device] = row
+            self._under_way.pop(row.device, None)
+        self._let_go(before)
+        for row in rows:
+            self._ask(row, now)
+
+    def greeted(self, device: str, now: float) -> None:
+        """A device said hello."""
+        self._under_way.pop(device, None)
+        if device in self._pending:
+            self._ask(self._pending[device], now)
+        elif device in self._active:
+            self._doubtful.add(device)
+            self._asked_at[device] = now  # it says so by itself
+
+    def tick(self, online: frozenset[str], now: float) -> None:
+        """Ask again those who may not have heard it, whose answer was lost, or who do not have it any more."""
+        doubted = {device: self._active[device] for device in self._doubtful if device in self._active}
+        for device, row in (doubted | self._pending).items():
+            if device in online and now >= self._asked_at.get(device, -_AGAIN_S) + _AGAIN_S:
+                self._ask(row, now)
+
+    def _ask(self, row: DeploymentRow, now: float) -> None:
+        present = self._roster.presence(row.device)
+        if present is None or not present.deploys:
+            return
+        if row.state == "pending" and not self._blobs.verified(row.sha256):
+            detail = "its file is missing or damaged on the server's disk; deploy it again"
+            self._set(row, "refused", "lost", detail)
+            return
+        self._asked_at[row.device] = now
+        self._send(row.device, _message(row))
+
+    def told(self, device: str, said: Deployed) -> None:
+        """What a device says of a deployment; of one that nobody wants any more it is told so."""
+        pending, active = self._pending.get(device), self._active.get(device)
+        if pending is not None and pending.id == said.deployment:
+            if said.state in _UNDER_WAY:
+                self._under_way[device] = said
+            else:
+                self._set(pending, said.state, said.code, said.detail)
+        elif active is not None and active.id == said.deployment:
+            self._doubtful.discard(device)
+            if said.state in ("refused", "rolled_back"):
+                self._set(active, said.state, said.code, said.detail)
+            elif said.state in _UNDER_WAY and pending is None:
+                self._set(active, "pending")
+                self._under_way[device] = said
+            elif said.state in _UNDER_WAY:
+                self._send(device, Cancel(lease=said.deployment, code="over"))
+        elif said.state in _UNDER_WAY:
+            self._send(device, Cancel(lease=said.deployment, code="over"))
+
+    def _set(self, row: DeploymentRow, state: str, code: str = "", detail: str = "") -> None:
+        is_bad = state in ("refused", "rolled_back")
+        code, detail = (code, detail) if is_bad else ("", "")
+        before = self._store.set_deployment(row.id, row.device, state, code=code, detail=detail)
+        places = {"pending": self._pending, "active": self._active}
+        del places[row.state][row.device]
+        if state in places:
+            places[state][row.device] = replace(row, state=state, code="", detail="")
+        self._under_way.pop(row.device, None)
+        lost = " again: the device does not have it any more" if state == "pending" else ""
+        what = (row.device, row.run, row.version, state, f" ({code}: {detail!r})" if code else lost)
+        level = logging.INFO if state == "active" else logging.WARNING
+        log.log(level, "%s: run %s version %d is %s%s", *what, extra=about(device=row.device, run=row.run))
+        self._let_go([*before, row] if is_bad else before)
+
+    def _let_go(self, rows: Sequence[DeploymentRow]) -> None:
+        """Nobody needs these rows' files any more, as far as they go."""
+        self._transfers = self._all_transfers()
+        for sha256 in {row.sha256 for row in rows}:
+            self._release(sha256)
+
+    def removed(self, device: str) -> None:
+        """A device is not enrolled any more; the store has forgotten its rows."""
+        rows = [rows.pop(device) for rows in (self._pending, self._active) if device in rows]
+        self._under_way.pop(device, None)
+        self._doubtful.discard(device)
+        self._let_go(rows)
+
+    # what others ask
+
+    def may_pull(self, device: str, sha256: str) -> int | None:
+        """The length of a blob that this device may fetch now, or None."""
+        row = self._pending.get(device)
+        return row.length if row is not None and row.sha256 == sha256 else None
+
+    def is_chunk(self, transfer: bytes) -> bool:
+        """Whether a chunk belongs to a deployed file: such bytes are no part of a run's traffic."""
+        return transfer in self._transfers
+
+    def _all_transfers(self) -> frozenset[bytes]:
+        hashes = {row.sha256 for rows in (self._pending, self._active) for row in rows.values()}
+        return frozenset(transfer_id(sha256) for sha256 in hashes)
+
+    def describe(self, row: DeploymentRow, online: frozenset[str]) -> dict[str, Any]:
+        """A row for people; `waits` tells why a pending one does not get on, `in_use` what the device uses instead."""
+        is_open = row.state == "pending" and row.device in online
+        under_way = self._under_way.get(row.device) if is_open else None
+        active = self._active.get(row.device)
+        return {
+            "device": row.device,
+            "state": _UNDER_WAY[under_way.state] if under_way is not None else row.state,
+            "waits": self._waits(row, online, under_way),
+            "code": row.code,
+            "detail": row.detail,
+            **_model(row),
+            "sha256": row.sha256,
+            "bytes": row.length,
+            "created_s": row.created_s,
+            "in_use": _model(active) if active is not None and active.id != row.id else None,
+        }
+
+    def _waits(self, row: DeploymentRow, online: frozenset[str], under_way: Deployed | None) -> str:
+        present = self._roster.presence(row.device)
+        if row.state != "pending":
+            return ""
+        if present is None or row.device not in online:
+            return "offline: it is told when it comes back"
+        if not present.deploys:
+            return f"too old: client {present.client!r} does not know deployments; upgrade it"
+        if under_way is not None and under_way.code != "ok":
+            return f"{under_way.code}: {under_way.detail}; it is tried again"
+        return ""
+
+
+def _model(row: DeploymentRow) -> dict[str, Any]:
+    return {
+        "deployment": row.id,
+        "run": row.run,
+        "version": row.version,
+        "architecture": row.architecture,
+        "precision": row.precision,
+    }
+
+
+def _message(row: DeploymentRow) -> Deploy:
+    return Deploy(
+        deployment=row.id,
+        run=row.run,
+        version=row.version,
+        architecture=row.architecture,
+        precision=row.precision,
+        input=tuple(row.input),
+        classes_sha256=row.classes_sha256,
+        sha256=row.sha256,
+        length=row.length,
+    )

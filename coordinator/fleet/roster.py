@@ -1,0 +1,222 @@
+"""Who is there: sessions of the devices, proof of who speaks, presence. No I/O.
+
+Presence is the age of a device's last word on the coordinator's own clock. A hello with a new boot id takes over the
+session; if the old boot speaks again afterwards, two clients use one identity: the newer one is refused and told. A
+device that floods us with what nobody asked for is suspended for a while (`quota`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from coordinator.fleet.quota import Quota
+from coordinator.store.base import DeviceRow
+from edge_client.errors import PayloadError
+from edge_client.records import DeviceProfile
+from edge_client.wire import frames
+from edge_client.wire.messages import (
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Refuse,
+    ReplayWindow,
+    Welcome,
+    context_down,
+    context_up,
+    open_message,
+    seal_message,
+)
+
+__all__ = ["Presence", "Roster"]
+
+_OFFLINE_AFTER = 2.5  # heartbeats
+_DUPLICATE_AFTER_S = 3.0  # a last word of the old process may arrive after the new one's first
+_DUPLICATE_RETRY_S = 60.0
+_MESSAGE_COST = 0.1  # of a dropped one: an honest client fetches a model with up to 50 messages a second
+_STRANGER = ""  # all that are not enrolled, together
+_ASK_HELLO_AFTER_S = 2.0  # words of the old session may be on their way while the new one begins
+
+
+@dataclass(slots=True)
+class Presence:
+    """A device that is let in."""
+
+    boot: str
+    session: str
+    since: float
+    last_seen: float
+    profile: DeviceProfile
+    client: str
+    labels: dict[str, str]  # the device's own; `Roster.labels_of` tells those that count
+    tasks: dict[str, str]  # what its owner allows: name -> hash of the file
+    free_bytes: int
+    deploys: bool = False  # understands deployments
+    window: ReplayWindow = field(default_factory=ReplayWindow)
+    seq: int = 0
+    gone: bool = False
+    heartbeat: Heartbeat | None = None
+
+
+class Roster:
+    """All enrolled devices and their sessions."""
+
+    def __init__(self, federation: str, devices: Iterable[DeviceRow], *, epoch: int, heartbeat_s: float) -> None:
+        self._federation = federation
+        self._epoch = epoch
+        self._heartbeat_s = heartbeat_s
+        self._devices = {device.name: device for device in devices}
+        self._present: dict[str, Presence] = {}
+        self._previous: dict[str, Presence] = {}
+        self._quota = Quota()
+
+    def set_devices(self, devices: Iterable[DeviceRow]) -> None:
+        """The enrolled devices have changed; removed ones, and those with a new key, are gone at once."""
+        before, self._devices = self._devices, {device.name: device for device in devices}
+        for name, device in before.items():
+            if name not in self._devices or self._devices[name].key != device.key:
+                self._present.pop(name, None)
+                self._previous.pop(name, None)
+        self._quota.keep_only({*self._devices, _STRANGER})
+
+    @property
+    def num_enrolled(self) -> int:
+        """Devices that may come."""
+        return len(self._devices)
+
+    def names(self) -> list[str]:
+        """All enrolled devices, sorted."""
+        return sorted(self._devices)
+
+    def presence(self, name: str) -> Presence | None:
+        """What a device last said of itself."""
+        return self._present.get(name)
+
+    def labels_of(self, name: str) -> dict[str, str]:
+        """The device's own labels, as far as it said them, overlaid by those given at the coordinator."""
+        present, device = self._present.get(name), self._devices.get(name)
+        return {**(present.labels if present else {}), **(device.labels if device else {})}
+
+    def online(self, now: float) -> frozenset[str]:
+        """Devices that spoke lately, did not say goodbye and are not suspended."""
+        limit = _OFFLINE_AFTER * self._heartbeat_s
+        there = frozenset(n for n, p in self._present.items() if not p.gone and now - p.last_seen <= limit)
+        return there - self._quota.suspended(now)
+
+    def suspended(self, now: float) -> frozenset[str]:
+        """Devices that sent too much nonsense lately; nothing they say is heard."""
+        return self._quota.suspended(now)
+
+    def is_suspended(self, name: str, now: float) -> bool:
+        """Whether this device is one of them."""
+        return self._quota.is_suspended(name, now)
+
+    def spoke(self, name: str, now: float) -> None:
+        """A message other than a chunk came: each costs a little of what a device may send."""
+        if name in self._devices:
+            self._quota.charge(name, now, messages=_MESSAGE_COST)
+
+    def blame(self, name: str, useless_bytes: int, now: float) -> int:
+        """A message of a device was dropped: how many to tell people of, 0 if they were told just now."""
+        who = name if name in self._devices else _STRANGER
+        if who != _STRANGER:
+            self._quota.charge(who, now, messages=1, useless_bytes=useless_bytes)
+        return self._quota.drops_to_tell(who, now)
+
+    def seen(self, name: str, now: float) -> bool:
+        """A chunk came: a sign of life. False if the device has no session."""
+        present = self._present.get(name)
+        if present is None:
+            return False
+        present.last_seen = now
+        present.gone = False
+        return True
+
+    def hint_gone(self, name: str, boot: str) -> None:
+        """The broker says that this client's connection ended; the client's next word says otherwise."""
+        present = self._present.get(name)
+        if present is not None and present.boot == boot:
+            present.gone = True
+
+    def seal(self, name: str, message: Message) -> bytes | None:
+        """A message to a device in its session; None if it has none."""
+        present = self._present.get(name)
+        if present is None:
+            return None
+        present.seq += 1
+        return self._seal(name, message, present.session, present.seq)
+
+    def _seal(self, name: str, message: Message, session: str, seq: int) -> bytes:
+        key = bytes.fromhex(self._devices[name].key)
+        return seal_message(message, session=session, seq=seq, key=key, context=context_down(self._federation, name))
+
+    def receive(self, name: str, payload: bytes, now: float) -> tuple[Message | None, bytes | None]:
+        """A proven message of a device and an answer that is due at once; raises `PayloadError`."""
+        device = self._devices.get(name)
+        if device is None:
+            raise PayloadError("unknown_device", f"device {name!r} is not enrolled")
+        context = context_up(self._federation, name)
+        sealed = open_message(payload, key=bytes.fromhex(device.key), context=context)
+        if isinstance(sealed.message, Hello):
+            return self._hello(name, sealed.message, now)
+        present = self._present.get(name)
+        if present is None or sealed.session != present.session:
+            return self._foreign_session(name, sealed.session, sealed.seq, now)
+        if not present.window.take(sealed.seq):
+            raise PayloadError("replayed", f"message {sealed.seq} of {name!r} came twice")
+        present.last_seen = now
+        present.gone = isinstance(sealed.message, Goodbye)
+        if isinstance(sealed.message, Heartbeat):
+            present.heartbeat = sealed.message
+            present.free_bytes = sealed.message.free_bytes
+        return sealed.message, None
+
+    def _hello(self, name: str, hello: Hello, now: float) -> tuple[Message | None, bytes]:
+        low, high = hello.protocol
+        if not low <= frames.VERSION <= high:
+            detail = f"this coordinator speaks version {frames.VERSION}, the client {low} to {high}"
+            refuse = Refuse(boot=hello.boot, code="upgrade_required", detail=detail, retry_s=3600.0)
+            return None, self._seal(name, refuse, "", 0)
+        present = self._present.get(name)
+        if present is not None and present.boot != hello.boot:
+            self._previous[name] = present
+        session = secrets.token_hex(8)
+        self._present[name] = Presence(
+            boot=hello.boot,
+            session=session,
+            since=now,
+            last_seen=now,
+            profile=hello.profile,
+            client=hello.client,
+            labels=hello.labels,
+            tasks=hello.tasks,
+            free_bytes=hello.free_bytes,
+            deploys=hello.deploys,
+        )
+        welcome = Welcome(
+            boot=hello.boot, hello=hello.hello, session=session, epoch=self._epoch, heartbeat_s=self._heartbeat_s
+        )
+        return hello, self._seal(name, welcome, "", 0)
+
+    def _foreign_session(self, name: str, session: str, seq: int, now: float) -> tuple[None, bytes | None]:
+        """A device that was let in before a restart of ours, or by a client that uses the same identity."""
+        previous, present = self._previous.get(name), self._present.get(name)
+        if present is None or (
+            now - present.since > _ASK_HELLO_AFTER_S and not (previous and previous.session == session)
+        ):
+            refuse = Refuse(
+                boot="any", code="session", detail="this coordinator does not know the session", retry_s=0.0
+            )
+            return None, self._seal(name, refuse, "", 0)
+        if previous is None or previous.session != session:
+            raise PayloadError("session", f"an old word of {name!r}")
+        if not previous.window.take(seq) or now - present.since < _DUPLICATE_AFTER_S:
+            raise PayloadError("session", f"an old word of {name!r}")
+        self._present[name] = previous
+        del self._previous[name]
+        previous.last_seen = now
+        detail = f"another client uses the name {name!r}; add a device of its own for this machine"
+        refuse = Refuse(boot=present.boot, code="duplicate_identity", detail=detail, retry_s=_DUPLICATE_RETRY_S)
+        return None, self._seal(name, refuse, "", 0)

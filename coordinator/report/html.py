@@ -1,0 +1,168 @@
+"""The parts that report pages are put together of: page, sections, tiles, tables, pictures.
+
+Whatever came from a device or a file is text: it is escaped at the one place where text becomes HTML (`text`).
+A page is whole in itself; a policy in it forbids to load anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+from edge_client.config.files import format_bytes
+
+__all__ = [
+    "Html",
+    "details",
+    "image",
+    "images",
+    "note",
+    "page",
+    "pairs",
+    "section",
+    "size",
+    "table",
+    "table_of_known",
+    "text",
+    "tiles",
+    "words",
+]
+
+_SHARPNESS = 1.8  # pixels of a plot per pixel of the page
+_STYLE = """
+:root { color-scheme: light; --ink: #0f172a; --soft: #475569; --line: #e2e8f0; --card: #fff; --page: #f1f5f9; }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+main { max-width: 1160px; margin: 0 auto; padding: 24px 16px 64px; }
+h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px; margin: 0 0 12px; }
+header p, .note { color: var(--soft); margin: 4px 0 0; }
+.state { display: inline-block; font-size: 13px; font-weight: 600; padding: 2px 10px; border-radius: 99px;
+  vertical-align: 5px; margin-left: 8px; background: #e2e8f0; }
+.finished { background: #dcfce7; color: #166534; } .failed { background: #fee2e2; color: #991b1b; }
+.running, .queued, .unfinished { background: #dbeafe; color: #1e40af; }
+.stopped { background: #fef3c7; color: #92400e; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 20px 0; }
+.tile, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
+.tile { padding: 12px 14px; } .tile b { display: block; font-size: 22px; line-height: 1.25; overflow-wrap: anywhere; }
+.tile span { color: var(--soft); font-size: 13px; }
+section { padding: 16px; margin: 0 0 16px; min-width: 0; }
+.pair { display: flex; flex-wrap: wrap; gap: 0 16px; align-items: flex-start; } .pair section { flex: 1 1 440px; }
+img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+@media (max-width: 520px) { .pair section { flex-basis: 100%; } }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { color: var(--soft); font-weight: 600; white-space: nowrap; }
+.lines td { white-space: nowrap; } td p { margin: 0; min-width: 220px; white-space: normal; overflow-wrap: anywhere; }
+.lines td p { min-width: 140px; }
+.right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.over { color: #b91c1c; font-weight: 600; }
+pre { margin: 0; overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; } td pre { white-space: pre-wrap; }
+details { margin-top: 10px; } summary { cursor: pointer; color: var(--soft); font-size: 14px; }
+"""
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def text(value: object) -> str:
+    """Any value as HTML text."""
+    return html.escape(str(value), quote=True)
+
+
+def page(title: str, pieces: Iterable[str]) -> str:
+    """The whole of it."""
+    body = "\n".join(piece for piece in pieces if piece)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        "style-src 'unsafe-inline'\">\n"
+        f"<title>{text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        "</body>\n</html>\n"
+    )
+
+
+def tiles(facts: Iterable[tuple[str, str]]) -> str:
+    """Name and value of what is to be seen first."""
+    shown = "".join(f'<div class="tile"><b>{text(v)}</b><span>{text(n)}</span></div>' for n, v in facts)
+    return f'<div class="tiles">{shown}</div>'
+
+
+def section(title: str, *pieces: str) -> str:
+    """A card."""
+    return f"<section><h2>{text(title)}</h2>{''.join(pieces)}</section>"
+
+
+def pairs(sections: Sequence[str]) -> str:
+    """Two and two beside each other, where the screen is wide enough; empty ones are left out."""
+    there = [one for one in sections if one]
+    return "\n".join(f'<div class="pair">{"".join(there[i : i + 2])}</div>' for i in range(0, len(there), 2))
+
+
+def image(png: bytes, alt: str) -> str:
+    """A picture, in the page itself; letters of all plots have one size, unless the screen is narrow."""
+    width = round(int.from_bytes(png[16:20], "big") / _SHARPNESS)
+    data = base64.b64encode(png).decode("ascii")
+    return f'<img alt="{text(alt)}" width="{width}" src="data:image/png;base64,{data}">'
+
+
+def images(content: str) -> dict[str, bytes]:
+    """The pictures of a page by names that files may have: what each is said to show, in small letters."""
+    found = re.findall(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,([^"]*)">', content)
+    return {_file_name(alt): base64.b64decode(data) for alt, data in found}
+
+
+def _file_name(alt: str) -> str:
+    words = re.findall(r"[a-z0-9]+", html.unescape(alt).lower().replace("'", ""))
+    return f"{'-'.join(words)}.png"
+
+
+def note(*lines: str) -> str:
+    """Small print."""
+    return "".join(f'<p class="note">{text(line)}</p>' for line in lines)
+
+
+def words(value: object) -> Html:
+    """The cell of a table that is broken into lines."""
+    return Html(f"<p>{text(value)}</p>")
+
+
+def details(summary: str, content: str) -> str:
+    """What is shown when somebody asks."""
+    return f"<details><summary>{text(summary)}</summary>{content}</details>"
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = (), kind: str = "lines"
+) -> str:
+    """Cells are text; one that is `Html` is taken as it is. `lines`: no cell is broken; a narrow screen scrolls."""
+
+    def line(cells: Sequence[object], tag: str) -> str:
+        shown = (f'<{tag}{" class=right" if i in right else ""}>{_cell(c)}</{tag}>' for i, c in enumerate(cells))
+        return f"<tr>{''.join(shown)}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    head = f"<thead>{line(heads, 'th')}</thead>"
+    return f'<div class="wide"><table class="{kind}">{head}<tbody>{body}</tbody></table></div>'
+
+
+def table_of_known(heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int]) -> str:
+    """A table without the columns that nothing is known for."""
+    kept = [i for i in range(len(heads)) if any(row[i] not in (None, "", "-") for row in rows)]
+    return table(
+        [heads[i] for i in kept],
+        [[row[i] for i in kept] for row in rows],
+        right=[place for place, i in enumerate(kept) if i in right],
+    )
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, Html) else text("-" if value is None else value)
+
+
+def size(value: object) -> str:
+    """Bytes for people."""
+    return format_bytes(value) if isinstance(value, int) and value else "-"

@@ -1,0 +1,278 @@
+"""What people ask about devices, and the answers: enrol, label, list, show, remove.
+
+Covers: the running coordinator (`DeviceCommands`), and the store alone when none runs (`without_coordinator`).
+Does not cover: who is let in at the broker (`service`), what stands on the screen (`tables`, `cli_devices`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.broker.broker import new_password
+from coordinator.store.base import DeviceRow, LeaseRow
+from coordinator.store.sqlite import SqliteStore
+from edge_client import __version__, durable
+from edge_client.client.identity import Bundle
+from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError
+from edge_client.records import is_id, to_map
+
+if TYPE_CHECKING:
+    from coordinator.server.service import Service
+
+__all__ = [
+    "DeviceCommands",
+    "StoredDevices",
+    "bundle_for",
+    "changed_labels",
+    "check_labels",
+    "compared",
+    "new_device",
+    "without_coordinator",
+]
+
+Json = dict[str, Any]
+
+_LABEL_KEY = r"[A-Za-z0-9_.-]{0,63}[A-Za-z0-9_.]"  # a dash at the end removes it
+_MAX_LABEL_VALUE = 128
+_MAX_LABELS = 64
+_SHOWN_FAILURES = 5
+
+
+def new_device(name: str, labels: Mapping[str, str] | None = None) -> DeviceRow:
+    """A device with fresh secrets."""
+    if not is_id(name) or name.startswith("-"):  # no command could name it
+        raise InputError(f"device name {name!r}: expected 1 to 64 letters, digits, '-' (not as the first) or '_'")
+    return DeviceRow(name=name, key=secrets.token_hex(32), password=new_password(), labels=dict(labels or {}))
+
+
+def bundle_for(device: DeviceRow, *, federation: str, brokers: tuple[str, ...], ca: str | None) -> Bundle:
+    """What the device joins with."""
+    return Bundle(
+        federation=federation, device=device.name, brokers=brokers, ca=ca, password=device.password, key=device.key
+    )
+
+
+def compared(client: str) -> str:
+    """A client's version against ours: same, older or newer; `unknown` if it is none."""
+    theirs, ours = _numbers(client), _numbers(__version__)
+    if theirs is None or ours is None:
+        return "unknown"
+    return "same" if theirs == ours else "older" if theirs < ours else "newer"
+
+
+def _numbers(version: str) -> tuple[int, ...] | None:
+    match = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", version)
+    return tuple(int(part or 0) for part in match.groups()) if match else None
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Raise `InputError` for labels that no run could choose by."""
+    for key, value in labels.items():
+        if not re.fullmatch(_LABEL_KEY, key) or len(value) > _MAX_LABEL_VALUE:
+            raise InputError(
+                f"label {f'{key}={value}'[:200]!r}: expected KEY=VALUE with 1 to 64 letters, digits, '.', '_' or '-' "
+                f"(not as the last) in the key and at most {_MAX_LABEL_VALUE} characters in the value"
+            )
+    if len(labels) > _MAX_LABELS:
+        raise InputError(f"expected at most {_MAX_LABELS} labels, got {len(labels)}")
+
+
+def changed_labels(given: Mapping[str, str], put: Mapping[str, str], drop: Sequence[str]) -> dict[str, str]:
+    """The labels given here after a change; what is not there need not be dropped."""
+    labels = {key: value for key, value in {**given, **put}.items() if key not in drop or key in put}
+    check_labels(labels)
+    return labels
+
+
+def _fresh(
+    names: Sequence[str], labels: Mapping[str, str] | None, enrolled: Sequence[DeviceRow], *, again: bool
+) -> list[DeviceRow]:
+    """New rows of these names: of devices that nobody has yet, or (`again`) of those that are enrolled."""
+    check_labels(labels or {})
+    known = {device.name: device for device in enrolled}
+    rows = []
+    for name in dict.fromkeys(names):
+        row = new_device(name, labels)
+        if again and name not in known:
+            raise NoSuchNameError.of("device", name, list(known))
+        if not again and name in known:
+            raise ConflictError(
+                f"device {name!r} exists already; choose another name, or give it fresh secrets with --replace"
+            )
+        rows.append(replace(row, labels=known[name].labels) if again and labels is None else row)
+    return rows
+
+
+def _check_known(names: Sequence[str], enrolled: Sequence[DeviceRow]) -> None:
+    known = [device.name for device in enrolled]
+    for name in names:
+        if name not in known:
+            raise NoSuchNameError.of("device", name, known)
+
+
+class DeviceCommands:
+    """Requests to a running coordinator; each takes and returns plain data."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def known(self) -> dict[str, Callable[..., Json]]:
+        """The requests by name."""
+        return {
+            "device-add": self._add,
+            "device-list": self._list,
+            "device-show": self._show,
+            "device-label": self._label,
+            "device-remove": self._remove,
+        }
+
+    def _add(self, names: tuple[str, ...], labels: dict[str, str] | None = None, replace: bool = False) -> Json:
+        """Enrol devices, or give enrolled ones fresh secrets: their old bundles end at once."""
+        service = self._service
+        rows = _fresh(names, labels, service.store.devices(), again=replace)
+        service.add_devices(rows, replace=replace)
+        bundles = [
+            bundle_for(row, federation=service.federation, brokers=service.brokers, ca=service.ca) for row in rows
+        ]
+        return {"bundles": [to_map(bundle) for bundle in bundles], "external": service.broker_is_external}
+
+    def _list(self) -> Json:
+        """All devices in a line each."""
+        now = time.monotonic()
+        online = self._service.roster.online(now)
+        return {"devices": [self._line(row, online, now) for row in self._service.store.devices()]}
+
+    def _show(self, name: str) -> Json:
+        """All that is known of a device."""
+        service, now = self._service, time.monotonic()
+        rows = service.store.devices()
+        _check_known([name], rows)
+        row = next(row for row in rows if row.name == name)
+        present = service.roster.presence(name)
+        return {
+            **self._line(row, service.roster.online(now), now),
+            "labels_given": dict(row.labels),
+            "labels_own": dict(present.labels) if present else {},
+            "profile": to_map(present.profile) if present else None,
+            "free_bytes": present.free_bytes if present else None,
+            "tasks": dict(present.tasks) if present else {},
+            "brokers": list(service.brokers),
+            "deployed": self._deployed(name, now),
+            "failures": [_failure(lease) for lease in service.store.recent_failures(name, _SHOWN_FAILURES)],
+        }
+
+    def _line(self, row: DeviceRow, online: frozenset[str], now: float) -> Json:
+        roster = self._service.roster
+        present = roster.presence(row.name)
+        suspended = roster.is_suspended(row.name, now)
+        beat = present.heartbeat if present and not suspended else None
+        return {
+            "id": row.name,
+            "online": row.name in online,
+            "seen_s_ago": round(now - present.last_seen, 1) if present else None,
+            "client": present.client if present else None,
+            "client_is": compared(present.client) if present else None,
+            "plan": self._plan(row.name),
+            "budget_bytes": present.profile.budget_bytes if present else None,
+            "labels": roster.labels_of(row.name),
+            "state": "suspended: flooding" if suspended else beat.state if beat else None,
+            "phase": beat.phase if beat else "",
+            "step": beat.step if beat else 0,
+            "total": beat.total if beat else 0,
+            "loss": beat.loss if beat else None,
+        }
+
+    def _deployed(self, name: str, now: float) -> Json | None:
+        """The newest model that the device was to use."""
+        rows = [row for row in self._service.store.deployments() if row.device == name]
+        return self._service.deployments.describe(rows[-1], self._service.roster.online(now)) if rows else None
+
+    def _plan(self, name: str) -> str:
+        """How the device trains in the open run, or did in the last one; empty before its first update."""
+        plan = self._service.conductor.plan_of(name)
+        return plan.describe() if plan is not None else ""
+
+    def _label(self, name: str, put: dict[str, str], drop: tuple[str, ...] = ()) -> Json:
+        """Change the labels that are given here; they win over those of the device's own file."""
+        service = self._service
+        rows = service.store.devices()
+        _check_known([name], rows)
+        given = next(row.labels for row in rows if row.name == name)
+        service.set_labels(name, changed_labels(given, put, drop))
+        return {"id": name, "labels": service.roster.labels_of(name)}
+
+    def _remove(self, names: tuple[str, ...]) -> Json:
+        """Forget devices; all, or none and an error."""
+        _check_known(names, self._service.store.devices())
+        self._service.remove_devices(list(dict.fromkeys(names)))
+        return {"removed": list(dict.fromkeys(names)), "external": self._service.broker_is_external}
+
+
+def _failure(lease: LeaseRow) -> Json:
+    return {
+        "run": lease.run,
+        "round": lease.round,
+        "state": lease.state,
+        "code": lease.code,
+        "detail": lease.detail,
+        "log": list(lease.log),
+    }
+
+
+class StoredDevices:
+    """The same changes on the store of a coordinator that does not run; its next start knows them."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    def add(self, names: Sequence[str], labels: Mapping[str, str] | None, *, replace: bool) -> Json:
+        """As the request `device-add`."""
+        store = self._store
+        rows = _fresh(names, labels, store.devices(), again=replace)
+        brokers = tuple(store.setting("brokers").split())
+        if not brokers:  # every start before this one failed: nobody knows yet where devices would connect to
+            raise MachineError("this coordinator has never served: start it, then add devices: coordinator start")
+        store.add_device(*rows, replace=replace)
+        federation, ca = store.federation(""), store.setting("ca") or None
+        bundles = [bundle_for(row, federation=federation, brokers=brokers, ca=ca) for row in rows]
+        return {"bundles": [to_map(bundle) for bundle in bundles], "external": bool(store.setting("external"))}
+
+    def label(self, name: str, put: Mapping[str, str], drop: Sequence[str]) -> Json:
+        """As the request `device-label`; what the device says of itself is not known here."""
+        given = next((row.labels for row in self._store.devices() if row.name == name), {})
+        labels = changed_labels(given, put, drop)
+        self._store.set_labels(name, labels)
+        return {"id": name, "labels": labels}
+
+    def remove(self, names: Sequence[str]) -> Json:
+        """As the request `device-remove`."""
+        removed = list(dict.fromkeys(names))
+        _check_known(removed, self._store.devices())
+        for name in removed:
+            self._store.remove_device(name)
+        return {"removed": removed, "external": bool(self._store.setting("external"))}
+
+
+@contextlib.contextmanager
+def without_coordinator(state_dir: Path, *, kind: str, version: int) -> Iterator[StoredDevices]:
+    """The store of a coordinator that does not run, locked meanwhile."""
+    if not durable.is_there(state_dir / "version"):
+        raise MachineError(
+            f"there is no coordinator in {state_dir} yet; start it once: coordinator start --state-dir {state_dir}"
+        )
+    with durable.as_owner(state_dir):
+        lock = durable.claim_state_dir(state_dir, kind=kind, version=version)
+        store = SqliteStore(state_dir / "state.db")
+        try:
+            yield StoredDevices(store)
+        finally:
+            store.close()
+            os.close(lock)

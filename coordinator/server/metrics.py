@@ -1,0 +1,152 @@
+"""Figures of a running coordinator for monitoring (Prometheus): `coordinator start --metrics-port PORT`.
+
+The loop takes a picture every few seconds (`Metrics.look`); a thread of prometheus-client's own answers with the last
+one, so that nobody reads the store beside the loop. No secrets are in it, and it listens on loopback unless told
+otherwise. Needs prometheus-client, of the extra `coordinator`, and loads it only then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edge_client import __version__, durable
+from edge_client.errors import MachineError
+
+if TYPE_CHECKING:
+    from coordinator.server.service import Service
+
+__all__ = ["Metrics", "Sample"]
+
+_EVERY_S = 5.0
+_RUN_STATES = ("queued", "running", "finished", "stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A figure with its labels."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str]
+
+
+# name -> what it is; all are gauges: a coordinator that starts anew begins them anew
+_HELP = {
+    "fedfit_info": "version of fedfit and federation; always 1",
+    "fedfit_broker_connected": "whether the coordinator is connected to its broker",
+    "fedfit_paused": "whether runs pause, because the disk is nearly full",
+    "fedfit_disk_free_bytes": "free below the state directory",
+    "fedfit_devices": "enrolled devices by state",
+    "fedfit_device_online": "whether a device spoke lately",
+    "fedfit_device_last_seen_seconds": "since a device's last word",
+    "fedfit_device_budget_bytes": "what a worker may use on a device",
+    "fedfit_device_free_disk_bytes": "free on a device's disk",
+    "fedfit_device_step": "of the training that a device is in",
+    "fedfit_runs": "runs by state",
+    "fedfit_run_round": "rounds that the open run has committed",
+    "fedfit_run_rounds": "rounds that the open run may have",
+    "fedfit_run_best_score": "of the open run, by its metric",
+    "fedfit_run_bytes": "of the open run's messages, by direction as the coordinator sees it",
+}
+
+
+class Metrics:
+    """The last picture, and the listener that answers with it."""
+
+    def __init__(self, port: int, listen: str = "127.0.0.1") -> None:
+        """Listen; raises `MachineError` if that cannot be."""
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as error:
+            raise MachineError(
+                "--metrics-port needs prometheus-client, which is not installed: pip install 'fedfit[coordinator]'"
+            ) from error
+        self._samples: Sequence[Sample] = ()
+        self._due = 0.0
+        registry = CollectorRegistry()
+        registry.register(self)  # type: ignore[arg-type,unused-ignore]  # has `collect`, which is all that is used
+        try:
+            self._server, self._thread = start_http_server(port, addr=listen, registry=registry)
+        except OSError as error:
+            raise MachineError(f"cannot listen on {listen}:{port} for --metrics-port: {error.strerror}") from error
+        self.port = int(self._server.server_port)
+
+    def collect(self) -> Iterator[Any]:
+        """For prometheus-client, in its own thread."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        samples = self._samples
+        for name, help_text in _HELP.items():
+            mine = [sample for sample in samples if sample.name == name]
+            if mine:
+                family = GaugeMetricFamily(name, help_text, labels=list(mine[0].labels))
+                for sample in mine:
+                    family.add_metric(list(sample.labels.values()), sample.value)
+                yield family
+
+    def look(self, service: Service, now: float) -> None:
+        """Take a picture, if the last one is old enough; from the loop."""
+        if now >= self._due:
+            self._due = now + _EVERY_S
+            self._samples = list(picture(service, now))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def picture(service: Service, now: float | None = None) -> Iterator[Sample]:
+    """How things stand."""
+    moment = time.monotonic() if now is None else now
+    with durable.disk_errors(f"cannot look at {service.state_dir}"):
+        free = durable.free_bytes(service.state_dir)
+    yield _sample("fedfit_info", 1, version=__version__, federation=service.federation)
+    yield _sample("fedfit_broker_connected", service.connected)
+    yield _sample("fedfit_paused", bool(service.paused))
+    yield _sample("fedfit_disk_free_bytes", free)
+    yield from _devices(service, moment)
+    yield from _runs(service)
+
+
+def _devices(service: Service, now: float) -> Iterator[Sample]:
+    roster = service.roster
+    online, suspended = roster.online(now), roster.suspended(now)
+    counts = {"online": len(online), "suspended": len(suspended)}
+    counts["offline"] = roster.num_enrolled - sum(counts.values())
+    yield from (_sample("fedfit_devices", count, state=state) for state, count in counts.items())
+    for name in roster.names():
+        yield _sample("fedfit_device_online", name in online, device=name)
+        present = roster.presence(name)
+        if present is not None:
+            yield _sample("fedfit_device_last_seen_seconds", now - present.last_seen, device=name)
+            yield _sample("fedfit_device_budget_bytes", present.profile.budget_bytes, device=name)
+            yield _sample("fedfit_device_free_disk_bytes", present.free_bytes, device=name)
+        if present is not None and present.heartbeat is not None and present.heartbeat.total:
+            yield _sample("fedfit_device_step", present.heartbeat.step, device=name)
+
+
+def _runs(service: Service) -> Iterator[Sample]:
+    rows = [run for run in service.store.runs() if not run.dry]
+    for state in _RUN_STATES:
+        yield _sample("fedfit_runs", sum(run.state == state for run in rows), state=state)
+    machine = service.conductor.machine
+    if machine is None:
+        return
+    model, run = service.store.last_model(machine.run), service.store.run(machine.run)
+    best = service.store.model(machine.run, run.best_version) if run and run.best_version is not None else None
+    yield _sample("fedfit_run_round", model.version if model else 0, run=machine.run)
+    yield _sample("fedfit_run_rounds", machine.file.stop.rounds, run=machine.run)
+    if best is not None and best.score is not None:
+        yield _sample("fedfit_run_best_score", best.score, run=machine.run, metric=machine.file.stop.metric)
+    for number, way in enumerate(("up", "down")):
+        total = sum(counts[number] for counts in service.conductor.traffic.values())
+        yield _sample("fedfit_run_bytes", total, run=machine.run, direction=way)
+
+
+def _sample(name: str, value: float, **labels: str) -> Sample:
+    return Sample(name=name, value=float(value), labels=labels)

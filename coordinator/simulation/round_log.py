@@ -1,0 +1,205 @@
+"""What a simulation tells of its rounds: a line for each in `rounds.jsonl`, and the result of all.
+
+A line is written once, when the round's model was judged (or is not to be). Its bytes are what travelled between the
+announcement of the version before and its own, as the coordinator counted it; so a killed simulation goes on to count
+where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from coordinator.results import similarity_record
+from coordinator.results.run_directory import RunDirectory
+from coordinator.rounds import evaluation
+from coordinator.simulation.run_options import budgets_of
+from coordinator.store.base import EvaluationRow, Store, UpdateRow
+from edge_client.config.run_file import RunFile, SimulateSection
+from edge_client.device import meter
+
+__all__ = ["RoundLog", "budgets_by_name"]
+
+Json = dict[str, Any]
+
+
+def budgets_by_name(file: RunFile) -> dict[str, int | None]:
+    """The virtual devices and what training may take on each; sorted as the coordinator sorts them."""
+    budgets = budgets_of(file.simulate or SimulateSection())
+    width = max(4, len(str(len(budgets))))
+    return {f"d{number:0{width}}": budget for number, budget in enumerate(budgets, start=1)}
+
+
+class RoundLog:
+    """The lines so far, and what the next ones need."""
+
+    def __init__(
+        self, file: RunFile, store: Store, directory: RunDirectory, budgets: Mapping[str, int | None]
+    ) -> None:
+        self._file = file
+        self._store = store
+        self._directory = directory
+        self._budgets = budgets
+        self._lines = directory.rounds()
+        self._totals: dict[int, tuple[int, int]] = {}  # version -> bytes up and down when it was announced
+        self._line_at = time.monotonic()
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that have their line."""
+        return len(self._lines)
+
+    def announced(self, run: str, version: int) -> None:
+        """A version is there: what travelled until now belongs to its round."""
+        self._totals.setdefault(version, self._total(run))
+
+    def _total(self, run: str) -> tuple[int, int]:
+        moved = self._store.traffic(run).values()
+        return sum(up for up, _ in moved), sum(down for _, down in moved)
+
+    def write(self, run: str, *, over: bool) -> Iterator[Json]:
+        """Write the lines that are due, and return them; `over`: the run has ended, nothing more will come."""
+        while (version := len(self._lines) + 1) in self._totals or over:
+            if self._store.model(run, version) is None or not (over or self._is_judged(run, version)):
+                return
+            line = self._line(run, version, last=over and self._store.model(run, version + 1) is None)
+            self._keep_similarity(run, version)
+            self._directory.add_round(line)
+            self._lines.append(line)
+            yield line
+
+    def _keep_similarity(self, run: str, version: int) -> None:
+        """Before the round's line: a killed simulation does it again."""
+        text = self._store.setting(similarity_record.setting_of(run))
+        if text and similarity_record.is_due(self._file, version):
+            self._directory.keep_similarity(text)
+
+    def _is_judged(self, run: str, version: int) -> bool:
+        every = self._file.evaluate.every
+        if every == 0 or version % every:
+            return version + 1 in self._totals or every == 0
+        if self._file.evaluate.on == "devices":  # they judge it in the next round
+            return version + 1 in self._totals
+        return bool(self._store.evaluations(run, version))
+
+    def _line(self, run: str, version: int, *, last: bool) -> Json:
+        rows = self._store.evaluations(run, version)
+        result = evaluation.summarize(version, rows, len(self._file.classes))
+        up, down = self._total(run) if last else self._totals.get(version) or self._total(run)
+        now = time.monotonic()
+        seconds, self._line_at = now - self._line_at, now
+        updates = self._updates(run, version)
+        return {
+            "round": version,
+            "accuracy": result.accuracy if result else None,
+            "loss": result.loss if result else None,
+            "macro_f1": result.macro_f1 if result else None,
+            "balanced_accuracy": result.balanced_accuracy if result else None,
+            "accuracy_per_architecture": evaluation.per_architecture(rows),
+            "accuracy_per_device": _per_device(rows) if self._file.evaluate.on == "devices" else {},
+            "bytes_up": up - sum(line["bytes_up"] for line in self._lines),
+            "bytes_down": down - sum(line["bytes_down"] for line in self._lines),
+            "seconds": round(seconds, 3),
+            "devices": [self._device(update) for update in updates],
+            "failures": self._failures(run, version),
+        }
+
+    def _updates(self, run: str, version: int) -> Sequence[UpdateRow]:
+        return self._store.updates(run, version, self._attempt(run, version))
+
+    def _attempt(self, run: str, version: int) -> int:
+        last = self._store.last_round(run)
+        if last is not None and last.number == version:
+            return last.attempt
+        return max((row.attempt for row in self._store.rounds(run) if row.number == version), default=1)
+
+    def _device(self, update: UpdateRow) -> Json:
+        report = update.report
+        plan = report.plan
+        return {
+            "device": update.device,
+            "plan": plan.describe() if plan is not None else "",
+            "predicted": plan.predicted_bytes if plan is not None else None,
+            "predicted_training": plan.training_bytes if plan is not None else None,
+            "peak": report.peak_bytes,
+            "base": report.base_bytes,
+            "budget": self._budgets[update.device],
+            "samples": report.num_samples,
+            "replans": int(report.scalars.get("replans", 0.0)),
+            "seconds": report.seconds,
+            "loss": report.scalars.get("loss"),
+        }
+
+    def _failures(self, run: str, version: int) -> list[Json]:
+        leases = self._store.leases(run, version, self._attempt(run, version))
+        failed = (lease for lease in leases if lease.state in ("declined", "refused", "expired"))
+        return [{"device": lease.device, "code": lease.code, "detail": lease.detail} for lease in failed]
+
+    def summary(self, run: str) -> Json:
+        """What the command prints, but for the model."""
+        accuracies = [line["accuracy"] for line in self._lines]
+        judged = [line for line in self._lines if line["accuracy"] is not None]
+        last = judged[-1] if judged else None
+        first = evaluation.summarize(0, self._store.evaluations(run, 0), len(self._file.classes))
+        row = self._store.run(run)
+        return {
+            "name": self._file.name,
+            "method": self._file.method.name,
+            "model": self._file.what,
+            "seed": self._file.seed,
+            "accuracy": last["accuracy"] if last else None,
+            "accuracy_before": first.accuracy if first is not None else None,
+            "accuracy_per_round": accuracies,
+            "accuracy_per_architecture": last["accuracy_per_architecture"] if last else {},
+            "best_accuracy": max((line["accuracy"] for line in judged), default=None),
+            "bytes_up": sum(line["bytes_up"] for line in self._lines),
+            "bytes_down": sum(line["bytes_down"] for line in self._lines),
+            "rounds": len(self._lines),
+            "devices": len(self._budgets),
+            "seconds": round(sum(line["seconds"] for line in self._lines), 3),
+            "reason": row.reason if row is not None else "",
+            "environment": dict(row.environment) if row is not None else {},
+            "peak_bytes": {
+                "coordinator": meter.peak_rss_bytes(),
+                "worker": max((device["peak"] for device in self._trained()), default=0),
+                "training": max((device["peak"] - device["base"] for device in self._trained()), default=0),
+            },
+            "per_device": self._per_device(run),
+            "left_out": [
+                {"device": found.device or None, "round": found.round, "code": found.code, "detail": found.detail}
+                for found in (evaluation.untested(self._store.evaluations(run)), *self._store.left_out(run))
+                if found is not None
+            ],
+        }
+
+    def _trained(self) -> Iterator[Json]:
+        for line in self._lines:
+            yield from line["devices"]
+
+    def _per_device(self, run: str) -> list[Json]:
+        """Each device over all rounds."""
+        traffic = self._store.traffic(run)
+        trained: dict[str, list[Json]] = {name: [] for name in self._budgets}
+        for device in self._trained():
+            trained[device["device"]].append(device)
+        failed = {failure["device"]: failure["code"] for line in self._lines for failure in line["failures"]}
+        return [
+            {
+                "device": name,
+                "rounds": len(mine),
+                "samples": mine[-1]["samples"] if mine else None,
+                "plan": mine[-1]["plan"] if mine else "",
+                "budget": self._budgets[name],
+                "predicted_training": mine[-1]["predicted_training"] if mine else None,
+                "training_peak": max((device["peak"] - device["base"] for device in mine), default=None),
+                "bytes_up": traffic.get(name, (0, 0))[0],
+                "bytes_down": traffic.get(name, (0, 0))[1],
+                "failure": failed.get(name, ""),
+            }
+            for name, mine in trained.items()
+        ]
+
+
+def _per_device(rows: Sequence[EvaluationRow]) -> dict[str, float]:
+    return {row.device: row.num_correct / row.num_samples for row in rows if row.num_samples}

@@ -1,0 +1,55 @@
+"""A worker of a simulation: `python -m coordinator.simulation.worker` does one assignment after another.
+
+It reads a JSON job per line, `{"job": "work", "folder": ...}` with the folder of
+`edge_client.client.workers.write_order`, and
+answers with the exit code that a worker of its own would have ended with. torch is loaded once; data that was opened
+stays open. Each assignment begins as in a new process: its peak is its own, and no limit of the one before holds.
+
+Covers: the process. Does not cover: the work (`edge_client.worker.assignment`), whose turn it is
+(`coordinator.simulation.worker_pool`).
+After a failure of the disk, or a bug, the process ends, and the pool starts another.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from coordinator.aggregation.job_child import Answer, answer_jobs
+from edge_client import durable
+from edge_client.device import guard, meter
+from edge_client.worker import process as worker
+
+__all__ = ["main"]
+
+_UNHARMED = (0, 75, 76)  # done, over budget, declined: nothing of it stays in the process
+
+
+def main() -> int:
+    """Answer jobs until the input ends."""
+    worker.stand_guard()
+    logging.disable(logging.ERROR)  # what an assignment says of itself is in its answer
+    from edge_client.worker.assignment import Kept
+
+    kept = Kept()
+    failed = False
+
+    def work(job: dict[str, Any]) -> Answer:
+        nonlocal failed
+        if failed:
+            sys.exit(1)  # the job is given to a new process
+        guard.lift_limit()
+        meter.reset_peak()
+        code = worker.attempt(Path(job["folder"]), kept)
+        failed = code not in _UNHARMED
+        return {"id": job["id"], "ok": True, "code": code}
+
+    with durable.relaxed():
+        answer_jobs(work)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

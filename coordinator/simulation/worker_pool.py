@@ -1,0 +1,88 @@
+"""The worker processes that the virtual devices of a simulation share: each does one assignment after another.
+
+First come, first served. What a device gets back is what its own worker would have told it.
+Does not cover: the work (`coordinator.simulation.worker`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from coordinator.aggregation.job_child import Answer, JobChild
+from edge_client.client import workers
+from edge_client.client.session import Event, WorkerFailed
+
+__all__ = ["WORKER", "WorkerPool"]
+
+WORKER = "coordinator.simulation.worker"
+
+Done = Callable[[Event], None]
+
+
+class WorkerPool:
+    """Used by the simulation's loop: `fds` are to be watched, `read` called with those that are readable."""
+
+    def __init__(self, num: int, *, threads: int = 1, module: str = WORKER) -> None:
+        """`num` processes with `threads` threads each; they start when they are needed, or at `warm_up`."""
+        environment = {"FEDFIT_PARENT_PID": str(os.getpid()), "OMP_NUM_THREADS": str(threads)}
+        self._children = [JobChild(module, environment=environment) for _ in range(num)]
+        self._waiting: deque[tuple[str, Path, Done]] = deque()
+
+    def warm_up(self) -> None:
+        """Let all load torch."""
+        for child in self._children:
+            child.warm_up()
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return len(self._children)
+
+    def pids(self) -> list[int]:
+        """Those of the processes that run."""
+        return [child.pid for child in self._children if child.pid is not None]
+
+    def submit(self, lease: str, folder: Path, done: Done) -> None:
+        """Do the assignment in `folder`; `done` gets its end from inside `read`."""
+        self._waiting.append((lease, folder, done))
+        self._give_out()
+
+    def forget(self, lease: str) -> None:
+        """Nobody waits for this one any more; one that has begun ends by itself."""
+        self._waiting = deque(item for item in self._waiting if item[0] != lease)
+
+    def _give_out(self) -> None:
+        for child in self._children:
+            if child.idle and self._waiting:
+                lease, folder, done = self._waiting.popleft()
+                self._start(child, lease, folder, done)
+
+    def _start(self, child: JobChild, lease: str, folder: Path, done: Done) -> None:
+        def answered(answer: Answer) -> None:
+            if answer["ok"]:
+                done(workers.ended(lease, folder, answer["code"]))
+            else:
+                done(WorkerFailed(lease=lease, code="crashed", detail=answer["detail"], final=True))
+
+        child.submit({"job": "work", "folder": str(folder)}, answered)
+
+    def fds(self) -> list[int]:
+        """What to watch."""
+        return [child.fd for child in self._children if child.fd is not None]
+
+    def read(self, ready: Sequence[int], now: float) -> None:
+        """Take the answers that are there, and give out what waits."""
+        for child in self._children:
+            if child.fd in ready:
+                child.read(now)
+        self._give_out()
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing."""
+        self._waiting.clear()
+        for child in self._children:
+            child.forget_jobs()
+            child.close()

@@ -1,0 +1,219 @@
+"""Backup and restore of a coordinator: its database, its certificates, and the blobs that the database needs.
+
+A backup is made in two steps: the owner of the store takes a snapshot (the running coordinator between two events, or
+this process while none runs), then this process packs it into one file, at its leisure.
+
+A restored coordinator takes a higher epoch than any before: the devices of the lost one go on with it, from an older
+round. What is not in a backup comes again by itself: the broker's files, and updates that were on their way.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator import control
+from coordinator.conductor.conductor import KEPT_MODELS
+from coordinator.server.service import STATE_KIND, STATE_VERSION
+from coordinator.store import archive, snapshot
+from coordinator.store.sqlite import SqliteStore
+from edge_client import __version__, durable, faults
+from edge_client.errors import ConflictError, InputError, MachineError
+
+__all__ = ["Backup", "Restored", "make_backup", "restore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """A backup that was made."""
+
+    path: Path
+    num_bytes: int
+    num_blobs: int
+    lacking: tuple[str, ...]  # blobs that the database names and the disk does not have, or has damaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A state directory that was restored."""
+
+    state_dir: Path
+    federation: str
+    created_s: int  # when the backup was made, by the clock of its machine
+    brokers: tuple[str, ...]  # where its devices connect
+    num_devices: int
+
+
+def make_backup(state_dir: Path, path: Path) -> Backup:
+    """Back up a coordinator, running or not, into the new file `path`."""
+    _check_new(path)
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: expected a folder that exists, got {str(path.parent)!r}")
+    if not durable.is_there(state_dir / "version"):
+        raise MachineError(f"there is no coordinator in {state_dir}; name its directory with --state-dir")
+    with snapshot.only_one(state_dir):
+        try:
+            try:
+                control.request(state_dir, "backup")
+            except control.NotRunningError:
+                _snapshot_alone(state_dir)
+            return _pack(snapshot.folder_of(state_dir), path)
+        finally:
+            shutil.rmtree(snapshot.folder_of(state_dir), ignore_errors=True)
+
+
+def _check_new(path: Path) -> None:
+    if os.path.lexists(path):
+        raise ConflictError(f"{path} exists already; name a new file")
+
+
+def _snapshot_alone(state_dir: Path) -> None:
+    """Without a running coordinator: hold its lock, so that none starts meanwhile."""
+    with durable.as_owner(state_dir):
+        _snapshot_as_owner(state_dir)
+
+
+def _snapshot_as_owner(state_dir: Path) -> None:
+    lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
+    try:
+        store = SqliteStore(state_dir / "state.db")
+        try:
+            snapshot.make(store, state_dir)
+        finally:
+            store.close()
+    finally:
+        os.close(lock)
+
+
+def _pack(folder: Path, path: Path) -> Backup:
+    """One file from a snapshot: whole under its name, or not there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with durable.disk_errors(f"cannot write {path}"):
+        try:
+            manifest, lacking = _describe(folder)
+            archive.write(temporary, manifest, folder)
+            num_bytes = temporary.stat().st_size
+            _check_new(path)
+            durable.publish(temporary, path, point="backup")
+        finally:
+            temporary.unlink(missing_ok=True)
+    num_blobs = sum(entry.name.startswith("blobs/") for entry in manifest.files)
+    return Backup(path=path, num_bytes=num_bytes, num_blobs=num_blobs, lacking=lacking)
+
+
+def _describe(folder: Path) -> tuple[archive.Manifest, tuple[str, ...]]:
+    """What goes into the archive, and the blobs that cannot: a damaged one would make the whole archive unusable."""
+    store = SqliteStore(folder / "state.db")
+    try:
+        federation, needed = store.federation(secrets.token_hex(6)), sorted(store.needed_blobs(KEPT_MODELS))
+    finally:
+        store.close()
+    places = [name for name in ("version", "state.db", *snapshot.PKI_FILES) if (folder / name).exists()]
+    entries = [archive.describe_file(folder / name, name) for name in places]
+    lacking = []
+    for sha256 in needed:
+        name = snapshot.blob_name(sha256)
+        entry = archive.describe_file(folder / name, name) if (folder / name).exists() else None
+        if entry is not None and entry.sha256 == sha256:
+            entries.append(entry)
+        else:
+            lacking.append(sha256)
+    manifest = archive.Manifest(
+        format=archive.FORMAT,
+        fedfit=__version__,
+        created_s=int(time.time()),
+        federation=federation,
+        files=tuple(entries),
+    )
+    return manifest, tuple(lacking)
+
+
+def restore(path: Path, state_dir: Path) -> Restored:
+    """Make the new state directory from a backup: all of it, or nothing."""
+    state_dir = state_dir.absolute()
+    temporary = state_dir.with_name(f"{state_dir.name}.tmp")
+    _check_target(state_dir, temporary)
+    with durable.disk_errors(f"cannot make {state_dir}"):
+        durable.make_dir(state_dir.parent)
+        temporary.mkdir(mode=0o700)
+        try:
+            manifest = archive.extract(path, temporary)
+            _check_clock(manifest, path)
+            _check_database(temporary / "state.db", path)
+            restored = _take_over(temporary, manifest, state_dir)
+            faults.point("restore.rename")
+            _rename(temporary, state_dir)
+            durable.sync_dir(state_dir.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return restored
+
+
+def _check_target(state_dir: Path, temporary: Path) -> None:
+    if os.path.lexists(state_dir) and (not state_dir.is_dir() or any(state_dir.iterdir())):
+        raise ConflictError(
+            f"{state_dir} is not an empty folder; stop its coordinator and move it away, or name another --state-dir"
+        )
+    if os.path.lexists(temporary):
+        raise ConflictError(f"{temporary} is there already, perhaps of a restore that was killed; remove it")
+
+
+def _check_clock(manifest: archive.Manifest, path: Path) -> None:
+    """The epoch follows the clock, and devices refuse one that is older than what they have seen."""
+    behind = manifest.created_s - int(time.time())
+    if behind > 0:
+        raise MachineError(
+            f"this machine's clock is {behind} s before the time when {path} was made; set it and try again: "
+            "by the clock the devices know that a restored coordinator is newer than the lost one"
+        )
+
+
+def _check_database(database: Path, path: Path) -> None:
+    try:
+        connection = sqlite3.connect(database)
+        try:
+            connection.execute("PRAGMA trusted_schema=OFF")
+            ((found,),) = connection.execute("PRAGMA quick_check(1)")
+        finally:
+            connection.close()
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        raise InputError(f"{path}: its state.db is damaged ({found}); use another copy")
+
+
+def _take_over(folder: Path, manifest: archive.Manifest, state_dir: Path) -> Restored:
+    """Check the layout, and take an epoch above all that devices can have seen."""
+    lock = durable.claim_state_dir(folder, kind=STATE_KIND, version=STATE_VERSION)
+    try:
+        store = SqliteStore(folder / "state.db")
+        try:
+            store.next_epoch(int(time.time()))
+            return Restored(
+                state_dir=state_dir,
+                federation=store.federation(secrets.token_hex(6)),
+                created_s=manifest.created_s,
+                brokers=tuple(filter(None, store.setting("brokers").split("\n"))),
+                num_devices=len(store.devices()),
+            )
+        finally:
+            store.close()
+    finally:
+        os.close(lock)
+
+
+def _rename(temporary: Path, state_dir: Path) -> None:
+    try:
+        os.rename(temporary, state_dir)
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.EXDEV):  # an empty volume that is mounted there
+            raise MachineError(
+                f"{state_dir} is a mount point; restore into a new folder inside of it and name that with --state-dir"
+            ) from error
+        raise

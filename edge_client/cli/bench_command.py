@@ -1,0 +1,232 @@
+"""`edge-client bench`: what training a model takes on this device inside several budgets, predicted and measured.
+
+Training everything at once is measured first: its time is what other plans are held against. Each plan is tried in a
+process of its own (`trial`); one that needs more than this device has is told, not tried.
+Covers: budgets, trials, table, JSON. Does not cover: the picture (`bench_plot`), the plans (`planning`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edge_client import durable
+from edge_client.config.files import format_bytes
+from edge_client.device import report
+from edge_client.errors import NothingFitsError
+from edge_client.measuring.fitting import Fitting
+from edge_client.measuring.trial import Measured, Trial, tried
+from edge_client.measuring.typed_plan import Subject, size, subject
+from edge_client.planning.cost import Shape, evaluation_batch, training_bytes
+from edge_client.records import TrainingPlan, to_map
+
+__all__ = ["Bench", "Rung", "describe", "run", "to_json", "write"]
+
+_SHARES = (2, 4, 8)  # of full training's memory
+_REPEATS = 3
+_NUM_SAMPLES = 1000  # that a device is thought to have, for the file of activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One budget, its plan, and what that took."""
+
+    budget_bytes: int
+    plan: TrainingPlan | None  # None: nothing fits
+    measured: Measured | None = None
+    whole_seconds: float | None = None  # per sample, of training everything at once
+    note: str = ""  # why there is no plan, or no measurement
+
+    @property
+    def seconds(self) -> float | None:
+        """Per sample and epoch, as measured; the shortest, as nothing makes a machine faster than it is."""
+        return min(self.measured.seconds) if self.measured is not None else None
+
+    @property
+    def relative_time(self) -> float | None:
+        """Against training everything at once."""
+        return self.seconds / self.whole_seconds if self.seconds and self.whole_seconds else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """All of it."""
+
+    what: Subject
+    device: str
+    device_bytes: int  # that a worker may use here
+    base_bytes: int  # of a worker before it trains
+    rungs: tuple[Rung, ...]  # the first: everything at once
+
+
+def run(options: argparse.Namespace) -> Bench:
+    """What was typed, measured; raises `InputError`, `MachineError`."""
+    what = subject(options)
+    typed = [size("--budgets", text) for text in options.budgets.split(",")] if options.budgets else None
+    show = _Progress()
+    show(f"measuring the units of {what.run.what}, once for this kind of machine")
+    fitting = what.fitting(num_samples=_NUM_SAMPLES, disk_bytes=durable.free_bytes(Path.cwd()) // 2)
+    found = report.report_found(Path("/"), None)
+    bench = _Bencher(what, fitting, found.budget_bytes, show)
+    rungs = bench.climb(typed)
+    show("")
+    return Bench(
+        what=what,
+        device=found.model or platform.machine(),
+        device_bytes=found.budget_bytes,
+        base_bytes=next((rung.measured.base_bytes for rung in rungs if rung.measured), fitting.rows.base_bytes),
+        rungs=rungs,
+    )
+
+
+class _Progress:
+    """One line on a terminal that is written over; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def __call__(self, text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\r" + text.ljust(self._shown) + ("" if text else "\r"))
+            sys.stderr.flush()
+            self._shown = len(text)
+
+
+class _Bencher:
+    """Goes from budget to budget; equal plans are tried once."""
+
+    def __init__(self, what: Subject, fitting: Fitting, device_bytes: int, show: _Progress) -> None:
+        self._what, self._fitting, self._device_bytes, self._show = what, fitting, device_bytes, show
+        self._known: dict[TrainingPlan, tuple[Measured | None, str]] = {}
+
+    def climb(self, typed: Sequence[int] | None) -> tuple[Rung, ...]:
+        """Everything at once, then the budgets from the largest to the smallest."""
+        workload = self._fitting.workload()
+        whole = training_bytes(self._fitting.rows, workload, Shape(microbatch=workload.batch))
+        budgets = sorted(set(typed if typed is not None else self._ladder(whole)), reverse=True)
+        rungs = []
+        for number, budget in enumerate([whole, *budgets]):
+            self._show(f"[{number}/{len(budgets)}] training inside {format_bytes(budget)}")
+            rungs.append(self._rung(budget))
+        reference = rungs[0].seconds
+        return tuple(replace(rung, whole_seconds=reference) for rung in rungs)
+
+    def _ladder(self, whole: int) -> Iterator[int]:
+        """Halves, and at last the smallest budget that has a plan."""
+        least = self._least()
+        yield from (budget for share in _SHARES if (budget := whole // share) > least)
+        yield least
+
+    def _least(self) -> int:
+        try:
+            return self._fitting.choose(0, 0).chosen.training_bytes
+        except NothingFitsError as error:
+            if error.least_bytes is None:
+                raise
+            return error.least_bytes
+
+    def _rung(self, budget_bytes: int) -> Rung:
+        try:
+            plan = self._fitting.choose(self._fitting.rows.base_bytes, budget_bytes).plan
+        except NothingFitsError:
+            least = format_bytes(self._least())
+            return Rung(budget_bytes=budget_bytes, plan=None, note=f"nothing fits: training needs {least} at least")
+        key = replace(plan, budget_bytes=0, predicted_bytes=0, training_bytes=0)
+        if key not in self._known:
+            self._known[key] = self._tried(plan)
+        measured, note = self._known[key]
+        return Rung(budget_bytes=budget_bytes, plan=plan, measured=measured, note=note)
+
+    def _tried(self, plan: TrainingPlan) -> tuple[Measured | None, str]:
+        """What the plan took; or why it was not tried."""
+        room = self._device_bytes - plan.predicted_bytes
+        if room < 0:
+            return None, f"not tried: {format_bytes(plan.predicted_bytes)} with the process, more than this device has"
+        trial = Trial(
+            run=self._what.run,
+            input_shape=self._what.input_shape,
+            task=self._what.task,
+            plan=plan,
+            evaluated=evaluation_batch(self._fitting.rows, plan.training_bytes, plan.microbatch),
+            repeats=_REPEATS,
+        )
+        try:
+            return tried(trial), ""
+        except MemoryError as error:
+            return None, f"ran out of memory: {error}"
+
+
+def to_json(bench: Bench) -> dict[str, Any]:
+    """As `--format json` prints it, and `bench.json` has it."""
+    run = bench.what.run
+    return {
+        "model": run.what,
+        "input": list(bench.what.input_shape),
+        "classes": len(run.classes),
+        "method": run.method.name,
+        "train": {"batch": run.train.batch, "optimizer": run.train.optimizer, "momentum": run.train.momentum},
+        "device": {"model": bench.device, "budget_bytes": bench.device_bytes},
+        "base_bytes": bench.base_bytes,
+        "plans": [_to_map(rung) for rung in bench.rungs],
+    }
+
+
+def _to_map(rung: Rung) -> dict[str, Any]:
+    return {
+        "budget_bytes": rung.budget_bytes,
+        "plan": to_map(rung.plan) if rung.plan is not None else None,
+        "predicted_bytes": rung.plan.training_bytes if rung.plan is not None else None,
+        "measured_bytes": rung.measured.peak_bytes if rung.measured is not None else None,
+        "seconds_per_sample": rung.seconds,
+        "relative_time": rung.relative_time,
+        "note": rung.note,
+    }
+
+
+def describe(bench: Bench) -> str:
+    """For people: a table."""
+    run = bench.what.run
+    rows: list[tuple[str, ...]] = [("budget", "plan", "predicted", "measured", "of budget", "time", "")]
+    rows += [_row(rung) for rung in bench.rungs]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    left = (1, 6)
+    lines = [
+        "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    head = f"{run.what}, batch {run.train.batch}, {run.method.name}, on {bench.device}"
+    told = f"what training adds to a worker of {format_bytes(bench.base_bytes)}; time of an epoch against the first"
+    return "\n".join([head, told, *(line.rstrip() for line in lines)])
+
+
+def _row(rung: Rung) -> tuple[str, ...]:
+    plan, found, time = rung.plan, rung.measured, rung.relative_time
+    return (
+        format_bytes(rung.budget_bytes),
+        plan.describe() if plan is not None else "-",
+        format_bytes(plan.training_bytes) if plan is not None else "-",
+        format_bytes(found.peak_bytes) if found is not None else "-",
+        f"{100 * found.peak_bytes / rung.budget_bytes:.0f} %" if found is not None else "-",
+        f"{time:.2f}" if time is not None else "-",
+        rung.note,
+    )
+
+
+def write(bench: Bench, folder: Path) -> list[str]:
+    """`bench.json` and `bench.png`; returns what to tell of them. Raises `MachineError`."""
+    with durable.disk_errors(f"writing into {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.json").write_text(json.dumps(to_json(bench), indent=1) + "\n", encoding="utf-8")
+        try:
+            from edge_client.cli import bench_plot  # matplotlib
+        except ModuleNotFoundError:
+            hint = "no picture: matplotlib is missing; pip install 'fedfit[coordinator]'"
+            return [f"wrote {folder / 'bench.json'}", hint]
+        (folder / "bench.png").write_bytes(bench_plot.draw(bench))
+    return [f"wrote {folder / 'bench.json'} and bench.png"]

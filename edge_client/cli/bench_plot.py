@@ -1,0 +1,116 @@
+"""The picture of `edge-client bench`: memory against the budget, and the time that is paid for it.
+
+The only module of the SDK that loads matplotlib, which comes with the extra `coordinator`.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from edge_client.config.files import format_bytes
+
+if TYPE_CHECKING:
+    from edge_client.cli.bench_command import Bench, Rung
+
+__all__ = ["draw"]
+
+_INK, _PALE, _GRID = "#334155", "#cbd5e1", "#e2e8f0"
+_PREDICTED, _MEASURED, _BUDGET, _TIME, _OVER = "#bfdbfe", "#2563eb", "#0f172a", "#ea580c", "#dc2626"
+_DPI = 150
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.edgecolor": _PALE,
+    "axes.labelcolor": _INK,
+    "axes.titlecolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.grid": True,
+    "axes.grid.axis": "x",
+    "grid.color": _GRID,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+
+
+def draw(bench: Bench) -> bytes:
+    """A PNG."""
+    rungs = bench.rungs
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(9.6, 1.7 + 0.62 * len(rungs)), dpi=_DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        memory, time = figure.subplots(1, 2, sharey=True, width_ratios=[2.4, 1])
+        _memory(memory, bench)
+        _time(time, bench)
+        memory.set_yticks(range(len(rungs)), [_label(rung) for rung in rungs])
+        memory.invert_yaxis()
+        memory.tick_params(axis="y", length=0)
+        time.tick_params(axis="y", length=0)
+        run = bench.what.run
+        told = f"Training {run.what} with {run.method.name}, batches of {run.train.batch}, on {bench.device}"
+        figure.suptitle(told, fontsize=12, fontweight="bold")
+        handles, names = memory.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower left", ncols=3)
+        out = io.BytesIO()
+        figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _label(rung: Rung) -> str:
+    """The budget, and below it what is done."""
+    done = rung.plan.describe() if rung.plan is not None else "nothing fits"
+    return f"budget {format_bytes(rung.budget_bytes)}\n{done}"
+
+
+def _memory(axes: Axes, bench: Bench) -> None:
+    rungs = bench.rungs
+    scale = 1e6
+    told = [rung.plan.training_bytes / scale if rung.plan is not None else 0 for rung in rungs]
+    found = [rung.measured.peak_bytes / scale if rung.measured is not None else 0 for rung in rungs]
+    axes.barh(range(len(rungs)), told, height=0.62, color=_PREDICTED, label="predicted peak")
+    axes.barh(range(len(rungs)), found, height=0.34, color=_MEASURED, label="measured peak")
+    for place, rung in enumerate(rungs):
+        budget = rung.budget_bytes / scale
+        axes.plot([budget, budget], [place - 0.4, place + 0.4], color=_BUDGET, lw=2, label="_" if place else "budget")
+        over = rung.measured is not None and rung.measured.peak_bytes > rung.budget_bytes
+        end = max(budget, told[place], found[place])
+        axes.annotate(
+            _told(rung),
+            (end, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=_OVER if over else _INK,
+        )
+    axes.set_xlim(0, 1.35 * max(max(told), *(rung.budget_bytes / scale for rung in rungs)))
+    axes.set_title("Memory: nothing may pass the black line", loc="left", fontsize=10)
+    axes.set_xlabel(f"MB on top of the {format_bytes(bench.base_bytes)} of a worker that does not train yet")
+
+
+def _told(rung: Rung) -> str:
+    if rung.measured is None:
+        what, _, why = rung.note.partition(": ")
+        return what if rung.plan is not None else why
+    share = rung.measured.peak_bytes / rung.budget_bytes
+    return f"{format_bytes(rung.measured.peak_bytes)}, {100 * share:.0f} % of the budget"
+
+
+def _time(axes: Axes, bench: Bench) -> None:
+    times = [rung.relative_time or 0 for rung in bench.rungs]
+    axes.barh(range(len(times)), times, height=0.34, color=_TIME)
+    for place, time in enumerate(times):
+        shown = f"{time:.2f} x" if time else "-"
+        axes.annotate(shown, (time, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.axvline(1, color=_PALE, lw=1, zorder=0)
+    axes.set_xlim(0, 1.3 * max(1.0, *times))
+    axes.set_title("Time that is paid", loc="left", fontsize=10)
+    axes.set_xlabel("of an epoch, against training\neverything at once")

@@ -1,0 +1,176 @@
+"""`edge-client export RUN --onnx FILE`: the model that this device uses, with what is personal in it, as ONNX.
+
+It is the last model that the device worked with and, in its place, what the method keeps on the device: the personal
+layers of FedPer, all of Local's or DraftFed's. Of a method without such parts it is the model as it came.
+Covers: finding them, next to a running client or without one. Does not cover: the writing (`onnx_export`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge_client import durable
+from edge_client.client import identity
+from edge_client.config.files import format_bytes
+from edge_client.config.run_file import RunFile
+from edge_client.config.task_files import split_place
+from edge_client.errors import InputError, MachineError, NoSuchNameError, PayloadError
+from edge_client.measuring.typed_plan import typed_shape
+from edge_client.methods import coverage
+from edge_client.methods import registry as methods
+from edge_client.models.slicing import parse
+from edge_client.onnx.export import Predicting, Written, write_onnx
+from edge_client.onnx.file import NORMALISATION, Facts
+from edge_client.operate import owner_file
+from edge_client.records import from_map, to_map
+from edge_client.task.run_model import Recipe, load_weights, recipe
+from edge_client.task.task import read_source
+from edge_client.training.contract import Job
+from edge_client.training.loop import generator
+from edge_client.wire.container import EXTRA_PREFIX, read_header
+from edge_client.worker import received_model as received
+from edge_client.worker.assignment import StoredTensors, read_state
+from edge_client.worker.received_model import Received
+
+__all__ = ["describe", "export"]
+
+
+def export(options: argparse.Namespace) -> dict[str, Any]:
+    """Write the file and tell about it; raises `InputError`, `NoSuchNameError`, `MachineError`."""
+    if options.onnx.suffix.lower() != ".onnx":
+        raise InputError(f"--onnx: expected a file that ends with .onnx, got {str(options.onnx)!r}")
+    state_dir: Path = options.state_dir
+    bundle = identity.load_identity(state_dir)
+    found = _find(state_dir, options.run)
+    run = _settings(_blob(state_dir, found, found.settings_sha256))
+    made = recipe(run, _task(run, options))
+    shape = made.input_shape or typed_shape(options.input)
+    if shape is None:
+        raise InputError("--input: expected the shape of a sample, such as 3x96x96: the run's task does not tell it")
+    facts = Facts(
+        run=found.run,
+        version=found.round - 1,
+        device=bundle.device,
+        model=run.what_is(found.slice),
+        architecture=found.slice,
+        weights_sha256=found.model_sha256,
+        classes=run.classes,
+        input=shape,
+        normalisation=NORMALISATION if run.task is None else "as the task's own functions give them",
+    )
+    with made.user_code("export"), durable.disk_errors(f"cannot read the model in {state_dir}"):
+        written = write_onnx(_own(state_dir, found, run, made, shape), facts, options.onnx.absolute())
+    return _told(written, options.onnx.absolute(), personal=_is_personal(run))
+
+
+def _is_personal(run: RunFile) -> bool:
+    return not methods.has_global_model(run.method.name, run.method.parameters)
+
+
+def _find(state_dir: Path, name: str) -> Received:
+    """A run that this device has worked for: by its id, a unique prefix, or latest; the last one is kept."""
+    notes = (received.read(folder) for folder in sorted((state_dir / "method-state").glob("*")))
+    known = {note.run: note for note in notes if note is not None}
+    matching = [note for run, note in known.items() if name and run.startswith(name)]
+    if name in known or (name == "latest" and len(known) == 1):
+        return known.get(name) or next(iter(known.values()))
+    if len(matching) != 1:
+        raise NoSuchNameError.of("run on this device", name, list(known))
+    return matching[0]
+
+
+def _blob(state_dir: Path, found: Received, sha256: str) -> Path:
+    """What a hash names, whole; as `BlobStore` lays it out, which would make folders here."""
+    path = state_dir / "blobs" / sha256[:2] / sha256
+    if not durable.is_there(path):
+        raise MachineError(
+            f"the model of run {found.run!r} is not on this device now: the client is getting a newer one, "
+            "or works for another run; try again when `edge-client status` says idle"
+        )
+    with durable.disk_errors(f"cannot read {path}"):
+        if durable.sha256_file(path) != sha256:
+            raise MachineError(f"{path} is damaged; the client fetches it again in the next round")
+    return path
+
+
+def _settings(path: Path) -> RunFile:
+    try:
+        return from_map(RunFile, json.loads(path.read_bytes()), where="run")
+    except (ValueError, PayloadError) as error:
+        raise InputError(f"{path}: expected the settings of a run: {error}") from error
+
+
+def _task(run: RunFile, options: argparse.Namespace) -> Any:
+    """The run's task as this device's owner allows it."""
+    if run.task is None:
+        return None
+    file = owner_file.load(options.config or options.state_dir / "device.toml")
+    place = file.tasks.get(run.task.name)
+    if place is None:
+        raise InputError(f"task {run.task.name!r} of the run is not in tasks of device.toml any more")
+    return read_source(*split_place(place))
+
+
+def _own(state_dir: Path, found: Received, run: RunFile, made: Recipe, shape: tuple[int, ...]) -> nn.Module:
+    """The model that a worker would test: received weights, and what the method puts into them."""
+    method = methods.get(run.method.name, run.method.parameters)
+    cut = parse(method.built(found.slice))
+    model, path = made.build(shape, cut), _blob(state_dir, found, found.model_sha256)
+    try:
+        load_weights(model, path)
+    except PayloadError as error:
+        raise InputError(f"{path}: {error.detail}") from error
+    if not _is_personal(run) and not method.by_client:
+        return model
+    folder = state_dir / "method-state" / found.run
+    state = read_state(folder, found.slice)
+    if not state and _is_personal(run):
+        raise InputError(f"this device has nothing of its own in run {found.run!r} yet: no round of it has counted")
+    client = method.client()
+    with torch.no_grad():
+        client.begin(
+            Job(
+                model=model,
+                round=found.round,
+                num_rounds=run.stop.rounds,
+                epochs=run.train.epochs,
+                learning_rate=0.0,
+                class_counts=(0,) * len(run.classes),
+                slice=found.slice,
+                rng=lambda purpose: generator(run.seed, "method", purpose),
+                state=state,
+                extra=StoredTensors(path, EXTRA_PREFIX),
+                kept=coverage.kept(read_header(path).meta),
+                build=lambda purpose: made.build(shape, cut),
+            )
+        )
+    return Predicting(model, client)
+
+
+def _told(written: Written, path: Path, *, personal: bool) -> dict[str, Any]:
+    return {
+        **to_map(written.facts),
+        "personal": personal,
+        "onnx": str(path),
+        "onnx_sha256": durable.sha256_file(path),
+        "bytes": path.stat().st_size,
+        "max_difference": written.max_difference,
+        "largest_output": written.largest_output,
+        "relative_difference": written.relative_difference,
+    }
+
+
+def describe(data: dict[str, Any]) -> str:
+    """For people."""
+    whose = f"{data['device']}'s own" if data["personal"] else "as it was received, nothing in it is personal"
+    return (
+        f"{data['onnx']}: {data['run']} version {data['version']}, {data['model']} ({data['architecture']}), {whose}, "
+        f"{format_bytes(data['bytes'])}\n"
+        f"against torch: max difference {data['max_difference']:.2g}, outputs up to {data['largest_output']:.3g}"
+    )

@@ -1,0 +1,102 @@
+"""What a device must not forget, in `STATE/state.json`: its lease, its finished update, the newest assignment seen, and
+what was too much for its memory.
+
+One small file that is replaced as a whole, three times per round, to spare SD cards.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_client import durable
+from edge_client.client.session import Finished
+from edge_client.errors import PayloadError
+from edge_client.records import Ceiling, Count, from_map, to_map
+from edge_client.wire.messages import Assign
+
+__all__ = ["Saved", "Spool"]
+
+log = logging.getLogger(__name__)
+
+_MOST_CEILINGS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The state of a device between two processes; one that has never worked knows nothing."""
+
+    assign: Assign | None = None
+    finished: Finished | None = None
+    attempts: Count = 0  # workers that may have begun on the lease, without those that
+    replans: Count = 0  # went over their budget
+    highest: tuple[Count, Count] = (0, 0)  # (epoch, issue) of the newest assignment seen
+    ceilings: tuple[Ceiling, ...] = ()  # the newest last
+
+
+class Spool:
+    """The file, and what it says."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with durable.disk_errors(f"cannot read {path}"):
+            self._saved = _read(path)
+
+    def load(self) -> Saved:
+        """What is on disk."""
+        return self._saved
+
+    def save(self, assign: Assign, finished: Finished | None, attempts: int, replans: int = 0) -> None:
+        """Keep the lease; durable when this returns."""
+        saved = Saved(
+            assign=assign,
+            finished=finished,
+            attempts=attempts,
+            replans=replans,
+            highest=(assign.epoch, assign.issue),
+            ceilings=self._saved.ceilings,
+        )
+        self._write(saved, point="daemon.assign" if finished is None else "daemon.update")
+
+    def forget(self) -> None:
+        """The lease is over; the newest assignment seen stays."""
+        self._write(Saved(highest=self._saved.highest, ceilings=self._saved.ceilings), point="daemon.forget")
+
+    def remember(self, ceiling: Ceiling) -> None:
+        """What is too much here; durable with the next `save` or `forget`."""
+        kept = [known for known in self._saved.ceilings if not _says_more(ceiling, known)]
+        self._saved = replace(self._saved, ceilings=(*kept, ceiling)[-_MOST_CEILINGS:])
+
+    def ceilings(self, budget_bytes: int) -> dict[str, int]:
+        """What is too much for a budget, by key: what was too much for as large or a larger one."""
+        found: dict[str, int] = {}
+        for known in self._saved.ceilings:
+            if budget_bytes <= known.budget_bytes:
+                found[known.key] = min(known.training_bytes, found.get(known.key, known.training_bytes))
+        return found
+
+    def _write(self, saved: Saved, *, point: str) -> None:
+        with durable.disk_errors(f"cannot write {self._path}"):
+            durable.write_bytes(self._path, json.dumps(to_map(saved)).encode(), point=point)
+        self._saved = saved
+
+
+def _says_more(new: Ceiling, known: Ceiling) -> bool:
+    """Less was too much, for as large a budget."""
+    less, larger = new.training_bytes <= known.training_bytes, new.budget_bytes >= known.budget_bytes
+    return new.key == known.key and less and larger
+
+
+def _read(path: Path) -> Saved:
+    """A device must come back after any power cut: without its file it begins anew, and is offered its lease again."""
+    try:
+        return from_map(Saved, json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return Saved()
+    except (ValueError, RecursionError, PayloadError) as error:
+        log.error("%s is not readable (%s); kept as %s.damaged, this device begins anew", path, error, path.name)
+        os.replace(path, path.with_name(f"{path.name}.damaged"))
+        return Saved()

@@ -1,0 +1,127 @@
+"""Trains a few steps by a plan and measures them; a process of its own (`apart`), as a worker is.
+
+Malloc is pinned, the model is built, laid out and warmed up; then it is evaluated and trained for two epochs on random
+samples, by the real loop and the method's client half. The last batch of an epoch is a smaller one, as in real life:
+libraries keep code and tables for every number of samples that they have met.
+
+    base    RSS of the warm process
+    peak    largest RSS while it trained, without the base
+
+Covers: one trial. Does not cover: which plans are tried (`bench_command`, benchmarks).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_client.config.run_file import RunFile
+from edge_client.device import guard, meter
+from edge_client.errors import MachineError
+from edge_client.measuring import subprocess_call as apart
+from edge_client.records import Count, Positive, TrainingPlan, from_map
+
+if TYPE_CHECKING:
+    from edge_client.measuring.rehearsal import Rehearsal
+
+__all__ = ["Measured", "Trial", "main", "measure", "tried"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What to train, and how."""
+
+    run: RunFile
+    input_shape: tuple[int, ...]
+    plan: TrainingPlan
+    task: str | None = None  # the task's file and object, FILE:OBJECT
+    evaluated: Count = 0  # samples at a time in the evaluation before the training; 0: none
+    whole_batches: Positive = 1  # in an epoch; a smaller one comes on top
+    epochs: Positive = 2
+    repeats: Count = 0  # times that whole batches are trained again for the clock
+    limit_bytes: Count = 0  # that the process may grow by; 0: no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a trial found."""
+
+    base_bytes: Count
+    peak_bytes: Count  # on top of the base
+    seconds: tuple[float, ...] = ()  # per sample and epoch, of each repeat
+    cpu_seconds: tuple[float, ...] = ()  # the same on all threads; a busy machine changes them less
+
+
+def tried(trial: Trial) -> Measured:
+    """The figures of a trial; raises `MachineError`, or `MemoryError` if it went over its limit."""
+    found = apart.ask("edge_client.measuring.trial", trial, threads=trial.run.train.threads, what="the trial")
+    return from_map(Measured, found, where="result of the trial")
+
+
+def measure(trial: Trial) -> Measured:
+    """The figures, in this process; malloc must be pinned before torch is loaded."""
+    from edge_client.measuring.rehearsal import prepare
+
+    made = prepare(trial.run, trial.input_shape, task=trial.task, cut=trial.plan.slice, dtype=trial.plan.dtype)
+    made.model.recompute = trial.plan.recompute
+    if not meter.reset_peak():
+        raise MachineError("this system does not let a process reset its peak memory (/proc/self/clear_refs)")
+    base_bytes = meter.rss_bytes()
+    if trial.limit_bytes:
+        guard.limit_growth(trial.limit_bytes)
+    batch = trial.run.train.batch
+    rest = batch // 2 + trial.plan.microbatch // 4
+    with tempfile.TemporaryDirectory(prefix="fedfit-trial-") as folder:
+        with made.recipe.user_code("training it"):
+            if trial.evaluated:
+                _evaluate(made, trial.evaluated)
+            _train(made, trial, trial.whole_batches * batch + rest, Path(folder))
+        peak_bytes = meter.peak_rss_bytes() - base_bytes
+        spent = [_train(made, trial, trial.whole_batches * batch, Path(folder)) for _ in range(trial.repeats)]
+    return Measured(
+        base_bytes=base_bytes,
+        peak_bytes=max(0, peak_bytes),
+        seconds=tuple(wall for wall, _ in spent),
+        cpu_seconds=tuple(cpu for _, cpu in spent),
+    )
+
+
+def _evaluate(made: Rehearsal, microbatch: int) -> None:
+    from edge_client.training.evaluate import evaluate
+
+    evaluate(
+        made.model,
+        made.model,
+        made.samples(microbatch + microbatch // 2),
+        num_classes=made.num_classes,
+        microbatch=microbatch,
+        channels_last=made.channels_last,
+        dtype=made.dtype,
+    )
+
+
+def _train(made: Rehearsal, trial: Trial, num_samples: int, folder: Path) -> tuple[float, float]:
+    """Train once; seconds per sample and epoch, by the clock and of the processor."""
+    from edge_client.training.loop import train
+
+    wall, cpu = time.perf_counter(), time.process_time()
+    client = made.client(trial.plan, epochs=trial.epochs)
+    settings = made.settings(trial.run.train.batch, trial.plan, folder)
+    train(made.model, client, made.samples(num_samples), settings)
+    client.end()
+    shared = num_samples * trial.epochs
+    return (time.perf_counter() - wall) / shared, (time.process_time() - cpu) / shared
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; returns the exit code."""
+    return apart.answer(Trial, measure, sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

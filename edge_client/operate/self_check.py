@@ -1,0 +1,148 @@
+"""What only a process with torch can tell a doctor: whether torch works here, and whether a device's data can be read.
+
+`python -m edge_client.operate.self_check JOB.json RESULT.json`, as all measurements (`apart`): a torch or a task that
+ends its
+process ends no other. Reads one sample of each set; nothing is trained.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from edge_client.config.files import DataSection, DeviceFile
+from edge_client.errors import InputError, MachineError
+from edge_client.measuring import subprocess_call as apart
+from edge_client.records import Count, Matches, Text, from_map
+
+if TYPE_CHECKING:
+    from edge_client.data.sets import SampleSet
+
+__all__ = ["Sets", "TorchWorks", "TryJob", "read_samples", "try_torch"]
+
+_IMAGE = (3, 32, 32)  # for sets whose samples take any size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryJob:
+    """What to try: torch, or the data of this device."""
+
+    what: Annotated[str, Matches(r"torch|data")]
+    name: Text = ""
+    device: DeviceFile = field(default_factory=DeviceFile)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchWorks:
+    """A torch that was loaded and has multiplied two matrices."""
+
+    version: Text
+    cuda: bool  # a GPU that this process may use
+    gpu: Text = ""
+    base_bytes: Count = 0  # what the process takes then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sets:
+    """What was read: (where it is from, samples that are there) of each set."""
+
+    sets: tuple[tuple[Text, Count], ...]
+
+
+def try_torch() -> TorchWorks:
+    """In another process; raises `MachineError` with what went wrong."""
+    return from_map(TorchWorks, _ask(TryJob(what="torch"), "loading torch"))
+
+
+def read_samples(name: str, device: DeviceFile) -> Sets:
+    """In another process; raises `InputError` or `MachineError`. A task is told no classes: those are a run's."""
+    return from_map(Sets, _ask(TryJob(what="data", name=name, device=device), "reading a sample"))
+
+
+def _ask(job: TryJob, what: str) -> object:
+    try:
+        return apart.ask("edge_client.operate.self_check", job, threads=1, what=what)
+    except MemoryError as error:
+        raise MachineError(f"{what}: there is not enough memory: {error}") from error
+
+
+def _try(job: TryJob) -> TorchWorks | Sets:
+    return _try_torch() if job.what == "torch" else _read_samples(job)
+
+
+def _try_torch() -> TorchWorks:
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a library of another system
+        raise MachineError(f"torch cannot be loaded: {' '.join(str(error).split())[:300]}") from error
+
+    from edge_client.device import meter
+
+    ones = torch.ones(64, 64)
+    if float((ones @ ones)[0, 0]) != 64.0:
+        raise MachineError("torch computes wrongly: the product of two matrices of ones, 64 by 64, is not 64")
+    cuda = torch.cuda.is_available()
+    gpu = torch.cuda.get_device_name(0) if cuda else ""
+    return TorchWorks(version=torch.__version__, cuda=cuda, gpu=gpu, base_bytes=meter.peak_rss_bytes())
+
+
+def _read_samples(job: TryJob) -> Sets:
+    return Sets(sets=tuple((where, _read_one(found)) for where, found in _sets(job)))
+
+
+def _read_one(found: SampleSet) -> int:
+    """Read the first sample; tells how many there are."""
+    import numpy as np
+
+    count = len(found.labels.values)
+    if count == 0:
+        raise InputError(f"{found.where}: expected samples, got none")
+    rows, convert = found.rows(np.array([0]), found.shape or _IMAGE)
+    convert(rows.take(np.array([0])))
+    return count
+
+
+def _sets(job: TryJob) -> Iterator[tuple[str, SampleSet]]:
+    section = job.device.data
+    if section is not None and section.source:
+        yield from _named(section)
+    for name, place in job.device.tasks.items():
+        for what, found in _of_task(place, job):
+            yield f"task {name}, {what}", found
+
+
+def _named(section: DataSection) -> Iterator[tuple[str, SampleSet]]:
+    from edge_client.data import registry
+    from edge_client.data.named import open_test, open_train
+
+    section = registry.located(section)
+    partition = registry.parse_partition(section.partition)
+    key = partition.name if partition.kind == "key" else None
+    train = open_train(section.source, Path(section.train), key=key, shape=_IMAGE)
+    yield "training", train
+    place = Path(section.test or section.train)
+    test = open_test(section.source, place, inside=not section.test, key=key, shape=_IMAGE)
+    if test is not None:
+        yield "test", test
+
+
+def _of_task(place: str, job: TryJob) -> Iterator[tuple[str, SampleSet]]:
+    from edge_client.data.user_dataset import as_set
+    from edge_client.task.task import Device, UserCode, data_table, load_task
+
+    task, path = load_task(place), place.rpartition(":")[0]
+    table = data_table(job.device.data or DataSection())
+    device = Device(name=job.name, data=table, classes=(), labels=dict(job.device.labels))
+    for what, make in (("train_data()", task.train_data), ("test_data()", task.test_data)):
+        if make is not None:
+            with UserCode(path, what):
+                given = make(device)
+            if given is not None:
+                yield what, as_set(given, path, what)
+
+
+if __name__ == "__main__":
+    sys.exit(apart.answer(TryJob, _try, sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""The verbs of `edge-client` for operators: install-service, uninstall-service, doctor.
+
+Reading the options loads nothing: every start of a daemon does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edge_client.errors import InputError
+
+__all__ = ["add_doctor_options", "add_service_commands", "confirm"]
+
+_StateDir = Callable[[argparse.ArgumentParser], None]
+
+
+def add_service_commands(commands: Any, state_dir: _StateDir) -> None:
+    """Add the verbs; `state_dir` adds that option."""
+    found = commands.add_parser("doctor", help="check this device: each check passed, or what mends it")
+    add_doctor_options(found)
+    found.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    what = found.add_mutually_exclusive_group()
+    what.add_argument("--model", metavar="NAME", help="a built-in model that should fit (default: the first task's)")
+    what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own that should fit: defects.py:task")
+    found.add_argument("--input", metavar="SHAPE", help="shape of one sample for --model or --task, such as 3x96x96")
+    state_dir(found)
+    found.set_defaults(do=_doctor)
+    install = commands.add_parser("install-service", help="run the client as a systemd service, from now on")
+    install.add_argument("--dry-run", action="store_true", help="print the unit and change nothing")
+    install.add_argument("--replace", action="store_true", help="replace a service that is there, e.g. for new data")
+    install.add_argument(
+        "--unit", choices=["auto", "cpu", "gpu"], default="auto", help="gpu: the GPU's devices are visible to it"
+    )
+    install.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    _root(install)
+    state_dir(install)
+    install.set_defaults(do=_install)
+    uninstall = commands.add_parser("uninstall-service", help="stop and remove the service; the device stays a member")
+    uninstall.add_argument("--purge", action="store_true", help="remove identity, state, device.toml and user as well")
+    uninstall.add_argument("--yes", action="store_true", help="do not ask")
+    _root(uninstall)
+    state_dir(uninstall)
+    uninstall.set_defaults(do=_uninstall)
+
+
+def add_doctor_options(parser: argparse.ArgumentParser) -> None:
+    """What every doctor takes."""
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    parser.add_argument("--only", metavar="CHECK", action="append", default=[], help="this check alone; repeatable")
+    parser.add_argument(
+        "--as-service", action="store_true", help="as the service's user, in its sandbox; tells what is in the way"
+    )
+    _root(parser)
+
+
+def _root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help=argparse.SUPPRESS)  # for tests
+
+
+def _wanted(options: argparse.Namespace) -> Any:
+    from edge_client.operate import device_service
+    from edge_client.operate.service_install import Programs
+    from edge_client.operate.systemd import Systemd
+
+    return device_service.Wanted(
+        state_dir=options.state_dir.absolute(),
+        config=options.config.absolute() if options.config else None,
+        kind=getattr(options, "unit", "auto"),
+        systemd=Systemd(options.root),
+        programs=Programs.of_this_process(),
+    )
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from edge_client.operate import device_service, doctor
+    from edge_client.operate.device_checks import Subject
+
+    given = [(f"--{key}", getattr(options, key)) for key in ("model", "task", "input") if getattr(options, key)]
+    words = [word for pair in given for word in pair]
+    if words and words[0] == "--input":
+        raise InputError("--input is the shape for a model: name it with --model or --task")
+    if options.as_service:
+        findings = device_service.examine_as_service(_wanted(options), options.only, words)
+    else:
+        subject = Subject(state_dir=options.state_dir, config=options.config, model=words, root=options.root)
+        findings = device_service.examine(subject, options.only)
+    print(doctor.to_json(findings) if options.format == "json" else doctor.describe(findings), flush=True)
+    problem = doctor.verdict(findings)
+    if problem is not None:
+        raise problem
+
+
+def _install(options: argparse.Namespace) -> None:
+    from edge_client.operate import device_service
+
+    wanted = _wanted(options)
+    if options.dry_run:
+        print(device_service.make_unit(wanted).text, end="")
+        return
+    device_service.install(wanted, replace=options.replace)
+    name = device_service.NAME
+    print(f"{name} runs, and will at every start; it has read a sample of its data as user {name}")
+    print(f"look at it: systemctl status {name}; journalctl -u {name} -f; sudo edge-client status")
+    print("if something is not as it should be: sudo edge-client doctor --as-service")
+
+
+def _uninstall(options: argparse.Namespace) -> None:
+    from edge_client.operate import device_service
+    from edge_client.operate.systemd import Systemd
+
+    if options.purge and not options.yes:
+        confirm(f"the service, and identity, state and device.toml in {options.state_dir}, are removed; go on?")
+    removed = device_service.uninstall(Systemd(options.root), options.state_dir, purge=options.purge)
+    for path in removed:
+        print(f"removed {path}")
+    if not options.purge:
+        print(f"the device stays a member: {options.state_dir} is kept; its files belong to {device_service.NAME}")
+
+
+def confirm(question: str) -> None:
+    """Ask a person; raises `InputError` unless the answer is yes."""
+    import sys
+
+    if not sys.stdin.isatty():
+        raise InputError("nobody is there to ask: type --yes to do it without a question")
+    try:
+        answer = input(f"{question} [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise InputError("nothing was changed")

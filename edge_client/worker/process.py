@@ -1,0 +1,146 @@
+"""One assignment in a process of its own: `python -m edge_client.worker.process WORKDIR`.
+
+    in    WORKDIR/order.json (`records.WorkOrder`); the blobs that it names
+    out   WORKDIR/update.bin, then update.json {sha256, length, num_samples}; or error.json {code, detail}
+    both  WORKDIR/plan.json, budget.json: what is tried, and whether there is less memory meanwhile (`notes`)
+    env   FEDFIT_PROGRESS_FD: JSON lines {phase, step, total, loss} go there; FEDFIT_PARENT_PID: whom to die with
+    exit  0 done | 74 disk | 75 over budget | 76 declined | 143 SIGTERM | 1 a bug, or another worker on the same lease
+
+Covers: the process, its guards, its exit. Does not cover: the work itself (`assignment`), imported only when the guards
+stand, because malloc must be pinned before torch is loaded. A killed worker starts again from the beginning.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_client import durable, faults
+from edge_client.device import guard, meter
+from edge_client.errors import DiskFullError, MachineError, PayloadError
+from edge_client.records import WorkOrder, from_map
+
+if TYPE_CHECKING:
+    from edge_client.worker.assignment import Kept
+
+__all__ = ["attempt", "main", "stand_guard"]
+
+_log = logging.getLogger(__name__)
+
+_DONE, _BUG, _DISK, _OVER_BUDGET, _DECLINED, _TERMINATED = 0, 1, 74, 75, 76, 143
+_LOCK_WAIT_S = 5.0
+_LOCK_POLL_S = 0.05
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one assignment; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m edge_client.worker.process WORKDIR\n")
+        return 2
+    stand_guard()
+    workdir = Path(arguments[0])
+    if not _lock(workdir / "lock"):
+        _log.error("another worker holds %s since %g s; this one ends", workdir / "lock", _LOCK_WAIT_S)
+        return _BUG
+    return attempt(workdir)
+
+
+def attempt(workdir: Path, kept: Kept | None = None) -> int:
+    """Do the assignment in `workdir`; returns the exit code. `kept` is what a process with more to come may reuse."""
+    try:
+        return _run(workdir, kept)
+    except (MemoryError, RuntimeError) as error:
+        if not meter.is_out_of_memory(error):
+            raise  # a bug: the traceback goes to stderr, the exit code is 1
+        detail = str(error) or "an allocation failed"
+    guard.lift_limit()  # what was in the way is free again; to say so takes a little
+    return _refuse(workdir, _OVER_BUDGET, "over_budget", detail)
+
+
+def stand_guard() -> None:
+    """Before torch: nothing of what follows may outlive the daemon, keep freed memory, or starve the device."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    parent = os.environ.get("FEDFIT_PARENT_PID", "")
+    guard.die_with_parent(int(parent) if parent.isdigit() else None)
+    guard.pin_malloc()
+    guard.raise_oom_score()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal reaches all; the daemon decides
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))  # files become permanent by rename: nothing to tidy
+
+
+def _lock(path: Path) -> bool:
+    """One worker per lease; held until the process ends. A predecessor that was just killed is waited for."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                return False
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return True
+
+
+def _run(workdir: Path, kept: Kept | None) -> int:
+    """Do the assignment and turn its errors into exit codes and `error.json`."""
+    try:
+        order = _read_order(workdir)
+        faults.in_round(order.round)
+        faults.point("worker.start")
+        os.environ["OMP_NUM_THREADS"] = str(order.threads)  # read once, when torch is loaded
+        from edge_client.measuring import calibration
+        from edge_client.worker import assignment
+
+        faults.point("worker.loaded")
+        try:
+            assignment.carry_out(order, workdir, kept)
+        except assignment.DeclinedError as error:
+            return _refuse(workdir, _DECLINED, error.code, str(error))
+        except assignment.CalibrationNeededError as needed:
+            if kept is None:
+                calibration.become(needed.job, workdir)
+            calibration.measure_beside(needed.job, workdir)  # more is to come in this process
+            return _run(workdir, kept)
+    except DiskFullError as error:
+        return _refuse(workdir, _DISK, "disk_full", str(error))
+    except MachineError as error:
+        return _refuse(workdir, _DISK, "disk_error", str(error))
+    except PayloadError as error:
+        return _refuse(workdir, _DECLINED, error.code, error.detail)
+    return _DONE
+
+
+def _read_order(workdir: Path) -> WorkOrder:
+    try:
+        data = json.loads((workdir / "order.json").read_bytes())
+    except OSError as error:
+        raise MachineError(f"cannot read {workdir / 'order.json'}: {error.strerror}") from error
+    except ValueError as error:
+        raise PayloadError("malformed", f"order.json is not JSON: {error}") from error
+    return from_map(WorkOrder, data, where="order")
+
+
+def _refuse(workdir: Path, code: int, name: str, detail: str) -> int:
+    _log.error("%s: %s", name, detail)
+    text = json.dumps({"code": name, "detail": detail[:2000]})
+    try:
+        durable.write_bytes(workdir / "error.json", text.encode(), point="worker.error")
+    except OSError as error:  # a full disk: the exit code still tells
+        _log.error("cannot write error.json: %s", error)
+    return code
+
+
+if __name__ == "__main__":
+    guard.end(main())
