@@ -28,7 +28,16 @@ __all__ = [
     "NothingFitsError",
     "PayloadError",
     "RunFailedError",
+    "is_out_of_memory",
 ]
+
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "could not create a memory",
+    "could not create a primitive",
+    "out of memory",
+)
 
 
 class FedfitError(Exception):
@@ -99,3 +108,9 @@ class PayloadError(FedfitError):
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that an allocation failed."""
+    told = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return told or isinstance(error, MemoryError)

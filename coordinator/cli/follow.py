@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from coordinator import control
+from coordinator import columns, control
 from coordinator.cli import tables
 from edge_client.config.files import format_bytes
 from edge_client.errors import MachineError, RunFailedError
@@ -135,7 +135,7 @@ class _Told:
         done, left = data["round"] - version, data["rounds"] - data["round"]
         if done < 1 or left < 1:
             return ""
-        return f", at most {tables.duration((time.monotonic() - begun) / done * left)} left"
+        return f", at most {columns.duration((time.monotonic() - begun) / done * left)} left"
 
     @staticmethod
     def _waits(data: Json) -> str:

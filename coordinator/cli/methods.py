@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregation.task_source import recipe_of
-from coordinator.cli import tables
 from coordinator.cli.models import parse_settings
 from coordinator.cli.new import parse_shape
 from coordinator.cli.options import formatted, listing, show, show_list, terminal_columns
+from coordinator.columns import align, fold
 from edge_client.config import files
 from edge_client.config.files import format_bytes
 from edge_client.config.run_file import MethodSection, ModelSection, RoundsSection, RunFile
@@ -84,7 +84,7 @@ def _about(method: Method) -> Json:
 def _list_table(rows: Sequence[Json]) -> str:
     cells = [[row["name"], row["exchanges"]["down"], row["exchanges"]["up"], row["paper"]] for row in rows]
     texts = {1: 1, 2: 1, 3: 1}
-    return tables.fold(["method", "down", "up", "paper"], cells, columns=terminal_columns(), texts=texts)
+    return fold(["method", "down", "up", "paper"], cells, columns=terminal_columns(), texts=texts)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -244,7 +244,7 @@ def _table(data: Json) -> str:
     if data["parameters"]:
         rows = [[p["name"], p["symbol"], json.dumps(p["default"]), p["range"], p["help"]] for p in data["parameters"]]
         heads = ["parameter", "in the paper", "default", "range", ""]
-        lines += [tables.fold(heads, rows, columns=columns, texts={1: 1, 3: 1, 4: 2}), ""]
+        lines += [fold(heads, rows, columns=columns, texts={1: 1, 3: 1, 4: 2}), ""]
     what = f"{model['name']}, input {'x'.join(map(str, model['input']))}, {model['classes']} classes, {model['codec']}"
     if data["slices"]:
         return "\n".join([*lines, "per round and device:", _slices(data["slices"]), f"({what})"])
@@ -264,4 +264,4 @@ def _slices(rows: Sequence[Json]) -> str:
     if any(row["bytes_once"] for row in rows):
         ways["once, down"] = "bytes_once"
     cells = [[row["slice"], *(format_bytes(row[way]) for way in ways.values())] for row in rows]
-    return tables.align(["slice", *ways], cells, right=range(1, 1 + len(ways)))
+    return align(["slice", *ways], cells, right=range(1, 1 + len(ways)))

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.cli import tables
+from coordinator import columns
 from coordinator.cli.new import parse_shape
 from coordinator.cli.options import formatted, show
 from edge_client import durable
@@ -65,7 +65,7 @@ def _list(options: argparse.Namespace) -> None:
 
 def _list_table(names: Sequence[str]) -> str:
     rows = [[name, _shape(registry.default_input(name)), _own_options(name)] for name in names]
-    return tables.align(["model", "usual input", "options"], rows)
+    return columns.align(["model", "usual input", "options"], rows)
 
 
 def _own_options(name: str) -> str:
@@ -181,7 +181,7 @@ def _table(data: Json) -> str:
     lines = [
         f"{data['name']}{part}: {data['parameters']:,} parameters, {sizes}",
         "",
-        tables.align(titles, rows, right=(2, 5, 6, 7)),
+        columns.align(titles, rows, right=(2, 5, 6, 7)),
         "",
         f"table-1 rule: bytes that FeDepth's rule charges for training the unit alone, batch {data['batch']}",
     ]

@@ -6,7 +6,6 @@ A key that a person must decide on is live; every other one stands behind a `#` 
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +16,12 @@ from coordinator.requests.runs import check_run
 from edge_client import durable
 from edge_client.config.files import DescribedKey, DeviceFile, describe, parse_bytes, parse_duration, parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.toml_text import toml_value
 from edge_client.errors import ConflictError, InputError
 from edge_client.models import registry as models
 from edge_client.records import is_id
 
-__all__ = ["NewOptions", "make_folder", "parse_shape", "toml_value"]
+__all__ = ["NewOptions", "make_folder", "parse_shape"]
 
 _WIDTH = 118
 _HELP_COLUMN = 36
@@ -256,11 +256,3 @@ def _range(row: DescribedKey) -> str:
 
 def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in text.splitlines()]
-
-
-def toml_value(value: object) -> str:
-    """A value in TOML, whose strings are those of JSON but for DEL."""
-    if isinstance(value, Mapping):
-        items = [f"{key if is_id(key) else toml_value(key)} = {toml_value(item)}" for key, item in value.items()]
-        return f"{{ {', '.join(items)} }}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

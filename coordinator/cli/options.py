@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from coordinator.server.service import default_state_dir
+from coordinator.state import default_state_dir
 
 __all__ = ["formatted", "listing", "show", "show_list", "terminal_columns", "verb", "warn"]
 

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from coordinator.cli import tables
+from coordinator import columns
 from coordinator.simulation.run_options import budgets_of
 from coordinator.simulation.simulation import Setup
 from edge_client.config.files import format_bytes
@@ -59,7 +59,7 @@ class Progress:
         self._shown_at = now
         filled = round(_BAR * done / asked) if asked else 0
         left = self._pace.left_s(now)
-        told = f", about {tables.duration(left)} left" if left is not None else ""
+        told = f", about {columns.duration(left)} left" if left is not None else ""
         bar = "█" * filled + "·" * (_BAR - filled)
         text = f"round {round_} of {self._num_rounds} {bar} {done}/{asked} devices{told}"
         self._live.update(Text(text), refresh=True)
@@ -71,7 +71,7 @@ class Progress:
         judged = "not judged" if line["accuracy"] is None else f"accuracy {line['accuracy']:.4f}"
         moved = f"{format_bytes(line['bytes_up'])} up, {format_bytes(line['bytes_down'])} down"
         left = self._pace.left_s(time.monotonic())
-        told = f", about {tables.duration(left)} left" if left else ""
+        told = f", about {columns.duration(left)} left" if left else ""
         self._print(f"round {line['round']:>4}: {judged}, {len(line['devices'])} devices, {moved}{told}")
         for failed in line["failures"]:
             self._print(f"            {failed['device']} took no part: {failed['code']}: {failed['detail']}")
@@ -141,7 +141,7 @@ def result(data: Json) -> str:
         f"accuracy before round 1 and after each round:\n  {shown}",
         _groups(data["per_device"]),
         f"{format_bytes(data['bytes_up'])} up, {format_bytes(data['bytes_down'])} down, "
-        f"{tables.duration(data['seconds'])}; model {data['model_sha256'][:16]}; in {data['out']}",
+        f"{columns.duration(data['seconds'])}; model {data['model_sha256'][:16]}; in {data['out']}",
     ]
     return "\n\n".join(pieces)
 
@@ -174,7 +174,7 @@ def _groups(devices: Sequence[Json]) -> str:
             ]
         )
     names = ["devices", "training budget", "plan", "training peak", "samples", "assignments"]
-    return tables.align(names, rows, right=(0, 1, 3, 4, 5))
+    return columns.align(names, rows, right=(0, 1, 3, 4, 5))
 
 
 def grid(data: Json) -> str:
@@ -188,10 +188,10 @@ def grid(data: Json) -> str:
             row["rounds"],
             format_bytes(row["bytes_up"]),
             format_bytes(row["bytes_down"]),
-            tables.duration(row["seconds"]),
+            columns.duration(row["seconds"]),
             row["out"],
         ]
         for row in data["runs"]
     ]
     names = ["method", "seed", "accuracy", "best", "rounds", "up", "down", "time", "in"]
-    return tables.align(names, rows, right=(1, 2, 3, 4, 5, 6, 7))
+    return columns.align(names, rows, right=(1, 2, 3, 4, 5, 6, 7))

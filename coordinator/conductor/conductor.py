@@ -30,6 +30,7 @@ from coordinator.rounds.eligibility import Obstacle, obstacle
 from coordinator.rounds.machine import RunMachine
 from coordinator.rounds.slice_choice import SliceChoice
 from coordinator.rounds.stopping import learning_rate
+from coordinator.state import RETAINED_MODELS
 from coordinator.store.base import (
     SERVER,
     EvaluationRow,
@@ -54,11 +55,10 @@ from edge_client.transport.blobs import BlobStore
 from edge_client.wire.container import read_header
 from edge_client.wire.messages import Assign, Cancel, Decline, Message, Offer, Receipt
 
-__all__ = ["KEPT_MODELS", "Conductor"]
+__all__ = ["Conductor"]
 
 log = logging.getLogger(__name__)
 
-KEPT_MODELS = 10
 _NORM_ROUNDS = 5
 _DROP_LEASES = 100
 _HEADROOM = 1.05  # an update may be this much longer than what was sent, for its report
@@ -158,7 +158,7 @@ class Conductor:
     def _clean_up(self, run: RunRow | None) -> None:
         last = self._store.last_round(run.id) if run is not None else None
         leases = self._store.leases(last.run, last.number, last.attempt) if last is not None else ()
-        self._blobs.keep_only(self._store.needed_blobs(KEPT_MODELS), {lease.id for lease in leases})
+        self._blobs.keep_only(self._store.needed_blobs(RETAINED_MODELS), {lease.id for lease in leases})
 
     def tick(self, online: frozenset[str], num_enrolled: int, now: float) -> None:
         """Let time pass."""
@@ -227,9 +227,9 @@ class Conductor:
             instead = f"use run:{run_id}" if option == "init" else "use last"
             raise InputError(f"{option}: run {run_id!r} has no best version, nothing of it was judged; {instead}")
         model = self._store.last_model(run_id) if version is None else self._store.model(run_id, version)
-        if model is None or not self._store.is_needed(model.sha256, KEPT_MODELS):
+        if model is None or not self._store.is_needed(model.sha256, RETAINED_MODELS):
             what = "no model" if version is None else f"no version {version} any more"
-            raise InputError(f"{option}: run {run_id!r} has {what}; the last {KEPT_MODELS} and the best are kept")
+            raise InputError(f"{option}: run {run_id!r} has {what}; the last {RETAINED_MODELS} and the best are kept")
         if not self._blobs.verified(model.sha256):
             raise InputError(
                 f"{option}: version {model.version} of run {run_id!r} (blob {model.sha256[:12]}) is missing or damaged "
@@ -595,7 +595,7 @@ class Conductor:
     def _drop_blob(self, sha256: str) -> None:
         """Two devices may send the same bytes: another one's update may be on its way, or being checked."""
         shared = any(offer.sha256 == sha256 for offer in self._checking.values()) or self._uploads.expects(sha256)
-        if not shared and not self._store.is_needed(sha256, KEPT_MODELS):
+        if not shared and not self._store.is_needed(sha256, RETAINED_MODELS):
             self._remove_blob(sha256)
 
     def _remove_blob(self, sha256: str) -> None:
@@ -977,7 +977,7 @@ class Conductor:
         faults.point("coordinator.announced")
         for update in self._store.updates(run_id, number, attempt):
             self._remove_blob(update.sha256)
-        old = self._store.model(run_id, version - KEPT_MODELS)
+        old = self._store.model(run_id, version - RETAINED_MODELS)
         if old is not None:
             self._drop_blob(old.sha256)
             self._drop_blob(old.sent_sha256)

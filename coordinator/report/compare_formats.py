@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.cli import tables
+from coordinator.columns import align, duration, plain
 from coordinator.report.compare import Comparison, Row, Spread
 from edge_client.config.files import format_bytes
 from edge_client.records import to_map
@@ -62,7 +62,7 @@ def columns(found: Comparison) -> list[Column]:
     for head, moved in (("up", [row.bytes_up for row in rows]), ("down", [row.bytes_down for row in rows])):
         made.append(Column(head=head, cells=[_size(value) for value in moved], best=_lowest(moved, _size)))
     made.append(Column(head="peak", cells=[_peak(row) for row in rows]))
-    made.append(Column(head="time", cells=[tables.duration(row.seconds) for row in rows]))
+    made.append(Column(head="time", cells=[duration(row.seconds) for row in rows]))
     return [column for column in made if not set(column.cells) <= {_UNKNOWN}]
 
 
@@ -195,7 +195,7 @@ def _table(found: Comparison) -> str:
     made = columns(found)
     rows = list(zip(*(column.cells for column in made), strict=True))
     right = [i for i, column in enumerate(made) if column.is_number]
-    table = tables.align([column.head for column in made], [[_cut(c) for c in row] for row in rows], right=right)
+    table = align([column.head for column in made], [[_cut(c) for c in row] for row in rows], right=right)
     return _joined("\n".join(explained(found)), table if rows else "", "\n".join(told_left_out(found)))
 
 
@@ -220,12 +220,12 @@ def _markdown(found: Comparison) -> str:
 
 
 def _md(text: str) -> str:
-    return re.sub(r"([\\`*_|<\[\]])", r"\\\1", tables.plain(text))
+    return re.sub(r"([\\`*_|<\[\]])", r"\\\1", plain(text))
 
 
 def _latex(found: Comparison) -> str:
     made = columns(found)
-    comments = [f"% {tables.plain(line)}" for line in (*explained(found), *told_left_out(found))]
+    comments = [f"% {plain(line)}" for line in (*explained(found), *told_left_out(found))]
     lines = [f"\\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in made)}}}", "\\toprule"]
     lines += [" & ".join(_tex(column.head) for column in made) + r" \\", "\\midrule"]
     for i in range(len(found.rows)):
@@ -247,7 +247,7 @@ _TEX = {
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(c, c) for c in tables.plain(text))
+    return "".join(_TEX.get(c, c) for c in plain(text))
 
 
 def _csv(found: Comparison) -> str:

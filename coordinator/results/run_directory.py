@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.cli.new import toml_value
 from edge_client import durable
 from edge_client.config.files import to_table
 from edge_client.config.run_file import RunFile, load_run_file
+from edge_client.config.toml_text import toml_value
 from edge_client.errors import ConflictError, InputError
 
 __all__ = ["DATA", "LOG", "RESULT", "ROUNDS", "RUN", "SIMILARITY", "STATE", "RunDirectory", "flat"]

@@ -14,7 +14,8 @@ from coordinator.broker import certificates as pki
 from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_password
 from coordinator.server import addresses
 from coordinator.server.addresses import Place, bracketed, is_loopback
-from coordinator.server.service import STATE_KIND, STATE_VERSION, Service, ServiceOptions, access_of, default_state_dir
+from coordinator.server.service import Service, ServiceOptions, access_of
+from coordinator.state import STATE_KIND, STATE_VERSION, default_state_dir
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable, logs
 from edge_client.client.supervisor import Supervisor

@@ -54,29 +54,19 @@ from edge_client.wire.messages import (
 from edge_client.wire.topics import Topics
 
 __all__ = [
-    "STATE_KIND",
-    "STATE_VERSION",
     "Service",
     "ServiceOptions",
     "access_of",
     "allow_many_files",
-    "default_state_dir",
 ]
 
 log = logging.getLogger(__name__)
 
-STATE_KIND = "coordinator"
-STATE_VERSION = 1
 _TICK_S = 0.25
 _BUSY_S = 0.002
 _SUSPEND_AGAIN_S = 10.0
 _DISK_RETRY_S = 1.0
 _LONGEST_DISK_RETRY_S = 60.0
-
-
-def default_state_dir() -> Path:
-    """`$FEDFIT_STATE_DIR`, or the usual place of a coordinator's state."""
-    return durable.default_state_dir(STATE_KIND, variable="FEDFIT_STATE_DIR")
 
 
 def allow_many_files() -> None:

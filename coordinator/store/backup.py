@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator import control
-from coordinator.conductor.conductor import KEPT_MODELS
-from coordinator.server.service import STATE_KIND, STATE_VERSION
+from coordinator.state import RETAINED_MODELS, STATE_KIND, STATE_VERSION
 from coordinator.store import archive, snapshot
 from coordinator.store.sqlite import SqliteStore
 from edge_client import __version__, durable, faults
@@ -111,7 +110,7 @@ def _describe(folder: Path) -> tuple[archive.Manifest, tuple[str, ...]]:
     """What goes into the archive, and the blobs that cannot: a damaged one would make the whole archive unusable."""
     store = SqliteStore(folder / "state.db")
     try:
-        federation, needed = store.federation(secrets.token_hex(6)), sorted(store.needed_blobs(KEPT_MODELS))
+        federation, needed = store.federation(secrets.token_hex(6)), sorted(store.needed_blobs(RETAINED_MODELS))
     finally:
         store.close()
     places = [name for name in ("version", "state.db", *snapshot.PKI_FILES) if (folder / name).exists()]

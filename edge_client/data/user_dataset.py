@@ -19,7 +19,7 @@ from edge_client.data.arrays import Indices, Rows
 from edge_client.data.labels import Labels, from_array
 from edge_client.data.sets import Convert, Keys, SampleSet, reshapes
 from edge_client.errors import InputError
-from edge_client.task.task import UserCode
+from edge_client.user_code import UserCode
 
 __all__ = ["as_set"]
 

@@ -12,16 +12,9 @@ import resource
 import sys
 from dataclasses import dataclass
 
-__all__ = ["InRam", "data_bytes", "is_out_of_memory", "of", "peak_rss_bytes", "reset_peak", "rss_bytes"]
+__all__ = ["InRam", "data_bytes", "of", "peak_rss_bytes", "reset_peak", "rss_bytes"]
 
 # how torch's CPU allocator and oneDNN say that memory is out; there is no exception type of their own for it
-_OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "not enough memory",
-    "could not create a memory",
-    "could not create a primitive",
-    "out of memory",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +23,6 @@ class InRam:
 
     rss_bytes: int = 0
     private_bytes: int = 0  # of these, what no file has: the kernel cannot drop it
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that an allocation failed."""
-    told = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-    return told or isinstance(error, MemoryError)
 
 
 def rss_bytes() -> int:

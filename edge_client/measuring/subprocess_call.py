@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edge_client.device import guard, meter
-from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError
+from edge_client.device import guard
+from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, is_out_of_memory
 from edge_client.records import from_map, to_map
 
 __all__ = ["answer", "ask", "stand_guard"]
@@ -73,7 +73,7 @@ def answer(kind: type[J], measure: Callable[[J], object], arguments: Sequence[st
     except FedfitError as error:
         return _fail(out, error.exit_code, str(error))
     except (MemoryError, RuntimeError) as error:
-        if not meter.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         guard.lift_limit()  # what was in the way is free again; to say so takes a little
         return _fail(out, _OVER_BUDGET, str(error) or "an allocation failed")

@@ -29,7 +29,8 @@ from edge_client.methods.base import Method, PlainClient, PlanRules
 from edge_client.methods.entry import Entry, any_slice, no_choice
 from edge_client.methods.parameters import FedAvgParameters
 from edge_client.methods.slices import Slicing
-from edge_client.task.task import Source, UserCode, read_source
+from edge_client.task.task import Source, read_source
+from edge_client.user_code import UserCode
 
 __all__ = ["around", "find", "trying"]
 

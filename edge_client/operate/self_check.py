@@ -131,7 +131,8 @@ def _named(section: DataSection) -> Iterator[tuple[str, SampleSet]]:
 
 def _of_task(place: str, job: TryJob) -> Iterator[tuple[str, SampleSet]]:
     from edge_client.data.user_dataset import as_set
-    from edge_client.task.task import Device, UserCode, data_table, load_task
+    from edge_client.task.task import Device, data_table, load_task
+    from edge_client.user_code import UserCode
 
     task, path = load_task(place), place.rpartition(":")[0]
     table = data_table(job.device.data or DataSection())

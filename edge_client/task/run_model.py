@@ -18,7 +18,8 @@ from edge_client.errors import InputError, PayloadError
 from edge_client.models import adopted, registry
 from edge_client.models.contract import Model
 from edge_client.models.slicing import FULL, SliceSpec, shorten
-from edge_client.task.task import Source, Task, UserCode
+from edge_client.task.task import Source, Task
+from edge_client.user_code import UserCode
 from edge_client.wire.container import MODEL_PREFIX
 from edge_client.wire.tensors import ContainerReader
 

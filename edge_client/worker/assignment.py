@@ -35,7 +35,15 @@ from edge_client.data.sources import Samples, divide, open_data
 from edge_client.data.user_dataset import as_set
 from edge_client.device import guard, meter
 from edge_client.device.probe import native_bf16
-from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, NothingFitsError, PayloadError
+from edge_client.errors import (
+    FedfitError,
+    InputError,
+    MachineError,
+    NoSuchNameError,
+    NothingFitsError,
+    PayloadError,
+    is_out_of_memory,
+)
 from edge_client.knowledge.kinds import Knowledge, as_read, named_tensors
 from edge_client.knowledge.kinds import parse as parse_knowledge
 from edge_client.knowledge.schema import HELD_BACK, PUBLIC_PART, TOLD_PART, Limits
@@ -54,13 +62,14 @@ from edge_client.planning.cost import evaluation_batch
 from edge_client.planning.rows import ModelRows
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
 from edge_client.task.run_model import Recipe, load_weights, recipe
-from edge_client.task.task import Device, Source, Task, UserCode, data_table, read_source
+from edge_client.task.task import Device, Source, Task, data_table, read_source
 from edge_client.training import optimizers
 from edge_client.training.evaluate import Result, evaluate
 from edge_client.training.loop import Settings, Trained, generator, train
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
 from edge_client.training.warmup import warm_up
+from edge_client.user_code import UserCode
 from edge_client.wire.container import (
     EXTRA_PREFIX,
     MODEL_PREFIX,
@@ -377,7 +386,7 @@ class _Work:
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if not meter.is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             budget = format_bytes(self.order.budget_bytes)
             raise NothingFitsError(f"{what} alone needs more than the budget of {budget}; see limits.memory") from error

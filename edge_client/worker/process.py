@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_client import durable, faults
-from edge_client.device import guard, meter
-from edge_client.errors import DiskFullError, MachineError, PayloadError
+from edge_client.device import guard
+from edge_client.errors import DiskFullError, MachineError, PayloadError, is_out_of_memory
 from edge_client.records import WorkOrder, from_map
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def attempt(workdir: Path, kept: Kept | None = None) -> int:
     try:
         return _run(workdir, kept)
     except (MemoryError, RuntimeError) as error:
-        if not meter.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise  # a bug: the traceback goes to stderr, the exit code is 1
         detail = str(error) or "an allocation failed"
     guard.lift_limit()  # what was in the way is free again; to say so takes a little

@@ -17,7 +17,7 @@ import pytest
 from rows import device_row, digest, lease_row, model_row, round_row, run_row, update_row
 
 from coordinator.cli import main as cli
-from coordinator.server.service import STATE_KIND, STATE_VERSION
+from coordinator.state import STATE_KIND, STATE_VERSION
 from coordinator.store import archive, backup, snapshot
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable, faults

@@ -10,10 +10,10 @@ import pytest
 from rows import lease_row, model_row, round_row, run_row, update_row
 
 from coordinator.aggregation.job_child import AGGREGATOR, JobChild
-from coordinator.conductor.conductor import KEPT_MODELS, Conductor
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Downloads, Uploads
 from coordinator.rounds import machine as rounds
+from coordinator.state import RETAINED_MODELS, Conductor
 from coordinator.store.sqlite import SqliteStore
 from edge_client.transport.blobs import BlobStore
 
@@ -68,8 +68,8 @@ class Site:
         assert kept == [row for row in rows if self.blobs.has(row.sent_sha256)]
         named = {name for row in kept for name in (row.sha256, row.sent_sha256)} | {self.settings}
         assert set(self.blobs.names()) == named
-        assert self.store.needed_blobs(KEPT_MODELS) == named
-        assert all(self.store.is_needed(name, KEPT_MODELS) for name in named)
+        assert self.store.needed_blobs(RETAINED_MODELS) == named
+        assert all(self.store.is_needed(name, RETAINED_MODELS) for name in named)
         return [row.version for row in kept]
 
 

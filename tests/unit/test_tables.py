@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.cli import tables
+from coordinator.columns import align, fold
 
 LABELS = ["line=a", "site=b"]
 
@@ -24,21 +25,21 @@ def _run(**changes: Any) -> dict[str, Any]:
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     """Text to the left, numbers to the right, no blanks at the end of a line."""
-    text = tables.align(["name", "n"], [["a", 1], ["long-name", 100]], right=(1,))
+    text = align(["name", "n"], [["a", 1], ["long-name", 100]], right=(1,))
     assert text.splitlines() == ["name         n", "---------  ---", "a            1", "long-name  100"]
 
 
 def test_long_texts_are_broken_into_lines_where_the_terminal_is_narrow() -> None:
     """Widths of 1, 15 and 31 with two gaps are 51; in 39 the last gives 12 of its 31, and words stay whole."""
     row = ["a", "one two, three.", "it has some more words than fit"]
-    wide = tables.fold(["n", "x", "y"], [row], columns=51, texts={1: 1, 2: 1})
+    wide = fold(["n", "x", "y"], [row], columns=51, texts={1: 1, 2: 1})
     assert (
-        wide == tables.align(["n", "x", "y"], [row]) == tables.fold(["n", "x", "y"], [row], columns=None, texts={1: 1})
+        wide == align(["n", "x", "y"], [row]) == fold(["n", "x", "y"], [row], columns=None, texts={1: 1})
     )
-    narrow = tables.fold(["n", "x", "y"], [row], columns=39, texts={1: 1, 2: 1}).splitlines()
+    narrow = fold(["n", "x", "y"], [row], columns=39, texts={1: 1, 2: 1}).splitlines()
     assert narrow[2:] == ["a  one two, three.  it has some more", " " * 20 + "words than fit"]
     assert max(map(len, narrow)) <= 39
-    assert tables.fold(["n"], [["unbreakable-as-it-is"]], columns=5, texts={0: 1}).endswith("unbreakable-as-it-is")
+    assert fold(["n"], [["unbreakable-as-it-is"]], columns=5, texts={0: 1}).endswith("unbreakable-as-it-is")
 
 
 def test_what_a_device_says_cannot_move_the_cursor_or_break_a_line() -> None:
