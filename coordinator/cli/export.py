@@ -17,9 +17,9 @@ from typing import Any
 from coordinator import control
 from coordinator.aggregation.task_source import with_task
 from coordinator.cli.options import formatted, show, verb
-from coordinator.requests.runs import check_has_model
 from coordinator.results import run_folders
 from coordinator.results.run_directory import RUN, RunDirectory
+from coordinator.run_check import check_has_model
 from edge_client import durable
 from edge_client.config.files import format_bytes
 from edge_client.config.run_file import RunFile, load_run_file

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.requests.runs import check_run
+from coordinator.run_check import check_run
 from edge_client import durable
 from edge_client.config.files import DescribedKey, DeviceFile, describe, parse_bytes, parse_duration, parse_table
 from edge_client.config.run_file import RunFile

@@ -14,9 +14,9 @@ from coordinator.cli import tables
 from coordinator.cli.deploy import add_deploy
 from coordinator.cli.export import add_export
 from coordinator.cli.options import formatted, listing, show, show_list, verb, warn
-from coordinator.requests.runs import check_run, warnings_of
 from coordinator.results import run_folders, run_record
 from coordinator.results.run_record import RunRecord
+from coordinator.run_check import check_run, warnings_of
 from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.config.task_files import split_place
 from edge_client.errors import InputError, NoSuchNameError, NothingFitsError, RunFailedError

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregation.task_source import with_task
 from coordinator.cli.options import formatted, show, warn
-from coordinator.requests.runs import warnings_of
 from coordinator.results.run_directory import DATA, LOG, RunDirectory
+from coordinator.run_check import warnings_of
 from coordinator.simulation.run_options import Combination, Flags, Missing, combinations, complete
 from edge_client import durable
 from edge_client.config.run_file import RunFile

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from coordinator import columns
-from coordinator.simulation.run_options import budgets_of
+from coordinator.results.training_budgets import budgets_of
 from coordinator.simulation.simulation import Setup
 from edge_client.config.files import format_bytes
 from edge_client.config.run_file import RunFile

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from coordinator.requests.runs import check_has_model
+from coordinator.run_check import check_has_model
 from coordinator.store.base import DeploymentRow, RunRow
 from edge_client import durable
 from edge_client.config.run_file import RunFile

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from coordinator.results.run_directory import RESULT, ROUNDS, RUN, SIMILARITY, STATE
 from coordinator.results.run_record import DeviceRecord, FailureRecord, LeftOutRecord, RoundRecord, RunRecord, is_better
 from coordinator.results.similarity_record import Similarity
-from coordinator.simulation.round_log import budgets_by_name
+from coordinator.results.training_budgets import budgets_by_name
 from edge_client import durable
 from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.errors import InputError, NoSuchNameError, PayloadError

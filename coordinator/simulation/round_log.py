@@ -14,21 +14,13 @@ from typing import Any
 from coordinator.results import similarity_record
 from coordinator.results.run_directory import RunDirectory
 from coordinator.rounds import evaluation
-from coordinator.simulation.run_options import budgets_of
 from coordinator.store.base import EvaluationRow, Store, UpdateRow
-from edge_client.config.run_file import RunFile, SimulateSection
+from edge_client.config.run_file import RunFile
 from edge_client.device import meter
 
-__all__ = ["RoundLog", "budgets_by_name"]
+__all__ = ["RoundLog"]
 
 Json = dict[str, Any]
-
-
-def budgets_by_name(file: RunFile) -> dict[str, int | None]:
-    """The virtual devices and what training may take on each; sorted as the coordinator sorts them."""
-    budgets = budgets_of(file.simulate or SimulateSection())
-    width = max(4, len(str(len(budgets))))
-    return {f"d{number:0{width}}": budget for number, budget in enumerate(budgets, start=1)}
 
 
 class RoundLog:

@@ -26,14 +26,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.requests.runs import check_run
-from edge_client.config.files import parse_bytes, parse_table, read_toml
+from coordinator.results.training_budgets import budgets_of
+from coordinator.run_check import check_run
+from edge_client.config.files import parse_table, read_toml
 from edge_client.config.run_file import RunFile, SimulateSection, refuse_own_method
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError
 from edge_client.methods import registry as methods
 
-__all__ = ["Combination", "Flags", "Missing", "budgets_of", "check_simulation", "combinations", "complete", "raw_table"]
+__all__ = ["Combination", "Flags", "Missing", "check_simulation", "combinations", "complete", "raw_table"]
 
 Table = dict[str, Any]
 
@@ -276,24 +277,3 @@ def check_simulation(file: RunFile) -> None:
             "set simulate.devices (--devices) to at least as many"
         )
     budgets_of(section)
-
-
-def budgets_of(section: SimulateSection) -> tuple[int | None, ...]:
-    """What training may take on each device: in turns, or as many of each as `*N` says; None: no limit."""
-    texts = section.training_budgets
-    if not texts:
-        return (None,) * section.devices
-    pieces = [text.partition("*") for text in texts]
-    try:
-        sizes = [parse_bytes(size) for size, _, _ in pieces]
-    except InputError as error:
-        raise InputError(f"simulate.training-budgets: {error}") from None
-    if not any(star for _, star, _ in pieces):
-        return tuple(sizes[i % len(sizes)] for i in range(section.devices))
-    made = [size for size, (_, _, count) in zip(sizes, pieces, strict=True) for _ in range(int(count or 1))]
-    if len(made) != section.devices:
-        raise InputError(
-            f"simulate.training-budgets: {', '.join(texts)} are {len(made)} budgets for {section.devices} devices; "
-            "make them as many, or leave out the *N to take turns"
-        )
-    return tuple(made)

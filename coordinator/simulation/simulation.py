@@ -26,10 +26,11 @@ from coordinator.aggregation.job_child import AGGREGATOR, JobChild
 from coordinator.requests.commands import Commands
 from coordinator.results.reference_bytes import whole_model_bytes
 from coordinator.results.run_directory import LOG, RunDirectory
+from coordinator.results.training_budgets import budgets_by_name
 from coordinator.rounds.slice_choice import LABEL
 from coordinator.server.service import Service, ServiceOptions, allow_many_files
 from coordinator.simulation.data import Prepared
-from coordinator.simulation.round_log import RoundLog, budgets_by_name
+from coordinator.simulation.round_log import RoundLog
 from coordinator.simulation.virtual_devices import SharedParts, Surroundings, VirtualDevice, settle_left
 from coordinator.simulation.worker_pool import WorkerPool
 from coordinator.store.base import DeviceRow, RunRow

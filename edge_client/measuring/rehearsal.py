@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-import edge_client.worker.assignment  # all that a worker loads: its base is measured here  # noqa: F401
 from edge_client.config.files import DataSection
 from edge_client.config.run_file import RunFile
 from edge_client.config.task_files import split_place
@@ -34,6 +34,9 @@ from edge_client.training.warmup import warm_up
 from edge_client.wire.container import EXTRA_PREFIX
 
 __all__ = ["RandomSamples", "Rehearsal", "prepare"]
+
+# All that a worker loads: the base memory of a worker is measured in this process, and nothing else is used of it.
+import_module("edge_client.worker.assignment")
 
 
 class RandomSamples:

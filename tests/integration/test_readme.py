@@ -22,7 +22,7 @@ import pytest
 
 from coordinator import control
 from coordinator.cli import main as coordinator_cli
-from coordinator.requests.runs import check_run
+from coordinator.run_check import check_run
 from edge_client.cli import main as edge_client_cli
 from edge_client.config.run_file import load_run_file
 from edge_client.errors import MachineError

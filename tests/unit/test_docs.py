@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import method_bytes
-from coordinator.requests.runs import check_run
+from coordinator.run_check import check_run
 from edge_client import errors, records
 from edge_client.client.identity import Bundle
 from edge_client.config import files

@@ -12,7 +12,7 @@ from rows import run_file
 from torch import Tensor
 
 from coordinator.aggregation import aggregator
-from coordinator.requests.runs import check_run
+from coordinator.run_check import check_run
 from edge_client.errors import InputError
 from edge_client.records import to_map
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container

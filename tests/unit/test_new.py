@@ -11,7 +11,7 @@ from PIL import Image
 
 from coordinator.cli import main as cli
 from coordinator.cli import new
-from coordinator.requests.runs import check_run
+from coordinator.run_check import check_run
 from edge_client import faults
 from edge_client.config import files
 from edge_client.config.run_file import RunFile, load_run_file

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from coordinator.aggregation import aggregator
 from coordinator.cli import main as cli
 from coordinator.cli.methods import describe_method
-from coordinator.requests.runs import check_run
 from coordinator.rounds.slice_choice import SliceChoice
+from coordinator.run_check import check_run
 from edge_client.config.files import describe, to_table
 from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.config.toml_text import toml_value

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from coordinator.cli import main as cli
-from coordinator.requests.runs import warnings_of
-from coordinator.simulation.run_options import Flags, Missing, budgets_of, combinations, complete
+from coordinator.results.training_budgets import budgets_of
+from coordinator.run_check import warnings_of
+from coordinator.simulation.run_options import Flags, Missing, combinations, complete
 from edge_client.config.files import parse_table, to_table
 from edge_client.config.run_file import RunFile, SimulateSection
 from edge_client.errors import InputError
