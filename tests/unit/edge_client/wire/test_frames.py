@@ -17,7 +17,7 @@ from attacks import make
 from edge_client.errors import PayloadError
 from edge_client.wire import frames
 
-ATTACKS = Path(__file__).parent.parent / "attacks"
+ATTACKS = Path(__file__).parents[3] / "attacks"
 KEY = make.FRAME_KEY
 CONTEXT = make.FRAME_CONTEXT
 MAX_RISE_KIB = 8 * 1024

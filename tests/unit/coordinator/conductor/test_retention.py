@@ -10,10 +10,11 @@ import pytest
 from rows import lease_row, model_row, round_row, run_row, update_row
 
 from coordinator.aggregation.job_child import AGGREGATOR, JobChild
+from coordinator.conductor.conductor import Conductor
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Downloads, Uploads
 from coordinator.rounds import machine as rounds
-from coordinator.state import RETAINED_MODELS, Conductor
+from coordinator.state import RETAINED_MODELS
 from coordinator.store.sqlite import SqliteStore
 from edge_client.transport.blobs import BlobStore
 

@@ -11,7 +11,7 @@ import pytest
 
 from edge_client.cli.main import main
 
-TREES = Path(__file__).with_name("profile_trees")
+TREES = Path(__file__).parents[3] / "profile_trees"
 KEYS = [
     *("source", "kind", "model", "machine", "release", "container"),
     *("memory_bytes", "available_bytes", "gpu_memory", "accelerators"),

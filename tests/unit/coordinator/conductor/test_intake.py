@@ -288,7 +288,7 @@ def test_expectations_are_frozen() -> None:
 def test_the_gate_needs_no_torch() -> None:
     """The coordinator's process never loads torch or numpy."""
     code = "import sys, coordinator.conductor.intake; sys.exit(bool({'torch', 'numpy'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[4], check=False).returncode == 0
 
 
 def test_a_plan_that_would_not_fit_the_next_assignment_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from edge_client.device.report import report_found, to_json
 from edge_client.errors import InputError, MachineError
 from edge_client.records import from_map, to_map
 
-TREES = Path(__file__).with_name("profile_trees")
+TREES = Path(__file__).parents[3] / "profile_trees"
 
 # name of the tree: kind, cores, unified or separate GPU memory, memory controller, budget. By hand, in bytes:
 # 80 % of (MemAvailable - max(128 MB, MemTotal / 10)) with kB = 1024, or what a control group leaves.

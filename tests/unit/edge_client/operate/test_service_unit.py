@@ -182,7 +182,7 @@ def test_state_elsewhere_is_writable_and_relative_data_is_refused(
 
 def test_memory_and_gpu_come_from_the_machine() -> None:
     """A recorded Jetson: 65.5 GB less its tenth, and the unit that shows it its GPU."""
-    tree = Path(__file__).parent / "profile_trees/jetson-agx-orin-64gb"
+    tree = Path(__file__).parents[3] / "profile_trees/jetson-agx-orin-64gb"
     found = service_unit.template("fedfit-device-gpu")
     assert found.values("PrivateDevices") == []
     assert device_service.probe(tree).accelerators

@@ -14,7 +14,7 @@ from edge_client import __version__
 from edge_client.records import to_map
 from edge_client.wire.messages import Hello, Welcome, context_down, context_up, open_message
 
-RECORDED = sorted((Path(__file__).parents[1] / "versions").glob("*.json"))
+RECORDED = sorted((Path(__file__).parents[3] / "versions").glob("*.json"))
 KEY = bytes(range(32))
 FRAMES = [(path.stem, entry) for path in RECORDED for entry in json.loads(path.read_text(encoding="utf-8"))]
 

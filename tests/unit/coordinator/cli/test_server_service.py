@@ -16,7 +16,7 @@ from coordinator.store.sqlite import SqliteStore
 from edge_client.errors import ConflictError, InputError, MachineError
 from edge_client.operate import doctor
 
-TREES = Path(__file__).parent / "profile_trees"
+TREES = Path(__file__).parents[3] / "profile_trees"
 
 
 @pytest.fixture

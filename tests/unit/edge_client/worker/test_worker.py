@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
+from worker_runs import CLASSES, DIGITS, make_work, read_error, read_update, run_worker
 
 from coordinator.aggregation import aggregator
 from coordinator.cli.methods import describe_method
@@ -26,80 +27,12 @@ from edge_client.config.run_file import RunFile
 from edge_client.data.sources import open_data
 from edge_client.methods import registry as methods
 from edge_client.models import registry
-from edge_client.records import Report, TrainingPlan, from_map, to_map
+from edge_client.records import TrainingPlan, from_map, to_map
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader, write_container
 from edge_client.worker import assignment
 from edge_client.worker import live_files as notes
 from edge_client.worker import process as worker
-
-CLASSES = [str(digit) for digit in range(10)]
-DIGITS = {"source": "digits", "partition": "iid", "part": [0, 4]}  # 450 samples: 360 to train on, 90 to test
-
-
-def make_work(folder: Path, *, run: dict[str, Any] | None = None, **order: Any) -> Path:
-    """A work directory as a daemon makes it."""
-    folder.mkdir(parents=True)
-    table = {"name": "t", "model": {"name": "small-cnn", "input": [1, 8, 8]}, "classes": CLASSES, **(run or {})}
-    plain = parse_table(RunFile, table, source="test")
-    (folder / "run.json").write_text(json.dumps(to_map(plain)))
-    torch.manual_seed(0)
-    shape = plain.model.input
-    if plain.model.name in registry.names():
-        model: nn.Module = registry.build(
-            plain.model.name, input_shape=shape, num_classes=10, options=plain.model.options
-        )
-    else:
-        model = nn.Linear(1, 1)
-    state = model.state_dict()
-    rows = [(f"model/{name}", "fp32", tuple(tensor.shape)) for name, tensor in state.items()]
-    write_container(folder / "model.bin", {}, rows, state.values())
-    base = {
-        "lease": "l1",
-        "run": "t-1",
-        "round": 3,
-        "num_rounds": 9,
-        "train": True,
-        "evaluate": True,
-        "seed": 5,
-        "learning_rate": 0.1,
-        "budget_bytes": 10**10,
-        "device": "d1",
-        "parts": {"run": str(folder / "run.json"), "model": str(folder / "model.bin")},
-        "device_file": {"data": DIGITS},
-        "method_state": str(folder / "state"),
-    }
-    (folder / "order.json").write_text(json.dumps(base | order))
-    return folder
-
-
-def run_worker(work: Path, **environment: str) -> int:
-    """Run to the end; returns the exit code (negative: the signal)."""
-    command = [sys.executable, "-m", "edge_client.worker.process", str(work)]
-    done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
-    )
-    (work / "stderr").write_text(done.stderr)
-    return done.returncode
-
-
-def read_update(work: Path) -> tuple[Report, dict[str, Tensor]]:
-    """The update, after checking it against its manifest."""
-    data = (work / "update.bin").read_bytes()
-    manifest = json.loads((work / "update.json").read_text())
-    with ContainerReader(work / "update.bin") as reader:
-        report = from_map(Report, reader.header.meta)
-        tensors = {name: reader.tensor(name) for name in reader.names()}
-    expected = {"sha256": hashlib.sha256(data).hexdigest(), "length": len(data), "num_samples": report.num_samples}
-    assert manifest == expected
-    return report, tensors
-
-
-def read_error(work: Path) -> dict[str, str]:
-    """The reason that a worker gave."""
-    assert not (work / "update.json").exists()
-    reason: dict[str, str] = json.loads((work / "error.json").read_text())
-    return reason
 
 
 @pytest.fixture(scope="module")

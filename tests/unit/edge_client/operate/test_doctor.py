@@ -20,7 +20,7 @@ from edge_client.operate.device_checks import DeviceChecks, Subject, check_clock
 from edge_client.operate.doctor import Finding, ProblemError, SkippedError
 from edge_client.operate.service_unit import Unit
 
-TREES = Path(__file__).parent / "profile_trees"
+TREES = Path(__file__).parents[3] / "profile_trees"
 
 
 def _raise(error: Exception) -> str:

@@ -17,7 +17,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 FILES = sorted((ROOT / "profiles").glob("*.toml"))
 GOOD = """\
 name = "A board"

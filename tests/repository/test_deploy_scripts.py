@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TREES = Path(__file__).parent / "profile_trees"
+TREES = Path(__file__).parents[1] / "profile_trees"
 SCRIPTS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "deploy").rglob("*.sh"))]
 
 # $FOLDER/torch is the installed version, $FOLDER/minor Python's, $FOLDER/doctor what a doctor ends with

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_worker import make_work, read_update, run_worker
+from worker_runs import make_work, read_update, run_worker
 
 from coordinator.aggregation import aggregator
 from edge_client.config.files import load_device_file

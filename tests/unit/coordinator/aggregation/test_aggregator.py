@@ -32,7 +32,7 @@ from edge_client.records import TrainingPlan, from_map, to_map
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 RUN: dict[str, Any] = to_map(
     parse_table(
         RunFile,

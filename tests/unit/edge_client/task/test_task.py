@@ -17,7 +17,7 @@ from edge_client.config.task_files import AllowedTasks, split_place, task_sha256
 from edge_client.errors import InputError
 from edge_client.task.task import Task, data_table, load_task, read_source
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 GOOD = """\
 from __future__ import annotations
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ import pytest
 from edge_client.errors import PayloadError
 from edge_client.wire import container
 
-ATTACKS = Path(__file__).parents[1] / "attacks"
+ATTACKS = Path(__file__).parents[3] / "attacks"
 MAX_RISE_KIB = 8 * 1024
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="measures memory with /proc")
 
@@ -55,7 +55,7 @@ make = _load_make()
 def _parse_in_a_fresh_process(path: Path) -> tuple[str, int]:
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(path)],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[4],
         capture_output=True,
         text=True,
         check=True,
