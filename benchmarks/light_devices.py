@@ -120,9 +120,7 @@ class _Device:
         boot = secrets.token_hex(8)
         self.session = Session(boot=boot, profile=DeviceProfile(budget_bytes=10**9), labels={}, client="light")
         self.session.free_bytes = 10**12
-        self._conversation = Conversation(
-            federation=bundle.federation, device=bundle.device, key=bundle.key_bytes()
-        )
+        self._conversation = Conversation(federation=bundle.federation, device=bundle.device, key=bundle.key_bytes())
         self._wanted: dict[bytes, tuple[PartRef, dict[int, bytes]]] = {}
         self._update = b""
         self.connection = _Connection(bundle, boot)

@@ -90,9 +90,7 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
         return parse_table(RunFile, table, source="time")
 
     def built(method: Method, purpose: str) -> Model:
-        made = models.build(
-            _MODEL, input_shape=_SHAPE, num_classes=10, options={}, cut=parse(method.built("full"))
-        )
+        made = models.build(_MODEL, input_shape=_SHAPE, num_classes=10, options={}, cut=parse(method.built("full")))
         if allows_channels_last(made):
             to_channels_last(made)
         return made

@@ -41,9 +41,7 @@ def measure(*, quick: bool) -> list[Figure]:
         figures.append(Figure(name=f"{kind}: step", unit="CPU s", values=seconds))
         if kind != "full":
             slower = tuple(repeat[kind]["step_s"] / repeat["full"]["step_s"] for repeat in repeats)
-            figures.append(
-                Figure(name=f"{kind}: step against full", unit="x", values=slower, at_most=_SLOWDOWN[kind])
-            )
+            figures.append(Figure(name=f"{kind}: step against full", unit="x", values=slower, at_most=_SLOWDOWN[kind]))
     return figures
 
 
@@ -69,9 +67,7 @@ def _train(kind: str) -> dict[str, float]:
     model = registry.build("preresnet20", input_shape=_SHAPE, num_classes=10, options={})
     to_channels_last(model)
     model.recompute = None if kind == "full" else kind
-    settings = Settings(
-        batch=_BATCH, microbatch=_BATCH, learning_rate=0.1, seed=1, momentum=0.9, channels_last=True
-    )
+    settings = Settings(batch=_BATCH, microbatch=_BATCH, learning_rate=0.1, seed=1, momentum=0.9, channels_last=True)
     warm_up(model, settings)
     client = PlainClient()
     client.begin(

@@ -147,6 +147,7 @@ _FASHION = Setting(name="fashion-depth")
 # as in the papers: no running statistics, which models of different width cannot share (group `statistics`)
 _WIDE = Setting(name="fashion-sizes", model="preresnet20", rounds=8)
 
+
 def _drafts(name: str, models: dict[str, Any], paper: str) -> Group:
     """As in the paper all devices take part, with equal shares."""
     return Group(

@@ -43,5 +43,3 @@ def _read(out: Path) -> Moved:
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     up, down = (min(line[way] for line in lines[1:]) for way in ("bytes_up", "bytes_down"))
     return Moved(up=up, down=down, once=max(0, lines[0]["bytes_down"] - down))
-
-

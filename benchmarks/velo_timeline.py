@@ -70,9 +70,7 @@ def _run_file(rounds: int) -> RunFile:
 
 def _studies(federation: Federation) -> list[_Study]:
     found = (_STUDY.match(text) for _, text in federation.said("coordinator"))
-    return [
-        _Study(round=int(m[1]), took_s=float(m[2]), began_s=float(m[3]), waited_s=float(m[4])) for m in found if m
-    ]
+    return [_Study(round=int(m[1]), took_s=float(m[2]), began_s=float(m[3]), waited_s=float(m[4])) for m in found if m]
 
 
 def _inside(study: _Study, span: tuple[float, float]) -> float:

@@ -205,9 +205,7 @@ def claim_state_dir(
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise ConflictError(
-                f"another {kind} already runs on {path}; stop it, or name another {option}"
-            ) from None
+            raise ConflictError(f"another {kind} already runs on {path}; stop it, or name another {option}") from None
         try:
             if not marker.exists():
                 write_bytes(marker, expected.encode(), point="state.version")

@@ -1,9 +1,9 @@
 """A bad network for the tests: a TCP proxy that cuts, delays, throttles, slices and stalls, as told while it runs.
 
-    with Proxy() as proxy:                      # devices connect to proxy.address
-        proxy.target = ("127.0.0.1", port)      # may be named, or change, later
-        proxy.link = Link(delay_s=0.2)          # from now on, for connections that exist too
-        proxy.cuts = iter([1, 7, 63])           # the next connections end after so many bytes, both ways counted
+with Proxy() as proxy:                      # devices connect to proxy.address
+    proxy.target = ("127.0.0.1", port)      # may be named, or change, later
+    proxy.link = Link(delay_s=0.2)          # from now on, for connections that exist too
+    proxy.cuts = iter([1, 7, 63])           # the next connections end after so many bytes, both ways counted
 """
 
 from __future__ import annotations

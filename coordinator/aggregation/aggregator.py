@@ -282,9 +282,7 @@ def _first_model(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     if job.start is not None and job.started is not None:
         _take_sizes(state, job, cutter, cutter.of_another(job.started))
     state |= first_memory(method.teacher, job.run)
-    meta = coverage.describe(
-        method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
-    )
+    meta = coverage.describe(method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model))
     return state, meta
 
 

@@ -120,9 +120,7 @@ class Probing:
             fill(model, self._weights(one, server, update))
         return model
 
-    def _weights(
-        self, one: Probed, server: ContainerReader, update: ContainerReader
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _weights(self, one: Probed, server: ContainerReader, update: ContainerReader) -> Iterator[tuple[str, Tensor]]:
         """What the device had after its training; what it did not train, as it was sent."""
         is_delta = records.from_map(Report, update.header.meta).payload == "delta"
         came = set(update.names(MODEL_PREFIX))

@@ -155,9 +155,7 @@ def run_bytes(file: RunFile, task: str | None) -> dict[str, Json]:
 
 def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -> Json:
     """What travels to and from a device with a slice of a model."""
-    meta = coverage.describe(
-        method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model)
-    )
+    meta = coverage.describe(method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model))
     table = _rows(method, model, cut, codec)
     lacking = coverage.left_out([name for name, _, _ in table], None, method.plans, meta)
     weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again

@@ -159,9 +159,7 @@ def _task_keys(name: str) -> Iterator[str]:
     keys = {"name": name, "file": f"{name}.py:task", "init": "random"}
     yield f"# task = {toml_value(keys)}"
     for key in [key for key in told if key != "name"]:
-        yield from textwrap.wrap(
-            f"{key}: {told[key]}", _WIDTH, initial_indent="#     ", subsequent_indent="#       "
-        )
+        yield from textwrap.wrap(f"{key}: {told[key]}", _WIDTH, initial_indent="#     ", subsequent_indent="#       ")
 
 
 def _device_file(name: str, options: NewOptions) -> str:

@@ -109,9 +109,7 @@ def _resolve(made: Sequence[Combination], options: argparse.Namespace) -> list[_
         base: Path = options.out if options.out is not None else Path("simulations") / file.name
         folder = base if len(made) == 1 else base / f"{one.method.replace('+', '-')}-seed-{one.seed}"
         finished = RunDirectory(folder).check(file)
-        runs.append(
-            _Run(file=file, base=base, folder=folder, finished=finished, task_source=source, task_path=path)
-        )
+        runs.append(_Run(file=file, base=base, folder=folder, finished=finished, task_source=source, task_path=path))
     return runs
 
 

@@ -798,9 +798,7 @@ class Conductor:
         waiting = self._cutting.pop(cut, {})
         if self.model != model or not self._succeeded(run, answer):
             return
-        part = PartRow(
-            run=run.id, version=model.version, slice=cut, sha256=answer["sha256"], length=answer["length"]
-        )
+        part = PartRow(run=run.id, version=model.version, slice=cut, sha256=answer["sha256"], length=answer["length"])
         self._blobs.adopt(out, part.sha256, point="part")
         for old in self._store.add_part(part):
             self._drop_blob(old.sha256)

@@ -109,9 +109,7 @@ def _check_knowledge(known: Sequence[Entry], expected: Expected) -> None:
         check_entries(known, expected.knowledge, codec=expected.codec, source=expected.source)
 
 
-def _name_difference(
-    trained: Sequence[Entry], listed: Sequence[Entry], num_lacking: int, expected: Expected
-) -> str:
+def _name_difference(trained: Sequence[Entry], listed: Sequence[Entry], num_lacking: int, expected: Expected) -> str:
     came, wanted = {entry.name for entry in trained}, {entry.name for entry in listed}
     missing = [_short(entry) for entry in listed if entry.name not in came]
     unknown = [_short(entry) for entry in trained if entry.name not in wanted]

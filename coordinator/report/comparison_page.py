@@ -217,9 +217,7 @@ def _against_bytes(entries: Sequence[_Entry]) -> str:
     if not any(curve.points for curve in curves):
         return ""
     unit, size = plots.unit(max(x for curve in curves for x, _ in curve.points))
-    scaled = [
-        plots.Curve(name=c.name, points=[(x / size, y) for x, y in c.points], spread=c.spread) for c in curves
-    ]
+    scaled = [plots.Curve(name=c.name, points=[(x / size, y) for x, y in c.points], spread=c.spread) for c in curves]
     panel = plots.Panel(curves=scaled, y="accuracy", highest=1.0)
     png = plots.lines([panel], x=f"{unit} moved so far, up and down", whole=False)
     return page.section("Accuracy against bytes", page.image(png, "accuracy of each method over the bytes moved"))

@@ -141,7 +141,7 @@ def table(
     """Cells are text; one that is `Html` is taken as it is. `lines`: no cell is broken; a narrow screen scrolls."""
 
     def line(cells: Sequence[object], tag: str) -> str:
-        shown = (f'<{tag}{" class=right" if i in right else ""}>{_cell(c)}</{tag}>' for i, c in enumerate(cells))
+        shown = (f"<{tag}{' class=right' if i in right else ''}>{_cell(c)}</{tag}>" for i, c in enumerate(cells))
         return f"<tr>{''.join(shown)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)

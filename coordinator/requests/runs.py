@@ -301,9 +301,7 @@ class RunCommands:
         """Every enrolled device: code and detail tell why it is not asked; empty if it is."""
         barred = {row["id"]: row for row in self._barred(machine.file)}
         names = [device.name for device in self._service.store.devices()]
-        return [
-            barred.get(name, {"id": name, "code": machine.excluded.get(name, ""), "detail": ""}) for name in names
-        ]
+        return [barred.get(name, {"id": name, "code": machine.excluded.get(name, ""), "detail": ""}) for name in names]
 
 
 def _check_test_data(file: RunFile, simulated: str) -> None:

@@ -203,9 +203,7 @@ def _read_log(path: Path) -> _Log:
             log.trained.setdefault(one.device, []).append(one)
         for row in line.failures:
             lost = _picked(_Failed, row, where)
-            log.failures.append(
-                FailureRecord(device=lost.device, round=line.round, code=lost.code, detail=lost.detail)
-            )
+            log.failures.append(FailureRecord(device=lost.device, round=line.round, code=lost.code, detail=lost.detail))
     return log
 
 

@@ -82,7 +82,6 @@ class SliceChoice:
         self._too_large[device] = max(self._too_large.get(device, 0), self.rungs.index(rung) + 1)
         return self._too_large[device] < len(self.rungs)
 
-
     def _by_hand(self, device: str) -> str | None:
         """The slice of a device's label, as the run writes it."""
         asked = self._labels_of(device).get(LABEL)

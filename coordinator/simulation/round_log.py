@@ -26,9 +26,7 @@ Json = dict[str, Any]
 class RoundLog:
     """The lines so far, and what the next ones need."""
 
-    def __init__(
-        self, file: RunFile, store: Store, directory: RunDirectory, budgets: Mapping[str, int | None]
-    ) -> None:
+    def __init__(self, file: RunFile, store: Store, directory: RunDirectory, budgets: Mapping[str, int | None]) -> None:
         self._file = file
         self._store = store
         self._directory = directory

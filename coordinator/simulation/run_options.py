@@ -270,7 +270,7 @@ def check_simulation(file: RunFile) -> None:
         data.split_source(section.data)
     data.parse_partition(section.partition)
     if file.init != "random":
-        raise InputError(f"init = {file.init!r}: a simulation knows no runs of a coordinator; take init = \"random\"")
+        raise InputError(f'init = {file.init!r}: a simulation knows no runs of a coordinator; take init = "random"')
     if file.devices.min > section.devices:
         raise InputError(
             f"devices.min = {file.devices.min}, and there are {section.devices} devices: no round would ever begin; "

@@ -150,9 +150,7 @@ class VirtualDevice:
         topics = around.topics
         self._up, self._data = topics.device(row.name, "up"), topics.device(row.name, "data")
         self._cmd, self._down = topics.device(row.name, "cmd"), topics.device(row.name, "down")
-        self._conversation = Conversation(
-            federation=topics.federation, device=row.name, key=bytes.fromhex(row.key)
-        )
+        self._conversation = Conversation(federation=topics.federation, device=row.name, key=bytes.fromhex(row.key))
         self.session = Session(
             boot=secrets.token_hex(8),
             profile=DeviceProfile(budget_bytes=training_budget_bytes or _NO_LIMIT, kind="virtual"),

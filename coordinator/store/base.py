@@ -287,9 +287,7 @@ class Store(Protocol):
     def update_of_lease(self, lease_id: str) -> UpdateRow | None: ...
     def last_counted_lease(self, run_id: str, device: str) -> str | None: ...
     def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None: ...
-    def commit_round(
-        self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()
-    ) -> None:
+    def commit_round(self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()) -> None:
         """The new version, the end of its round and what knowledge it was made without, together."""
 
     def left_out(self, run_id: str) -> list[LeftOutRow]:

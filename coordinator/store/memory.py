@@ -460,9 +460,7 @@ class MemoryStore:
         with self._transaction("freeze"):
             self._rounds.change((run_id, number, attempt), state="FROZEN")
 
-    def commit_round(
-        self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()
-    ) -> None:
+    def commit_round(self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()) -> None:
         """The new version, the end of its round and what knowledge it was made without, together."""
         with self._transaction("round"):
             self._insert_model(model)

@@ -576,9 +576,7 @@ class SqliteStore:
                 (set_hash, run_id, number, attempt),
             )
 
-    def commit_round(
-        self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()
-    ) -> None:
+    def commit_round(self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()) -> None:
         """The new version, the end of its round and what knowledge it was made without, together."""
         with self._transaction("round") as db:
             self._insert("model", model)

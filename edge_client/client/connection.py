@@ -95,9 +95,7 @@ def _tls(bundle: Bundle, urls: list[BrokerUrl]) -> ssl.SSLContext | None:
     return tls_context(bundle.ca) if urls[0].tls else None
 
 
-def _answer(
-    answers: Answers, url: BrokerUrl, bundle: Bundle, tls: ssl.SSLContext | None, until: float
-) -> None:
+def _answer(answers: Answers, url: BrokerUrl, bundle: Bundle, tls: ssl.SSLContext | None, until: float) -> None:
     answers.put((url, _try(url, bundle, tls, until)))
 
 

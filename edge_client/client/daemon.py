@@ -114,9 +114,7 @@ class Daemon:
         self._state_dir = state_dir
         self._topics = Topics(bundle.federation)
         self._down_topic, self._shared_topic = self._topics.device(bundle.device, "down"), self._topics.shared_down
-        self._conversation = Conversation(
-            federation=bundle.federation, device=bundle.device, key=bundle.key_bytes()
-        )
+        self._conversation = Conversation(federation=bundle.federation, device=bundle.device, key=bundle.key_bytes())
         self._boot = secrets.token_hex(8)
         self._blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._spool = Spool(state_dir / "state.json")

@@ -136,9 +136,7 @@ class _Told:
 class Worker:
     """A running worker."""
 
-    def __init__(
-        self, lease: str, folder: Path, command: Sequence[str] = COMMAND, *, root: Path = Path("/")
-    ) -> None:
+    def __init__(self, lease: str, folder: Path, command: Sequence[str] = COMMAND, *, root: Path = Path("/")) -> None:
         """`root` is where the system's `/proc` is, to know what the kernel killed."""
         self.lease = lease
         self._folder = folder

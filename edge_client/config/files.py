@@ -165,7 +165,8 @@ class ShareSection:
     )
     epsilon: Annotated[float, Between(0, 10**6)] = described(
         "what all noisy class means together may cost, at a delta of 1e-5; then the device declines; needs noise; "
-        "0: no bound", 0.0
+        "0: no bound",
+        0.0,
     )
     features: bool = described("whether features of single samples of this device's data may leave", False)
     drafts: bool = described("whether its model's outputs for samples that the coordinator sent may leave", False)

@@ -114,7 +114,7 @@ class DevicesSection:
         "share of the devices that are there, chosen per round", 1.0
     )
     where: tuple[Annotated[str, Matches(r"(?s)[A-Za-z0-9_.-]{1,64}=.{0,128}")], ...] = described(
-        "only devices that have all these labels, such as [\"line=a\"]", ()
+        'only devices that have all these labels, such as ["line=a"]', ()
     )
     misfit: Annotated[str, Matches(r"skip|fail")] = described(
         "a device on which nothing fits: skip leaves it out, fail ends the run", "skip"

@@ -1,7 +1,7 @@
 """Where the arrays lie in idx and npz files; every byte of them is checked before it is believed.
 
-    idx   00 00 08 <number of axes>, each axis as a big-endian u32, then the bytes; plain or gzip
-    npz   a zip of .npy files; members that are stored (numpy.savez) are read in place, compressed ones are unpacked
+idx   00 00 08 <number of axes>, each axis as a big-endian u32, then the bytes; plain or gzip
+npz   a zip of .npy files; members that are stored (numpy.savez) are read in place, compressed ones are unpacked
 """
 
 from __future__ import annotations

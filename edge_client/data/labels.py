@@ -101,9 +101,7 @@ def _unknown(
     more = f" and {len(unknown) - len(listed)} more" if len(unknown) > len(listed) else ""
     mended = {**rename, **{name: _nearest(name, free) for name in listed}}
     line = ", ".join(f"{_key(name)} = {json.dumps(to, ensure_ascii=False)}" for name, to in mended.items())
-    shown = ", ".join(
-        f"{name!r} (renamed to {rename[name]!r})" if name in rename else repr(name) for name in listed
-    )
+    shown = ", ".join(f"{name!r} (renamed to {rename[name]!r})" if name in rename else repr(name) for name in listed)
     return (
         f"{where}: {'class' if len(unknown) == 1 else 'classes'} {shown}{more} not in the run, which has "
         f"{', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}; write the run's name of each into "

@@ -69,9 +69,7 @@ def open_named(
     return found
 
 
-def open_both(
-    text: str, partition: str, shape: tuple[int, ...] | None = None
-) -> tuple[SampleSet, SampleSet | None]:
+def open_both(text: str, partition: str, shape: tuple[int, ...] | None = None) -> tuple[SampleSet, SampleSet | None]:
     """The training set of that name, and its test set if it has one; a key that `partition` names must be there."""
     wanted = registry.parse_partition(partition)
     key = wanted.name if wanted.kind == "key" else None

@@ -131,9 +131,7 @@ def balanced_dirichlet(labels: Indices, num_parts: int, alpha: float, seed: int)
     return parts_of(owner, num_parts)
 
 
-def _draw_classes(
-    proportions: NDArray[np.float64], left: Indices, turns: Indices, rng: np.random.Generator
-) -> Indices:
+def _draw_classes(proportions: NDArray[np.float64], left: Indices, turns: Indices, rng: np.random.Generator) -> Indices:
     """A class for each turn, by the proportions of the part whose turn it is, among the classes that are left."""
     weights = proportions * (left > 0)
     weights[weights.sum(axis=1) <= 0] = left  # nothing is left of a part's own classes

@@ -98,9 +98,7 @@ class Planes:
 
 
 class _PlaneRows:
-    def __init__(
-        self, rows: Rows, num_planes: int, num_chosen: int, combine: Combine
-    ) -> None:
+    def __init__(self, rows: Rows, num_planes: int, num_chosen: int, combine: Combine) -> None:
         self._rows = rows
         self._firsts = np.arange(num_planes)[:, None] * num_chosen
         self._combine = combine

@@ -269,13 +269,15 @@ def _class_table(given: _Given) -> ClassTable:
     there = counts[counts > 0]
     if len(there) != len(given.tensors["values"]):
         raise PayloadError(
-            "shape", f"{given.source}: its {given.kind!r} counts {len(there)} classes, and has values of "
-            f"{len(given.tensors['values'])}"
+            "shape",
+            f"{given.source}: its {given.kind!r} counts {len(there)} classes, and has values of "
+            f"{len(given.tensors['values'])}",
         )
     if int(there.min()) < limits.min_count:
         raise PayloadError(
-            "range", f"{given.source}: its {given.kind!r} has a mean of {int(there.min())} samples, expected "
-            f"{limits.min_count} at least"
+            "range",
+            f"{given.source}: its {given.kind!r} has a mean of {int(there.min())} samples, expected "
+            f"{limits.min_count} at least",
         )
     return ClassTable(label=given.kind.removeprefix("class/"), counts=counts, values=given.numbers("values"))
 

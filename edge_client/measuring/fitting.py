@@ -158,4 +158,3 @@ class Fitting:
     ) -> TrainingPlan:
         """Only the plan."""
         return self.choose(base_bytes, training_bytes, ceiling_bytes, of_training=of_training).plan
-

@@ -140,9 +140,7 @@ class Teacher(Protocol):
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """What takes long and needs nothing but the memory after a round, `lesson`'s; made beside the next round."""
 
-    def tell(
-        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
-    ) -> tuple[Knowledge, ...]:
+    def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[Knowledge, ...]:
         """What a device that trains this slice is told; without `KnowledgeRules.per_device` whatever device it is."""
 
 

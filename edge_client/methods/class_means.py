@@ -301,9 +301,7 @@ class ClassTeacher:
         """Nothing takes long."""
         return {}
 
-    def tell(
-        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
-    ) -> tuple[ClassTable, ...]:
+    def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[ClassTable, ...]:
         """The means of logits, and those of features as wide as this architecture's."""
         width = memory.get(_WIDTH + cut)
         groups = _groups(memory, width=None if width is None else int(width))

@@ -63,8 +63,7 @@ def left_out(
     return frozenset(
         name
         for name in names
-        if name.startswith(beginnings)
-        or (unused and name.startswith(EXTRA_PREFIX) and not name.startswith(used))
+        if name.startswith(beginnings) or (unused and name.startswith(EXTRA_PREFIX) and not name.startswith(used))
     )
 
 

@@ -293,9 +293,7 @@ class DraftTeacher:
         """Nothing takes long."""
         return {}
 
-    def tell(
-        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
-    ) -> tuple[DraftSet, ...]:
+    def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[DraftSet, ...]:
         """The targets of this architecture, once there are any."""
         own = f"{_TARGETS}{cut}/"
         found = {name.removeprefix(own): memory[name] for name in memory if name.startswith(own)}

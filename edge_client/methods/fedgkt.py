@@ -247,9 +247,7 @@ class GktTeacher:
         """Nothing takes long."""
         return {}
 
-    def tell(
-        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
-    ) -> tuple[SampleLogits, ...]:
+    def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[SampleLogits, ...]:
         """The answers to what this device told last."""
         own = f"{_ANSWERS}{device_number(device)}/"
         if own + "ids" not in memory:

@@ -403,9 +403,7 @@ class PairTeacher:
         """Nothing takes long."""
         return {}
 
-    def tell(
-        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
-    ) -> tuple[FeaturePairs, ...]:
+    def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[FeaturePairs, ...]:
         """Random pairs of other devices, once there are any of this architecture's signature."""
         shape = memory.get(_SHAPE + cut)
         pool = _pools(memory, only=_signature(shape)) if shape is not None and self._size else {}

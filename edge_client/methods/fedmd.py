@@ -137,9 +137,7 @@ class ConsensusTeacher:
         """Nothing takes long."""
         return {}
 
-    def tell(
-        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
-    ) -> tuple[SampleLogits, ...]:
+    def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[SampleLogits, ...]:
         """The consensus, once there is one."""
         return (SampleLogits(ids=memory["ids"], values=memory["values"]),) if "ids" in memory else ()
 

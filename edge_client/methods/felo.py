@@ -114,9 +114,7 @@ def method(parameters: FeloParameters) -> Method:
         parameters=parameters,
         client=partial(FeloClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(
-            down="model, class means of features and logits", up="model, its own class means", device=""
-        ),
+        exchange=Exchange(down="model, class means of features and logits", up="model, its own class means", device=""),
         teacher=teacher,
         traffic=partial(class_traffic, labels=_LABELS),
         check=partial(check_features, method="felo"),

@@ -206,9 +206,7 @@ _METHODS = {
         sized=True,
     ),
     "heterofl": Entry(HeteroFLParameters, _from("heterofl"), refuses=_GROUPS, slicing=_heterofl_slicing),
-    "fedrolex": Entry(
-        FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing, as_plain=True
-    ),
+    "fedrolex": Entry(FedRolexParameters, _from("fedrolex"), refuses=_GROUPS, slicing=_fedrolex_slicing, as_plain=True),
     "inclusivefl": Entry(
         InclusiveFLParameters,
         _from("inclusivefl"),
@@ -233,9 +231,7 @@ _METHODS = {
         has_global_model=lambda own: False,
         shares_weights=False,
     ),
-    "felo": Entry(
-        FeloParameters, _from("felo"), refuses=_KNOWING, slicing=_felo_slicing, knowledge=_felo_knowledge
-    ),
+    "felo": Entry(FeloParameters, _from("felo"), refuses=_KNOWING, slicing=_felo_slicing, knowledge=_felo_knowledge),
     "velo": Entry(
         VeloParameters,
         _from("velo"),
@@ -289,9 +285,7 @@ _METHODS = {
             kinds=("maps",), per_device=True, max_rows=10**6, max_bytes=own.max_bytes + 2**20
         ),
     ),
-    "fedin": Entry(
-        FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_KNOWING, knowledge=_fedin_knowledge
-    ),
+    "fedin": Entry(FedInParameters, _from("fedin"), plans=_fedin_plans, refuses=_KNOWING, knowledge=_fedin_knowledge),
     "fedepth": Entry(FeDepthParameters, _from("fedepth"), over=True, plans=_fedepth_plans, slicing=_whole_model),
     "m-fedepth": Entry(
         FeDepthParameters,

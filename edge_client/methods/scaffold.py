@@ -211,9 +211,7 @@ _PAPER = "Karimireddy et al., ICML 2020, arXiv:1910.06378"
 
 def method(parameters: ScaffoldParameters, *, rungs: Sequence[str]) -> Method:
     """Scaffold for these slices, for the registry."""
-    plain = Method(
-        name="scaffold", paper=_PAPER, parameters=parameters, client=PlainClient, server=CoverageServer()
-    )
+    plain = Method(name="scaffold", paper=_PAPER, parameters=parameters, client=PlainClient, server=CoverageServer())
     if not parameters.correction:
         return plain
     return replace(

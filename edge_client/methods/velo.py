@@ -170,9 +170,7 @@ class VeloTeacher(ClassTeacher):
         table = {f"{_MADE}{width}/counts": counts, f"{_MADE}{width}/values": features}
         return {**{own + name: tensor for name, tensor in vae.items()}, **table}
 
-    def tell(
-        self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson
-    ) -> tuple[ClassTable, ...]:
+    def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[ClassTable, ...]:
         """Felo's, with synthetic features where there are any."""
         plain = {name: memory[name] for name in memory if not name.startswith(_MORE)}
         told = super().tell(plain, cut=cut, device=device, lesson=lesson)

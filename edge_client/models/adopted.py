@@ -30,9 +30,7 @@ _SEED = 0x0FED
 _BATCH = 2
 _MAX_TENSORS = 8192  # of a container, as are the characters of a name below its prefix
 _MAX_NAME_CHARS = 240
-_MEND = (
-    "put what forward() does there into a unit, as a module (nn.ReLU, nn.Flatten, ...), or name fewer, larger units"
-)
+_MEND = "put what forward() does there into a unit, as a module (nn.ReLU, nn.Flatten, ...), or name fewer, larger units"
 
 
 def parts(module: object, units: Sequence[str] | None) -> Model:
@@ -168,9 +166,7 @@ def _watch(module: nn.Module, model: Model, x: Tensor) -> tuple[object, list[_Ca
 
         return note
 
-    hooks = [
-        model.get_submodule(unit).register_forward_hook(watch(unit), with_kwargs=True) for unit in model.order
-    ]
+    hooks = [model.get_submodule(unit).register_forward_hook(watch(unit), with_kwargs=True) for unit in model.order]
     try:
         torch.manual_seed(_SEED)
         return module(x.clone()), calls

@@ -14,9 +14,7 @@ from edge_client.models.slicing import FULL, SliceSpec, inner_axes
 __all__ = ["mlp"]
 
 
-def mlp(
-    input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int], cut: SliceSpec = FULL
-) -> Staged:
+def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int], cut: SliceSpec = FULL) -> Staged:
     """Flatten, one unit per hidden layer, each a stage of its own, and a linear head."""
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Flatten())
     width, stages = math.prod(input_shape), [0]

@@ -200,9 +200,7 @@ def check_vit(name: str, shape: _Shape, options: VitOptions) -> None:
     _check_tokens(name, shape, "height and width", "resize the images", options)
 
 
-def _check_tokens(
-    name: str, shape: _Shape, sides: str, mend: str, options: VitOptions | HarTransformerOptions
-) -> None:
+def _check_tokens(name: str, shape: _Shape, sides: str, mend: str, options: VitOptions | HarTransformerOptions) -> None:
     patch = options.patch
     if any(side % patch for side in shape[1:]):
         raise InputError(

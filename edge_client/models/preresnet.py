@@ -39,7 +39,7 @@ def preresnet(
 ) -> Staged:
     """`width` channels in the first stage; `shortcut` is conv or pad, where a stage begins."""
     if cut.narrows and shortcut == "pad":  # the channels of a slice would not go where those of the full network go
-        raise InputError(f"slice {str(cut)!r}: shortcut = \"pad\" has no slices of the width; use conv")
+        raise InputError(f'slice {str(cut)!r}: shortcut = "pad" has no slices of the width; use conv')
 
     def norm(channels: int) -> nn.BatchNorm2d:
         return nn.BatchNorm2d(channels, track_running_stats=track_running_stats)

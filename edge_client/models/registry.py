@@ -69,9 +69,7 @@ def _mlp(shape: _Shape, num_classes: int, options: known.MlpOptions, cut: SliceS
 def _har_cnn(shape: _Shape, num_classes: int, options: known.HarCnnOptions, cut: SliceSpec) -> nn.Sequential:
     from edge_client.models.har_cnn import har_cnn
 
-    return har_cnn(
-        shape, num_classes, width=options.width, track_running_stats=options.track_running_stats, cut=cut
-    )
+    return har_cnn(shape, num_classes, width=options.width, track_running_stats=options.track_running_stats, cut=cut)
 
 
 def _preresnet(shape: _Shape, num_classes: int, options: known.PreResNetOptions, cut: SliceSpec) -> nn.Sequential:
@@ -155,9 +153,7 @@ _MODELS = {
     "mlp": _Entry(known.MlpOptions, known.check_mlp, _mlp, (1, 28, 28)),
     "small-cnn": _Entry(known.SmallCnnOptions, known.check_small_cnn, _small_cnn, (1, 28, 28)),
     "har-cnn": _Entry(known.HarCnnOptions, known.check_har_cnn, _har_cnn, (9, 128)),
-    "har-transformer": _Entry(
-        known.HarTransformerOptions, known.check_har_transformer, _transformer(), (9, 128)
-    ),
+    "har-transformer": _Entry(known.HarTransformerOptions, known.check_har_transformer, _transformer(), (9, 128)),
     "preresnet20": _Entry(known.PreResNetOptions, known.check_preresnet, _preresnet),
     **{name: _Entry(known.ResNetOptions, known.check_resnet, _resnet(blocks)) for name, blocks in _BASIC.items()},
     **{

@@ -252,9 +252,7 @@ def _place(
     )
 
 
-def _indices(
-    axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]], part: int
-) -> list[int]:
+def _indices(axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, int], list[int]], part: int) -> list[int]:
     if (axis, size) in memory:
         return memory[axis, size]
     groups = axis.groups or (size // axis.repeat,)

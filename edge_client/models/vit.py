@@ -109,9 +109,7 @@ class _Block(nn.Module):
         self.norm1 = _norm(width)
         self.attention = _Attention(width, heads, per_head)
         self.norm2 = _norm(width)
-        self.mlp = nn.Sequential(
-            OrderedDict(up=_linear(width, hidden), gelu=nn.GELU(), down=_linear(hidden, width))
-        )
+        self.mlp = nn.Sequential(OrderedDict(up=_linear(width, hidden), gelu=nn.GELU(), down=_linear(hidden, width)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))

@@ -91,9 +91,7 @@ def install(wanted: Wanted, *, replace: bool = False) -> None:
         findings = sandbox.examine_as_service(wanted.systemd, unit, _doctor(wanted), ["data"])
         bad = doctor.failed(findings)
         if bad:
-            raise MachineError(
-                "the service would not work, so it was not installed:\n" + doctor.describe(bad)
-            )
+            raise MachineError("the service would not work, so it was not installed:\n" + doctor.describe(bad))
 
     plan = Plan(name=NAME, unit=unit, state_dir=wanted.state_dir, command="edge-client")
     service_install.install(wanted.systemd, plan, replace=replace, rehearse=rehearse)

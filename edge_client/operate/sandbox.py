@@ -52,9 +52,7 @@ _OF_A_USER = ("CapabilityBoundingSet", "AmbientCapabilities", "PrivateUsers")  #
 _DIRECTORIES = {"StateDirectory": "/var/lib", "CacheDirectory": "/var/cache"}
 
 
-def examine_as_service(
-    systemd: Systemd, unit: Unit, command: Sequence[str], only: Sequence[str] = ()
-) -> list[Finding]:
+def examine_as_service(systemd: Systemd, unit: Unit, command: Sequence[str], only: Sequence[str] = ()) -> list[Finding]:
     """What the doctor `command` finds under the unit's sandbox, of all checks or `only` some; it must print JSON.
 
     Raises `MachineError` if the sandbox cannot be set up, with the directive that systemd names.

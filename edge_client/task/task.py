@@ -43,7 +43,6 @@ __all__ = [
 ]
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """What a task's data functions are told."""

@@ -165,9 +165,7 @@ class _Training:
             self._set_schedule()
 
     @contextmanager
-    def _inputs(
-        self, modules: Mapping[str, nn.Module], phase: Phase, data: Data, num_steps: int
-    ) -> Iterator[Take]:
+    def _inputs(self, modules: Mapping[str, nn.Module], phase: Phase, data: Data, num_steps: int) -> Iterator[Take]:
         settings = self.settings
         models = {"": self.model} | {key: _as_model(key, modules[key], phase) for key in phase.beside}
         with inputs(

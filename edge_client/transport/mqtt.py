@@ -25,10 +25,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paho.mqtt import client as paho
-from paho.mqtt.enums import MQTTErrorCode
-from paho.mqtt.reasoncodes import ReasonCode
-
 from edge_client.errors import InputError
 from edge_client.transport import certificates
 from edge_client.transport.base import (
@@ -41,6 +37,7 @@ from edge_client.transport.base import (
     Will,
     check_message,
 )
+from edge_client.transport.light_paho import MQTTErrorCode, ReasonCode, paho
 from edge_client.transport.mqtt_client import MAX_PACKET_BYTES, Client, make_client
 
 __all__ = ["Backoff", "MqttTransport", "tls_context"]

@@ -16,9 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from paho.mqtt import MQTTException
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
+from edge_client.transport.light_paho import CallbackAPIVersion, MQTTErrorCode, MQTTException, paho
 
 __all__ = ["MAX_PACKET_BYTES", "Client", "FastClient", "PacketBuffer", "make_client"]
 

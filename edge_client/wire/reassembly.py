@@ -135,9 +135,7 @@ class Reassembly:
         self._num_unsaid = 0
         return ranges
 
-    def request(
-        self, now: float, *, allowance_bytes: int | None = None, whole: bool = False
-    ) -> tuple[Range, ...]:
+    def request(self, now: float, *, allowance_bytes: int | None = None, whole: bool = False) -> tuple[Range, ...]:
         """Ranges to ask for now, if any; `allowance_bytes` is what others leave of a shared limit.
 
         `whole`: all that the window has room for, or nothing yet.

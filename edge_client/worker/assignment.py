@@ -281,9 +281,7 @@ class _Work:
         room = self.allowance.budget_bytes - meter.rss_bytes()
         may_measure = self.device.limits.calibrate and not tried
         sent = sent_rows(self.settings, self.rung) if dtype == "fp32" else None
-        return self.kept.once(
-            "rows", job.key, lambda: find_rows(job, sent, may_measure=may_measure, room_bytes=room)
-        )
+        return self.kept.once("rows", job.key, lambda: find_rows(job, sent, may_measure=may_measure, room_bytes=room))
 
     def _find_half(self) -> ModelRows | None:
         """The same in bf16, where the run allows it and this processor has it."""
@@ -829,9 +827,7 @@ def write_state(folder: Path, state: Mapping[str, Tensor], cut: str = WHOLE_MODE
 def _evaluation(result: Result | None) -> Evaluation | None:
     if result is None:
         return None
-    return Evaluation(
-        num_samples=result.num_samples, num_correct=result.num_correct, loss_sum=result.finite_loss_sum
-    )
+    return Evaluation(num_samples=result.num_samples, num_correct=result.num_correct, loss_sum=result.finite_loss_sum)
 
 
 @dataclass(slots=True)

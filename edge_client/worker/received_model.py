@@ -1,9 +1,9 @@
 """Which model a device last worked with, in `method-state/RUN/received.json`: with the method's state it is its own.
 
-    received.json    written by workers, read for the device's owner; not synced: it may be gone until the next round
-    next             what the method keeps after the work in hand, written by its worker
-    stored-LEASE     the same, since the update of that lease was received
-    current          the same, since that update went into a model: what the next worker begins with
+received.json    written by workers, read for the device's owner; not synced: it may be gone until the next round
+next             what the method keeps after the work in hand, written by its worker
+stored-LEASE     the same, since the update of that lease was received
+current          the same, since that update went into a model: what the next worker begins with
 """
 
 from __future__ import annotations

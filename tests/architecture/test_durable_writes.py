@@ -73,6 +73,13 @@ def test_only_one_module_makes_files_permanent() -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("fsync", "fdatasync", "rename", "replace")
         if ast.unparse(node.value) in ("os", "shutil") and path.name != "durable.py"
     }
-    names = ("data/writing", "notes", "planning/rows", "received", "spool", "status")
+    names = (
+        "data/writing",
+        "planning/rows",
+        "client/spool",
+        "client/status",
+        "worker/live_files",
+        "worker/received_model",
+    )
     unsafe = {f"edge_client/{name}.py: os.replace" for name in names}
     assert found == unsafe | {"coordinator/store/archive.py: os.fsync", "coordinator/store/backup.py: os.rename"}

@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import import_table
 import pytest
 
-ROOT = Path(__file__).parents[2]
-FILES = sorted(path for package in ("edge_client", "coordinator") for path in (ROOT / package).rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-SDK = [path for path in FILES if path.is_relative_to(ROOT / "edge_client")]
-
-# A module may import from its own layer and from those below it (style.md). What is above, it does not know.
-LAYERS = [
-    {"errors", "params", "records", "durable", "faults", "logs", "files", "run_file"},
-    {"models", "wire", "knowledge", "data", "task", "task_files"},
-    {"planning", "training", "run_model", "onnx_file", "onnx_probe", "onnx_export", "predictions"},
-    {"methods"},
-    {"device", "transport", "session", "assignment", "blobs", "identity", "connection", "spool", "workers"}
-    | {"allowance", "notes", "apart", "calibration", "rehearsal", "trial", "unit_costs", "fitting"}
-    | {"found_data", "owner_file", "status", "supervisor", "systemd", "service_unit", "doctor", "tryout", "privacy"}
-    | {"received", "deployed", "deploying"},
-    {"daemon", "worker", "leaving", "plan_options", "plan_command", "bench_command", "bench_plot", "infer_command"}
-    | {"onnx_infer", "personal", "device_checks", "device_service", "sandbox", "service_commands", "service_install"}
-    | {"self_test", "cli", "client", "__main__"},
-]
-# planning and training need the measured memory of this process, device needs nothing but leaves
-LEAVES = {"device"}
-LIGHT = [
-    "edge_client",
-    "edge_client.cli.main",
-    "edge_client.client.daemon",
-    "edge_client.client.session",
-    "coordinator.server.service",
-    "coordinator.cli.main",
-]
+ROOT = import_table.ROOT
+HOW = "write it with: python tests/architecture/import_table.py"
+TREES = {
+    path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+    for package in import_table.LAYERS
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
-FORBIDDEN_ATTRIBUTES = {("torch", "load"), ("torch", "save"), ("torch", "compile")}
+FORBIDDEN_ATTRIBUTES = {"torch.load", "torch.save", "torch.compile", "torch.optim"}
 FORBIDDEN_PREFIXES = ("torch.optim", "torch.utils.checkpoint")  # they load dynamo: 68 MB
-
-
-def short(path: Path) -> str:
-    """The name of a case."""
-    return str(path.relative_to(ROOT))
+LOADERS = {"exec_module", "load_module", "spec_from_file_location", "run_path", "run_module", "SourceFileLoader"}
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:
@@ -63,110 +39,85 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def part_of(module: str) -> str | None:
-    """`edge_client.wire.topics` -> `wire`; None outside of the SDK."""
-    names = module.split(".")
-    return names[1] if names[0] == "edge_client" and len(names) > 1 else None
+def imported_themes(path: Path) -> set[str]:
+    """The themes of its own package that a module imports; the empty one stands for the leaves."""
+    names = [name.split(".") for name in imports_of(TREES[path]) if name.split(".")[0] == path.parts[0]]
+    known = import_table.themes(path.parts[0])
+    return {parts[1] if len(parts) > 1 and parts[1] in known else "" for parts in names}
 
 
-def layer_of(part: str) -> int | None:
-    return next((i for i, parts in enumerate(LAYERS) if part in parts), None)
+# rules: what is wrong with one file; nothing for most
 
 
-@pytest.mark.parametrize("path", SDK, ids=short)
-def test_the_sdk_does_not_know_the_coordinator(path: Path) -> None:
+def imports_of_the_coordinator(path: Path, tree: ast.Module) -> Iterator[str]:
     """A device installs no coordinator."""
-    assert [name for name in imports_of(TREES[path]) if name.split(".")[0] == "coordinator"] == []
+    if path.parts[0] == "edge_client":
+        yield from (name for name in imports_of(tree) if name.split(".")[0] == "coordinator")
 
 
-@pytest.mark.parametrize("path", SDK, ids=short)
-def test_imports_go_down_the_layers(path: Path) -> None:
-    """Nobody knows what is built on it, so every part can be read without the parts above it."""
-    relative = path.relative_to(ROOT / "edge_client")
-    part = relative.parts[0].removesuffix(".py")
-    if part == "__init__":
-        return
-    mine = layer_of(part)
-    assert mine is not None, f"{part} has no layer; add it to LAYERS"
-    wanted = {part_of(name) for name in imports_of(TREES[path])} - {None, part} - LEAVES
-    too_high = [name for name in wanted if name and (layer := layer_of(name)) is not None and layer > mine]
-    assert too_high == []
+def imports_up_the_layers(path: Path, tree: ast.Module) -> Iterator[str]:
+    """A theme knows what lies below it and nothing beside it or above: every theme reads without those above."""
+    package, *names = path.parts
+    if len(names) > 1:
+        yield from imported_themes(path) - {"", names[0], *import_table.below(package, names[0])}
+    elif path.stem in import_table.LEAVES[package]:  # `__init__` and `__main__` are the doors of the package
+        yield from imported_themes(path) - {""}
 
 
-@pytest.mark.parametrize("path", [path for path in SDK if path.parent.name == "device"], ids=short)
-def test_device_stays_a_leaf(path: Path) -> None:
-    """Everybody may import it because it imports only itself, errors, records and files."""
-    wanted = {part_of(name) for name in imports_of(TREES[path])} - {None}
-    assert wanted <= {"device", "errors", "records", "files", "durable", "faults"}
+def imports_of_paho(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Whoever needs something of paho takes it from one module, so that nobody loads more of it than is used."""
+    if path != Path("edge_client/transport/light_paho.py"):
+        yield from (name for name in imports_of(tree) if name.split(".")[0] == "paho")
 
 
-@pytest.mark.parametrize("path", FILES, ids=short)
-def test_only_the_mqtt_transport_knows_paho(path: Path) -> None:
-    """Another client library would change these two files."""
-    if path not in (ROOT / "edge_client/transport/mqtt.py", ROOT / "edge_client/transport/mqtt_client.py"):
-        assert [name for name in imports_of(TREES[path]) if name.split(".")[0] == "paho"] == []
-
-
-@pytest.mark.parametrize("path", FILES, ids=short)
-def test_nothing_runs_code_from_data(path: Path) -> None:
+def code_from_data(path: Path, tree: ast.Module) -> Iterator[str]:
     """No pickle in any form, no eval, no torch.load; and nothing that loads torch's compiler."""
-    found = [name for name in imports_of(TREES[path]) if name.split(".")[0] in FORBIDDEN_MODULES]
-    found += [name for name in imports_of(TREES[path]) if name.startswith(FORBIDDEN_PREFIXES)]
-    for node in ast.walk(TREES[path]):
+    for name in imports_of(tree):
+        if name.split(".")[0] in FORBIDDEN_MODULES or name.startswith(FORBIDDEN_PREFIXES):
+            yield name
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
-            found.append(node.func.id)
-        if isinstance(node, ast.Call) and any(keyword.arg == "allow_pickle" for keyword in node.keywords):
-            (value,) = (keyword.value for keyword in node.keywords if keyword.arg == "allow_pickle")
-            if not (isinstance(value, ast.Constant) and value.value is False):
-                found.append("allow_pickle")
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found += [f"{a}.{b}" for a, b in FORBIDDEN_ATTRIBUTES if (a, b) == (node.value.id, node.attr)]
-            found += ["torch.optim"] if (node.value.id, node.attr) == ("torch", "optim") else []
-    assert found == []
+            yield node.func.id
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            yield "allow_pickle"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in FORBIDDEN_ATTRIBUTES:
+            yield ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", FILES, ids=short)
-def test_only_tasks_are_run_from_files(path: Path) -> None:
+def code_from_files(path: Path, tree: ast.Module) -> Iterator[str]:
     """A task's file, which its owner named, is the one thing that becomes code; nobody else loads modules by path."""
-    loaders = {"exec_module", "load_module", "spec_from_file_location", "run_path", "run_module", "SourceFileLoader"}
-    attributes = {node.attr for node in ast.walk(TREES[path]) if isinstance(node, ast.Attribute)}
-    imported = {name.split(".")[-1] for name in imports_of(TREES[path])}
-    if path != ROOT / "edge_client/task/task.py":
-        assert (attributes | imported) & loaders == set()
+    if path != Path("edge_client/task/task.py"):
+        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        yield from (attributes | {name.split(".")[-1] for name in imports_of(tree)}) & LOADERS
 
 
-@pytest.mark.parametrize("path", FILES, ids=short)
-def test_errors_are_caught_by_name(path: Path) -> None:
+def broad_handlers(path: Path, tree: ast.Module) -> Iterator[str]:
     """`except Exception` hides bugs; `except:` hides the end of the process as well."""
-    handlers = [node for node in ast.walk(TREES[path]) if isinstance(node, ast.ExceptHandler)]
-    names = [ast.unparse(handler.type) if handler.type else "everything" for handler in handlers]
-    assert [name for name in names if name in ("everything", "Exception", "BaseException")] == []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = ast.unparse(node.type) if node.type else "everything"
+            if caught in ("everything", "Exception", "BaseException"):
+                yield f"line {node.lineno}: {caught}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=short)
-def test_every_module_says_what_it_is(path: Path) -> None:
-    """A docstring, unless the file is empty."""
-    assert not TREES[path].body or ast.get_docstring(TREES[path])
+def missing_docstrings(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Every module says what it is."""
+    if not ast.get_docstring(tree):
+        yield "no docstring"
 
 
-@pytest.mark.parametrize("path", FILES, ids=short)
-def test_public_names_exist(path: Path) -> None:
+def wrong_public_names(path: Path, tree: ast.Module) -> Iterator[str]:
     """What `__all__` lists is defined or imported there, once; a missing name breaks `import *` and the reader."""
-    lists = [
-        node.value
-        for node in TREES[path].body
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
-    ]
-    if not lists:
+    defined = {name for node in tree.body for name in bound_names(node)}
+    if "__all__" not in defined or "__getattr__" in defined:
         return
-    names = ast.literal_eval(lists[0])
-    defined = {name for node in TREES[path].body for name in _names(node)}
-    lazy = any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in TREES[path].body)
-    assert len(names) == len(set(names))
-    assert lazy or set(names) <= defined
+    (listed,) = (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__")
+    names = ast.literal_eval(listed)
+    yield from set(names) - defined
+    yield from {name for name in names if names.count(name) > 1}
 
 
-def _names(node: ast.stmt) -> Iterator[str]:
+def bound_names(node: ast.stmt) -> Iterator[str]:
     """Names that a top-level statement binds."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         yield node.name
@@ -177,20 +128,114 @@ def _names(node: ast.stmt) -> Iterator[str]:
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         yield node.target.id
     elif isinstance(node, (ast.If, ast.Try)):
-        yield from (name for child in node.body for name in _names(child))
+        yield from (name for child in node.body for name in bound_names(child))
 
 
-def loaded_by(module: str) -> set[str]:
-    """Modules in a fresh process after one import."""
-    code = f"import sys, {module}; print(*sys.modules)"
+RULES = [
+    imports_of_the_coordinator,
+    imports_up_the_layers,
+    imports_of_paho,
+    code_from_data,
+    code_from_files,
+    broad_handlers,
+    missing_docstrings,
+    wrong_public_names,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_no_file_has(rule: Callable[[Path, ast.Module], Iterator[str]]) -> None:
+    """The rule's docstring tells why."""
+    offences = {str(path): sorted(set(rule(path, tree))) for path, tree in TREES.items()}
+    assert {path: names for path, names in offences.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "rule"),
+    [
+        ("edge_client/wire/frames.py", "import coordinator.state", imports_of_the_coordinator),
+        ("edge_client/wire/frames.py", "def f():\n    from edge_client.client import daemon", imports_up_the_layers),
+        ("edge_client/errors.py", "from edge_client.wire import frames", imports_up_the_layers),
+        ("edge_client/transport/mqtt.py", "from paho.mqtt import client", imports_of_paho),
+        ("coordinator/state.py", "import torch.optim", code_from_data),
+        ("coordinator/state.py", "np.load(path, allow_pickle=True)", code_from_data),
+        ("coordinator/state.py", "torch.load(path)", code_from_data),
+        ("coordinator/state.py", "loader.exec_module(module)", code_from_files),
+        ("coordinator/state.py", "try:\n    f()\nexcept Exception:\n    pass", broad_handlers),
+        ("coordinator/state.py", "x = 1", missing_docstrings),
+        ("coordinator/state.py", "__all__ = ['x', 'y']\nx = 1", wrong_public_names),
+    ],
+)
+def test_the_rules_find_what_they_forbid(
+    path: str,
+    source: str,
+    rule: Callable[[Path, ast.Module], Iterator[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rule on a file that breaks it."""
+    tree = ast.parse(source)
+    monkeypatch.setitem(TREES, Path(path), tree)
+    assert list(rule(Path(path), tree)) != []
+
+
+@pytest.mark.parametrize("package", list(import_table.LAYERS))
+def test_the_table_lists_what_there_is(package: str) -> None:
+    """Every folder with code is a theme of the table; directly in the package lie its leaves, at most 8."""
+    folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    assert folders == set(import_table.themes(package))
+    direct = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+    assert direct == set(import_table.LEAVES[package])
+    assert len(direct) <= 8
+
+
+@pytest.mark.parametrize("package", list(import_table.LAYERS))
+def test_no_themes_import_each_other_in_a_circle(package: str) -> None:
+    """Also not through imports inside of functions; `CycleError` names those that do."""
+    edges: dict[str, set[str]] = {}
+    for path in TREES:
+        if path.parts[0] == package and len(path.parts) > 2:
+            edges.setdefault(path.parts[1], set()).update(imported_themes(path) - {path.parts[1], ""})
+    graphlib.TopologicalSorter(edges).prepare()
+
+
+@pytest.mark.parametrize("package", list(import_table.LAYERS))
+def test_every_folder_says_what_lives_in_it(package: str) -> None:
+    """A docstring of two or three sentences that ends with what the theme may import, and no code."""
+    for theme in import_table.themes(package):
+        tree = TREES[Path(package, theme, "__init__.py")]
+        text = ast.get_docstring(tree) or ""
+        assert len(tree.body) == 1, f"{package}/{theme}/__init__.py has code"
+        assert " ".join(text.split()).endswith(import_table.sentence(package, theme)), f"{package}/{theme}: {HOW}"
+
+
+def test_contributing_draws_the_packages() -> None:
+    """The two diagrams are those of the table."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for package in import_table.LAYERS:
+        assert f"```\n{import_table.diagram(package)}\n```" in text, HOW
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Modules in a fresh process after these imports."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_daemon_and_coordinator_stay_light(module: str) -> None:
+@pytest.mark.parametrize(
+    "place",
+    ["edge_client/client", "coordinator/rounds", "coordinator/fleet", "coordinator/conductor", "coordinator/server"],
+)
+def test_daemon_and_coordinator_stay_light(place: str) -> None:
     """Neither torch nor numpy is loaded by their import; a device's daemon may use 28 MB, torch alone takes 150."""
+    modules = [".".join(path.with_suffix("").parts) for path in TREES if path.is_relative_to(place)]
+    assert loaded_by(*(name.removesuffix(".__init__") for name in modules)) & {"torch", "numpy"} == set()
+
+
+@pytest.mark.parametrize("module", ["edge_client", "edge_client.cli.main", "coordinator.cli.main"])
+def test_packages_and_commands_stay_light(module: str) -> None:
+    """The SDK itself and both commands begin without torch and numpy."""
     assert loaded_by(module) & {"torch", "numpy"} == set()
 
 

@@ -136,9 +136,7 @@ CALLS: dict[str, st.SearchStrategy[Call]] = {
     "add_part": _call("add_part", part=st.builds(part_row, SMALL, SLICES, RUNS)),
     "open_round": _opens(),
     "add_leases": _adds(),
-    "set_lease": _call(
-        "set_lease", lease_id=LEASES, state=LEASE_STATES, code=TEXTS, detail=TEXTS, log=st.lists(TEXTS)
-    ),
+    "set_lease": _call("set_lease", lease_id=LEASES, state=LEASE_STATES, code=TEXTS, detail=TEXTS, log=st.lists(TEXTS)),
     "save_deadline": _attempt("save_deadline", remaining_s=NUMBERS, extended=st.booleans(), elapsed_s=NUMBERS),
     "save_update": _call(
         "save_update",

@@ -6,6 +6,7 @@ the rounds that counted; the server judges every version.
 After ENOSPC the same process goes on; after EIO it may end with code 4 and one line, because a sync that failed once
 cannot be trusted to succeed the second time; the supervisor starts it again.
 """
+
 from __future__ import annotations
 
 import contextlib

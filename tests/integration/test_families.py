@@ -117,9 +117,7 @@ ALONE = [("local", {}), ("fedhe", {}), ("fedproto", {}), ("fedmd", SHARED), ("fe
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "parameters"), ALONE, ids=[name for name, _ in ALONE])
-def test_methods_without_weights_send_none_of_any_family(
-    fleet: Fleet, method: str, parameters: dict[str, Any]
-) -> None:
+def test_methods_without_weights_send_none_of_any_family(fleet: Fleet, method: str, parameters: dict[str, Any]) -> None:
     """The server's three models stay as they were."""
     shown = finished(fleet, begin(fleet, method, **parameters))
     assert changed(server(fleet, shown, 0), server(fleet, shown, 3)) == set()

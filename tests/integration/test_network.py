@@ -236,5 +236,3 @@ def _follow(state_dir: Path) -> list[str]:
             return hashes(shown)
         time.sleep(0.1)
     raise AssertionError(f"the run did not end: {shown}")
-
-

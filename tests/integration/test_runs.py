@@ -229,9 +229,7 @@ def test_a_run_cannot_go_on_from_a_model_of_another_shape(fleet: Fleet, judged: 
     assert "[8, 64]" in other["reason"]
 
 
-def test_the_fleets_result_is_that_of_the_pooled_data(
-    fleet: Fleet, judged: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_fleets_result_is_that_of_the_pooled_data(fleet: Fleet, judged: dict[str, Any], tmp_path: Path) -> None:
     """The same versions judged on the devices and, in one file, on the server: counts are equal, not close."""
     parts = [load_device_file(fleet.folder / name / "device.toml").data for name in ("a", "b")]
     pooled = [own_test_data(part) for part in parts if part is not None]

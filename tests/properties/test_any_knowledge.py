@@ -54,9 +54,7 @@ def test_a_round_trip_keeps_every_bit(
     path = Path(tmp_path_factory.mktemp("k")) / "k"  # type: ignore[attr-defined]
     write_container(path, {}, table, (tensor for _, tensor in named))
     with ContainerReader(path) as reader:
-        came = parse(
-            reader.header.entries, lambda entry: reader.tensor(entry.name), LIMITS, codec="fp32", source="it"
-        )
+        came = parse(reader.header.entries, lambda entry: reader.tensor(entry.name), LIMITS, codec="fp32", source="it")
     back = dict(named_tensors(came))
     assert all(torch.equal(back[name], tensor) for name, tensor in named)
 

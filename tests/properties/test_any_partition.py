@@ -78,9 +78,7 @@ def test_dirichlet_parts_have_ten_samples_at_least(labels: np.ndarray, num_parts
 
 @given(labels=labelled(), others=labelled(), num_parts=st.integers(1, 12), seed=SEEDS)
 @settings(max_examples=60)
-def test_other_samples_are_divided_once_each(
-    labels: np.ndarray, others: np.ndarray, num_parts: int, seed: int
-) -> None:
+def test_other_samples_are_divided_once_each(labels: np.ndarray, others: np.ndarray, num_parts: int, seed: int) -> None:
     """Even if some parts get none of them."""
     if len(labels) >= num_parts:
         shares = partitions.alike(partitions.iid(labels, num_parts, seed), labels, others, seed)

@@ -340,9 +340,7 @@ class RoundsMachine(RuleBasedStateMachine):
         world.store.close()
 
 
-_SETTINGS = settings(
-    max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)
-)
+_SETTINGS = settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
 def test_a_run_survives_random_devices_and_crashes() -> None:

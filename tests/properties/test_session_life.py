@@ -204,9 +204,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert (self.session.assign, self.session.update) == self.saved
 
 
-_SETTINGS = settings(
-    max_examples=80, stateful_step_count=40, suppress_health_check=list(HealthCheck)
-)
+_SETTINGS = settings(max_examples=80, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
 def test_a_device_keeps_its_promises_over_random_messages_and_crashes() -> None:

@@ -101,9 +101,7 @@ def test_encode_keeps_names_and_order_and_applies_the_rule(tmp_path: Path) -> No
     model = _save(
         tmp_path / "m", {"w": torch.tensor([[127.0, -127.0]]), "b": torch.tensor([0.1]), "n": torch.tensor(3)}
     )
-    reply = aggregator.answer(
-        {"id": 1, "job": "encode", "run": _INT8, "model": str(model), "out": str(tmp_path / "o")}
-    )
+    reply = aggregator.answer({"id": 1, "job": "encode", "run": _INT8, "model": str(model), "out": str(tmp_path / "o")})
     assert reply["ok"]
     with ContainerReader(tmp_path / "o") as reader:
         assert [(e.name, e.codec) for e in reader.header.entries] == [

@@ -41,9 +41,7 @@ def test_a_fresh_server_gets_a_service_with_what_was_typed(machine: Machine) -> 
     secret = machine.root / "etc/fedfit/password"
     data = machine.root / "srv/test data"
     data.mkdir(parents=True)
-    given = wanted(
-        machine, start=("--broker", "mqtts://b:8883"), password_file=secret, readable=(data / "x.npz", data)
-    )
+    given = wanted(machine, start=("--broker", "mqtts://b:8883"), password_file=secret, readable=(data / "x.npz", data))
     server_service.install(given)
     path = machine.systemd.unit_path("fedfit-coordinator")
     unit = server_service.Unit(text=path.read_text())

@@ -33,9 +33,7 @@ def test_long_texts_are_broken_into_lines_where_the_terminal_is_narrow() -> None
     """Widths of 1, 15 and 31 with two gaps are 51; in 39 the last gives 12 of its 31, and words stay whole."""
     row = ["a", "one two, three.", "it has some more words than fit"]
     wide = fold(["n", "x", "y"], [row], columns=51, texts={1: 1, 2: 1})
-    assert (
-        wide == align(["n", "x", "y"], [row]) == fold(["n", "x", "y"], [row], columns=None, texts={1: 1})
-    )
+    assert wide == align(["n", "x", "y"], [row]) == fold(["n", "x", "y"], [row], columns=None, texts={1: 1})
     narrow = fold(["n", "x", "y"], [row], columns=39, texts={1: 1, 2: 1}).splitlines()
     assert narrow[2:] == ["a  one two, three.  it has some more", " " * 20 + "words than fit"]
     assert max(map(len, narrow)) <= 39

@@ -387,9 +387,7 @@ def test_a_lost_slice_is_cut_again_at_the_start(site: Site, monkeypatch: pytest.
     Device b has accepted, and offers too early: it is heard when the slice is there again, which b can fetch then.
     """
     monkeypatch.setattr(sys.modules[__name__], "_CHILD", _CUTS)
-    file = run_file(
-        model={"name": "mlp", "input": [1, 2, 2]}, slices=["full", "width:1/2"], evaluate={"every": 0}
-    )
+    file = run_file(model={"name": "mlp", "input": [1, 2, 2]}, slices=["full", "width:1/2"], evaluate={"every": 0})
     model, settings, cut = b"model", b"{}", b"slice"
     names = {data: hashlib.sha256(data).hexdigest() for data in (model, settings, cut)}
     for data, name in names.items():

@@ -97,9 +97,7 @@ def test_methods_and_seeds_make_a_grid() -> None:
         (("40MB*2", "80MB"), 3, (40_000_000, 40_000_000, 80_000_000)),
     ],
 )
-def test_budgets_in_turns_or_counted(
-    budgets: tuple[str, ...], devices: int, expected: tuple[int | None, ...]
-) -> None:
+def test_budgets_in_turns_or_counted(budgets: tuple[str, ...], devices: int, expected: tuple[int | None, ...]) -> None:
     """By hand: in turns without a star; with one, so many of each, in that order."""
     assert budgets_of(SimulateSection(data="digits", devices=devices, training_budgets=budgets)) == expected
 

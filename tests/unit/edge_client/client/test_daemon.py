@@ -708,7 +708,7 @@ def test_a_device_that_has_little_memory_for_a_while_is_asked_again(world: World
     """Nothing fits what others left: that is no lasting reason. With its usual memory it is."""
     world.worker_code = (
         "import pathlib, sys\nhere = pathlib.Path(sys.argv[1])\n"
-        "(here / 'error.json').write_text('{\"code\": \"nothing_fits\", \"detail\": \"too large\"}')\nsys.exit(76)"
+        '(here / \'error.json\').write_text(\'{"code": "nothing_fits", "detail": "too large"}\')\nsys.exit(76)'
     )
     world.device_table, world.root = {}, world.folder / "root"
     _meminfo(world.root, 711)

@@ -349,9 +349,7 @@ def test_a_test_whose_result_finds_no_space_does_not_count(device: Device) -> No
     assert device.current() == MODELS["one"]
 
 
-def test_what_became_of_a_model_is_written_when_there_is_space(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_became_of_a_model_is_written_when_there_is_space(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that failed on a full disk is not run again: the result is kept, and told a minute later."""
     device.code = FAILS
     device.start()

@@ -184,9 +184,7 @@ def test_an_image_folder_needs_a_size(tmp_path: Path) -> None:
         ({"tests": np.zeros(6, int)}, "expected an array 'train', got tests"),
     ],
 )
-def test_a_partition_file_of_other_data_is_refused(
-    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
-) -> None:
+def test_a_partition_file_of_other_data_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     """Somebody's own division is checked like everything else."""
     np.savez(tmp_path / "d.npz", x=np.zeros((6, 2)), y=np.zeros(6, int))
     np.savez(tmp_path / "p.npz", **arrays)

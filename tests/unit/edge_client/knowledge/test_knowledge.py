@@ -46,9 +46,7 @@ def samples() -> list[Knowledge]:
         FeaturePairs(inputs=torch.randn(16, 64, 8, 8), outputs=torch.randn(16, 512)),
         DraftSet(ids=ids, depths=torch.tensor([9]), convs=convs, logits=torch.randn(3, 10)),
         SampleLogits(ids=ids, values=torch.randn(3, 10)),
-        FeatureMaps(
-            ids=ids, labels=torch.tensor([1, 9, 0]), logits=torch.randn(3, 10), values=torch.randn(3, 4, 2, 2)
-        ),
+        FeatureMaps(ids=ids, labels=torch.tensor([1, 9, 0]), logits=torch.randn(3, 10), values=torch.randn(3, 4, 2, 2)),
         PublicSamples(values=torch.randn(5, 3, 4, 4)),
     ]
 
@@ -126,9 +124,7 @@ def test_signatures_tell_apart_what_cannot_be_mixed() -> None:
 
 def test_targets_by_class() -> None:
     """Classes 0 and 2 of three: zeros and no presence for class 1."""
-    table = ClassTable(
-        label="logit", counts=torch.tensor([40, 0, 50]), values=torch.tensor([[1.0], [2.0]])
-    )
+    table = ClassTable(label="logit", counts=torch.tensor([40, 0, 50]), values=torch.tensor([[1.0], [2.0]]))
     assert table.classes.tolist() == [0, 2]
     values, present = table.targets()
     assert values.tolist() == [[1.0], [0.0], [2.0]]

@@ -354,9 +354,7 @@ def test_the_mapping_comes_in_pieces_of_a_microbatch() -> None:
     results = []
     for microbatch in (8, 2):
         model = model_of("mlp")
-        run(
-            client(mu=0.0), model, Memory(8), classes=NUM_CLASSES, knowledge=(_foreign("mlp"),), microbatch=microbatch
-        )
+        run(client(mu=0.0), model, Memory(8), classes=NUM_CLASSES, knowledge=(_foreign("mlp"),), microbatch=microbatch)
         results.append(weights(model))
     for name, value in results[0].items():
         torch.testing.assert_close(value, results[1][name], rtol=1e-4, atol=1e-6)

@@ -113,8 +113,10 @@ def test_it_finds_an_optimum_that_fedavg_misses() -> None:
 
 def _after(method: str) -> float:
     def loss(center: float) -> object:
-        return lambda model: lambda batch, phase: (
-            (model.get_parameter("0.weight") - center).square().sum() / 2 * torch.ones(len(batch.y))
+        return lambda model: (
+            lambda batch, phase: (
+                (model.get_parameter("0.weight") - center).square().sum() / 2 * torch.ones(len(batch.y))
+            )
         )
 
     made = Federation(

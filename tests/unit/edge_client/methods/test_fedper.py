@@ -34,10 +34,12 @@ def _chain() -> Model:
 
 def _pull(target: float) -> Any:
     """base^2/2 + |head - target|^2/2: gradients base and head - target."""
-    return lambda model: lambda batch, phase: (
-        (model.get_parameter("0.weight").square().sum() + (model.get_parameter("1.weight") - target).square().sum())
-        / 2
-        * torch.ones(len(batch.y))
+    return lambda model: (
+        lambda batch, phase: (
+            (model.get_parameter("0.weight").square().sum() + (model.get_parameter("1.weight") - target).square().sum())
+            / 2
+            * torch.ones(len(batch.y))
+        )
     )
 
 

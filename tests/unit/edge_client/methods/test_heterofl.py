@@ -30,9 +30,7 @@ def _mlp(cut: str = "full") -> Model:
 
 def _fleet(method: str, slices: dict[str, str], rounds: int = 1, **parameters: Any) -> Federation:
     data = {name: Shifted(16, seed) for seed, name in enumerate(("a", "b", "c"))}
-    made = Federation(
-        method=method, parameters=parameters, build=_mlp, build_slice=_mlp, data=data, slices=slices
-    )
+    made = Federation(method=method, parameters=parameters, build=_mlp, build_slice=_mlp, data=data, slices=slices)
     for _ in range(rounds):
         made.round()
     return made

@@ -253,9 +253,7 @@ def test_over_narrow_slices_what_nobody_has_keeps_its_bits(base: str, granularit
     for name, parameters in ((base, {}), (f"inco+{base}", {"granularity": granularity})):
         slices = {"a": "width:1/2", "b": "width:1/2"}
         data = {device: Shifted(10, n) for n, device in enumerate(slices)}
-        made = Federation(
-            method=name, parameters=parameters, build=build, build_slice=build, data=data, slices=slices
-        )
+        made = Federation(method=name, parameters=parameters, build=build, build_slice=build, data=data, slices=slices)
         made.round()
         servers.append(made.server)
     plain, changed = servers

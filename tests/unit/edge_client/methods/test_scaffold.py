@@ -25,8 +25,10 @@ CONTROL = "extra/control/0.weight"
 
 def _quadratic(center: float, curvature: float) -> Any:
     """f_i(w) = curvature/2 |w - center|^2, whatever the samples are."""
-    return lambda model: lambda batch, phase: (
-        curvature / 2 * (model.get_parameter("0.weight") - center).square().sum() * torch.ones(len(batch.y))
+    return lambda model: (
+        lambda batch, phase: (
+            curvature / 2 * (model.get_parameter("0.weight") - center).square().sum() * torch.ones(len(batch.y))
+        )
     )
 
 

@@ -59,9 +59,7 @@ def test_a_device_has_as_many_bases_as_its_width_holds() -> None:
 def test_the_first_base_goes_round_and_the_others_are_drawn() -> None:
     """In eight rounds a device begins with each base once; over many rounds all others come."""
     turn = registry.slicing("splitmix", {"bases": 8}).turn
-    drawn = [
-        chosen(8, turn("width:1/4", Turn(rungs=RUNGS, round=n, device="pi", seed=n * 7919))) for n in range(1, 41)
-    ]
+    drawn = [chosen(8, turn("width:1/4", Turn(rungs=RUNGS, round=n, device="pi", seed=n * 7919))) for n in range(1, 41)]
     assert {first for first, _ in drawn[:8]} == {*range(8)}
     assert {other for _, other in drawn} == {*range(8)}
     assert turn("full", Turn(rungs=RUNGS, round=3, device="pi", seed=5)) == "full"

@@ -98,9 +98,7 @@ def test_the_small_stem_saves_its_convolution() -> None:
     assert _num_parameters("resnet26", (3, 32, 32), 10, small_stem=True) == 17_444_682
 
 
-@pytest.mark.parametrize(
-    ("base_width", "expected"), [(32, 4_370_090), (16, 1_096_026), (8, 275_762), (4, 69_822)]
-)
+@pytest.mark.parametrize(("base_width", "expected"), [(32, 4_370_090), (16, 1_096_026), (8, 275_762), (4, 69_822)])
 def test_narrow_resnets_have_the_published_parameters(base_width: int, expected: int) -> None:
     """resnet26 at 1/2, 1/4, 1/8 and 1/16 of its width: 4.37, 1.10, 0.28 and 0.07 M."""
     assert _num_parameters("resnet26", (3, 32, 32), 10, base_width=base_width) == expected
@@ -362,8 +360,9 @@ def test_preresnet20_keeps_running_statistics_only_if_asked() -> None:
     assert torch.equal(plain.eval()(x), plain.train()(x))
     tracking = _build(Case("preresnet20", (3, 16, 16), {"width": 2, "track_running_stats": True}))
     assert tracking.units[1].buffers == tuple(
-        f"block1.{norm}.{name}" for norm in ("norm1", "norm2") for name in
-        ("running_mean", "running_var", "num_batches_tracked")
+        f"block1.{norm}.{name}"
+        for norm in ("norm1", "norm2")
+        for name in ("running_mean", "running_var", "num_batches_tracked")
     )
 
 

@@ -208,9 +208,7 @@ def test_whatever_is_asked(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """No class under the minimum, no row of a sample without permission, no budget passed."""
-    share = ShareSection(
-        min_count=min_count, clip=1.0, noise=noise, epsilon=epsilon, features=features, drafts=drafts
-    )
+    share = ShareSection(min_count=min_count, clip=1.0, noise=noise, epsilon=epsilon, features=features, drafts=drafts)
     owner = Gate(share=share, ledger=Ledger(tmp_path_factory.mktemp("g") / "ledger"))
     for _ in range(rounds):
         given_ = [table(*counts)] if any(counts) else []
