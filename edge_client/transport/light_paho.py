@@ -25,7 +25,7 @@ class _WhenUsed(types.ModuleType):
 
 
 if _NAME not in sys.modules:
-    sys.modules[_NAME] = urllib.request = _WhenUsed(_NAME)  # type: ignore[attr-defined]
+    sys.modules[_NAME] = urllib.request = _WhenUsed(_NAME)
 
 from paho.mqtt import MQTTException  # noqa: E402  (after the stand-in)
 from paho.mqtt import client as paho  # noqa: E402
