@@ -20,7 +20,7 @@ from edge_client.errors import (
     NoSuchNameError,
 )
 
-__all__ = ["ControlServer", "NotRunningError", "failure", "request", "socket_path", "told"]
+__all__ = ["Answer", "ControlServer", "NotRunningError", "failure", "request", "socket_path", "told"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ _ERRORS: dict[str, type[FedfitError]] = {
 }
 
 Json = dict[str, Any]
+Answer = Callable[[Json], Json]  # what a request is answered with; raises a FedfitError
 
 
 class NotRunningError(MachineError):
@@ -46,9 +47,9 @@ def socket_path(state_dir: Path) -> Path:
 class ControlServer:
     """Watched by the service's loop: `fds` to wait for, `serve` for those that are readable."""
 
-    def __init__(self, state_dir: Path, handle: Callable[[Json], Json]) -> None:
+    def __init__(self, state_dir: Path, answer: Answer) -> None:
         self._path = socket_path(state_dir)
-        self._handle = handle
+        self._answer_to = answer
         self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -98,7 +99,7 @@ class ControlServer:
                 raise InputError(f"not JSON: {error}") from None
             if not isinstance(asked, dict):
                 raise InputError(f"expected a JSON object, got {type(asked).__name__}")
-            return {"ok": True, "result": self._handle(asked)}
+            return {"ok": True, "result": self._answer_to(asked)}
         except FedfitError as error:
             return told(error)
 

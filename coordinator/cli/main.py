@@ -79,9 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start(options: argparse.Namespace) -> None:
+    from coordinator.requests.commands import Commands
+
     context = logs.Context()
     logs.configure(options.log_format, context)
-    launch.start(start_options(options), context)
+    launch.start(start_options(options), lambda service: Commands(service).handle, context)
 
 
 def _demo(options: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coordinator.broker import certificates as pki
 from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_password
+from coordinator.control import Answer
 from coordinator.server import addresses
 from coordinator.server.addresses import Place, bracketed, is_loopback
 from coordinator.server.service import Service, ServiceOptions, access_of
@@ -62,8 +63,11 @@ class StartOptions:
         return shlex.join(words)
 
 
-def start(options: StartOptions, context: logs.Context | None = None) -> None:
-    """Run a coordinator in the foreground until it is told to stop; `context` is for its log."""
+def start(options: StartOptions, commands: Callable[[Service], Answer], context: logs.Context | None = None) -> None:
+    """Run a coordinator in the foreground until a signal stops it.
+
+    `commands` makes what answers the requests of the control socket; `context` adds the run and round to log lines.
+    """
     supervisor = Supervisor.from_environment()  # before there are children, which must not answer for us
     durable.check_not_root(options.state_dir, "fedfit-coordinator")
     check(options)  # before anything is made: a start that was mistyped leaves nothing behind
@@ -71,7 +75,7 @@ def start(options: StartOptions, context: logs.Context | None = None) -> None:
     store = SqliteStore(options.state_dir / "state.db")
     try:
         options = _as_last_time(options, store)
-        _serve(options, _place(options), store, supervisor, context)
+        _serve(options, _place(options), store, commands, supervisor, context)
     finally:
         store.close()
         os.close(lock)
@@ -126,6 +130,7 @@ def _serve(
     options: StartOptions,
     place: Place | None,
     store: SqliteStore,
+    commands: Callable[[Service], Answer],
     supervisor: Supervisor,
     context: logs.Context | None,
 ) -> None:
@@ -156,7 +161,7 @@ def _serve(
         context.look = service.in_hand
     try:
         with _metrics(options, service):
-            service.run()
+            service.run(commands(service))
     finally:
         if broker is not None:
             broker.stop()

@@ -1,7 +1,7 @@
 """The coordinator process: one loop over the broker's connection, the aggregator, and the people who ask.
 
 Covers: starting and recovering, presence, messages and chunks both ways, supervising the broker, shutting down.
-Does not cover: deciding (`rounds`), carrying out (`conductor`), answering people (`commands`). Never imports torch.
+Does not cover: deciding (`rounds`), carrying out (`conductor`), answering people (`requests`). Never imports torch.
 
 A full disk makes it start over from what is stored, as after a crash, until there is space; nothing acknowledged is
 lost, because nothing is acknowledged before it is stored.
@@ -25,11 +25,10 @@ from pathlib import Path
 from coordinator.aggregation.job_child import AGGREGATOR, JobChild
 from coordinator.broker.broker import DeviceAccess, EmbeddedBroker
 from coordinator.conductor.conductor import Conductor
-from coordinator.control import ControlServer
+from coordinator.control import Answer, ControlServer
 from coordinator.fleet.deployments import Deployments
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Arrived, Downloads, Uploads
-from coordinator.requests.commands import Commands
 from coordinator.store import snapshot
 from coordinator.store.base import DeviceRow, Store
 from edge_client import durable, faults
@@ -142,14 +141,13 @@ class Service:
         if self._transport is not None:
             self._transport.wake()
 
-    def run(self) -> None:
-        """Serve until SIGTERM or SIGINT."""
+    def run(self, answer: Answer) -> None:
+        """Serve until SIGTERM or SIGINT; `answer` handles the requests that reach the control socket."""
         signal.signal(signal.SIGTERM, self.request_stop)
         signal.signal(signal.SIGINT, self.request_stop)
         allow_many_files()
         retry_s, before = _DISK_RETRY_S, ""  # the same write fails again: wait longer
-        commands = Commands(self)
-        control = ControlServer(self.state_dir, commands.handle)
+        control = ControlServer(self.state_dir, answer)
         try:
             while not self._stopping:
                 try:

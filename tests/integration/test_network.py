@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import control
+from coordinator.requests.commands import Commands
 from coordinator.requests.devices import bundle_for, new_device
 from coordinator.server.service import Service, ServiceOptions
 from coordinator.store.sqlite import SqliteStore
@@ -213,7 +214,7 @@ def test_lost_repeated_swapped_and_damaged_messages_change_no_model(tmp_path: Pa
 
     driver = threading.Thread(target=drive, daemon=True)
     driver.start()
-    service.run()
+    service.run(Commands(service).handle)
     driver.join(30)
     store.close()
     assert results == [undisturbed.hashes(rounds=ROUNDS, hidden=HIDDEN)]

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.broker.certificates import ensure_pki, read_foreign_ca
+from coordinator.requests.commands import Commands
 from coordinator.server import launch
 from edge_client.errors import InputError, MachineError
 
@@ -33,7 +34,9 @@ from edge_client.errors import InputError, MachineError
 def test_what_cannot_be_served_leaves_nothing_behind(tmp_path: Path, typed: dict[str, Any], message: str) -> None:
     """Each is one line that names the option; 192.0.2.7 is an address of no machine (RFC 5737)."""
     with pytest.raises(InputError, match=message) as caught:
-        launch.start(launch.StartOptions(state_dir=tmp_path / "state", **typed))
+        launch.start(
+            launch.StartOptions(state_dir=tmp_path / "state", **typed), lambda service: Commands(service).handle
+        )
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "state").exists()
 
@@ -53,7 +56,7 @@ def test_an_authority_that_has_ended_is_refused_where_the_clock_is_right(tmp_pat
     old = _authority(tmp_path / "old.pem", ends=datetime.datetime(2020, 1, 2))
     options = launch.StartOptions(state_dir=tmp_path / "state", broker="mqtts://broker.example", broker_ca=old)
     with pytest.raises(InputError, match=r"old\.pem: the certificate has expired on 2020-01-02"):
-        launch.start(options)
+        launch.start(options, lambda service: Commands(service).handle)
     assert not (tmp_path / "state").exists()
 
 
