@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["WINDOW", "SharedTopic"]
+from edge_client.wire.flow_control import ASK_AGAIN_AFTER_S, SHARED_WINDOW_CHUNKS
 
-WINDOW = 32  # chunks under way to a listener, 4 MiB
+__all__ = ["SharedTopic"]
+
 _BEHIND_S = 2.0
 _TELL_AGAIN_S = 2.0
 _GIVE_UP_S = 30.0  # it was told to leave, is there, and does not: whatever becomes of it is its own doing
-_UNDER_WAY_S = 3.0  # a device asks again after 4 s: then it was lost
+_UNDER_WAY_S = ASK_AGAIN_AFTER_S - 1.0  # when a device asks again, it was lost
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class SharedTopic:
         self._position = 0
         self._listeners: dict[str, _Listener] = {}
         self._published: dict[tuple[str, int], tuple[int, float]] = {}  # (blob, index) -> position, when
-        self._published_at = [0.0] * WINDOW  # by position modulo WINDOW: nobody is further behind
+        self._published_at = [0.0] * SHARED_WINDOW_CHUNKS  # by position, modulo the window
 
     @property
     def listeners(self) -> tuple[str, ...]:
@@ -75,13 +76,13 @@ class SharedTopic:
     @property
     def has_room(self) -> bool:
         """Whether every listener has room for one more chunk."""
-        return all(self._position - listener.position < WINDOW for listener in self._listeners.values())
+        return all(self._position - listener.position < SHARED_WINDOW_CHUNKS for listener in self._listeners.values())
 
     def publish(self, sha256: str, index: int, now: float) -> None:
         """A chunk goes out."""
         self._position += 1
         self._published[sha256, index] = (self._position, now)
-        self._published_at[self._position % WINDOW] = now
+        self._published_at[self._position % SHARED_WINDOW_CHUNKS] = now
 
     def was_published(self, sha256: str, index: int) -> bool:
         """Whether a chunk went out to those who listened then."""
@@ -108,6 +109,6 @@ class SharedTopic:
                 yield name, listener.sha256
 
     def _is_too_slow(self, listener: _Listener, now: float) -> bool:
-        if self._position - listener.position < WINDOW:
+        if self._position - listener.position < SHARED_WINDOW_CHUNKS:
             return False
-        return now - self._published_at[(listener.position + 1) % WINDOW] >= _BEHIND_S
+        return now - self._published_at[(listener.position + 1) % SHARED_WINDOW_CHUNKS] >= _BEHIND_S

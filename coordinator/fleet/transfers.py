@@ -23,6 +23,7 @@ from edge_client import durable
 from edge_client.errors import DiskFullError, MachineError, PayloadError
 from edge_client.transport.blobs import BlobStore, Incoming, Outgoing
 from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk
+from edge_client.wire.flow_control import PULL_WINDOW_BYTES
 from edge_client.wire.messages import Grant, Offer, Share
 from edge_client.wire.reassembly import Range, expand
 
@@ -32,7 +33,6 @@ _PER_DEVICE_BYTES = 4 << 20
 _TOTAL_BYTES = 12 << 20
 _MAX_OPEN = 256  # uploads with open files; the others wait for their turn
 _PARK_AFTER_S = 60.0  # an upload that was asked for and brings nothing waits again, if others do
-_MAX_ASKED_BYTES = 2 << 20  # of a device's open requests
 _SEND_AHEAD_BYTES = 2 << 20
 _MAX_OPEN_FILES = 4  # the settings and the newest models
 _KEPT_CHUNKS = 64  # 8 MB: devices of a round ask for the same ones, nearly at the same time
@@ -285,7 +285,7 @@ class Downloads:
         elif not queue.sent_back:
             self._shared.hear(device, sha256, heard)
         for index in expand(ranges, num_chunks(length)):
-            if len(queue.chunks) * CHUNK_BYTES >= _MAX_ASKED_BYTES:
+            if len(queue.chunks) * CHUNK_BYTES >= PULL_WINDOW_BYTES:
                 break
             if not self._shared.is_under_way(device, sha256, index, now):
                 queue.chunks[index] = None

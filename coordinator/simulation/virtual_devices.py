@@ -48,13 +48,13 @@ from edge_client.transport.blobs import BlobStore, Incoming, Outgoing
 from edge_client.transport.inproc import Hub
 from edge_client.wire.chunks import Chunk, num_chunks, parse_chunk
 from edge_client.wire.conversation import Conversation
+from edge_client.wire.flow_control import PULL_WINDOW_BYTES
 from edge_client.wire.messages import Assign, Hello, Message, Pull
 from edge_client.wire.reassembly import Range, Reassembly, expand
 from edge_client.wire.topics import Topics
 
 __all__ = ["SharedParts", "Surroundings", "VirtualDevice", "settle_left"]
 
-_PULL_WINDOW_BYTES = 2 << 20  # as the daemon's
 _TIME_OF_LINKS = 0.0  # stands still: every window comes at once
 _FREE_BYTES = 2**40  # the disk is one for all: when it is full, the simulation ends with that
 _NO_LIMIT = 2**53  # of memory
@@ -89,7 +89,7 @@ class SharedParts:
                 part.sha256,
                 sha256=part.sha256,
                 length=part.length,
-                max_window_bytes=_PULL_WINDOW_BYTES,
+                max_window_bytes=PULL_WINDOW_BYTES,
                 point="daemon.part",
                 sync=False,
             )
@@ -237,7 +237,7 @@ class VirtualDevice:
         if part.sha256 in self.held and self._around.parts.has(part.sha256):
             self.handle(PartReady(part.sha256))
             return
-        chunks = Reassembly(sha256=part.sha256, length=part.length, max_window_bytes=_PULL_WINDOW_BYTES)
+        chunks = Reassembly(sha256=part.sha256, length=part.length, max_window_bytes=PULL_WINDOW_BYTES)
         self._fetching.setdefault(chunks.transfer, (part, chunks))
         self._pull()
 

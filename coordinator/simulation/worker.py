@@ -20,11 +20,12 @@ from typing import Any
 from coordinator.aggregation.job_child import Answer, answer_jobs
 from edge_client import durable
 from edge_client.device import guard, meter
+from edge_client.worker import exit_codes
 from edge_client.worker import process as worker
 
 __all__ = ["main"]
 
-_UNHARMED = (0, 75, 76)  # done, over budget, declined: nothing of it stays in the process
+_UNHARMED = (exit_codes.DONE, exit_codes.OVER_BUDGET, exit_codes.DECLINED)  # nothing of it stays in the process
 
 
 def main() -> int:

@@ -62,6 +62,7 @@ from edge_client.transport.base import Event as TransportEvent
 from edge_client.transport.blobs import BlobStore, Incoming, Outgoing
 from edge_client.wire.chunks import CHUNK_BYTES, num_chunks, parse_chunk, peek_chunk, transfer_id
 from edge_client.wire.conversation import Conversation
+from edge_client.wire.flow_control import PULL_WINDOW_BYTES
 from edge_client.wire.messages import Assign, Cancel, Deploy, Hello, Message, Pull, Receipt, Refuse, Share, Welcome
 from edge_client.wire.reassembly import expand
 from edge_client.wire.topics import Topics
@@ -73,7 +74,6 @@ __all__ = ["Daemon", "run_daemon"]
 
 log = logging.getLogger(__name__)
 
-_PULL_WINDOW_BYTES = 2 << 20  # asked for at a time; what the broker holds for a device at most
 _SEND_AHEAD_BYTES = 4 * CHUNK_BYTES  # handed to the transport before it has written them
 _IDLE_S = 1.0
 _SILENCE_S = 60.0  # no welcome for so long after a connect: tell people
@@ -606,7 +606,7 @@ class Daemon:
                 part.sha256,
                 sha256=part.sha256,
                 length=part.length,
-                max_window_bytes=_PULL_WINDOW_BYTES,
+                max_window_bytes=PULL_WINDOW_BYTES,
                 point="deployed.part" if deployed else "daemon.part",
                 sync=False,  # it can be fetched again
             )

@@ -37,7 +37,8 @@ from edge_client import durable, faults
 from edge_client.client.deployed import DeployedFolder
 from edge_client.config.files import format_bytes
 from edge_client.device.watch import count_oom_kills, killed_for_memory
-from edge_client.errors import DiskFullError, MachineError
+from edge_client.errors import DiskFullError, InputError, MachineError
+from edge_client.measuring import exit_codes
 from edge_client.records import PartRef, to_map
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.messages import Deploy, Deployed
@@ -50,7 +51,6 @@ COMMAND = (sys.executable, "-m", "edge_client.onnx.self_test")  # the job's and 
 _MAX_TESTS = 3
 _LIMIT_S = 180.0  # onnxruntime and a large model on a slow card; a forward pass of four samples
 _AGAIN_S = 60.0  # between two tries of what may pass
-_NO_RUNTIME, _UNSAID, _OVER_BUDGET, _FAILED = 69, 74, 75, 3
 _FORBIDDEN = "the owner of this device forbids it: limits.deploy = false in device.toml"
 _NEEDED = 2  # times the file's length: itself, and the one that it replaces where the disk has no links
 
@@ -355,16 +355,16 @@ class Deploying:
         late = test.until is not None and now >= test.until
         if code == 0:
             self._do(self._passed)
-        elif code == _FAILED:
+        elif code == InputError.exit_code:
             self._failed("self_test", told)
-        elif code == _OVER_BUDGET and self._has_less:
+        elif code == exit_codes.OVER_BUDGET and self._has_less:
             usual = format_bytes(self._usual_bytes())
             self._lacked_memory(f"{told}; other programs use the memory: usually the budget is {usual}")
-        elif code == _OVER_BUDGET:
+        elif code == exit_codes.OVER_BUDGET:
             self._failed("over_budget", told)
-        elif code == _NO_RUNTIME:
+        elif code == exit_codes.NO_RUNTIME:
             self._failed("no_runtime", told, state="refused")
-        elif code == _UNSAID:
+        elif code == exit_codes.RESULT_UNWRITTEN:
             self._do(self._was_not_heard)
         elif not late and test.killed_for_memory(code):
             self._lacked_memory("the kernel ended the self-test: there was no memory left")

@@ -24,6 +24,7 @@ from edge_client.client.session import Event, Finished, Start, WorkerDone, Worke
 from edge_client.device.watch import count_oom_kills, killed_for_memory
 from edge_client.errors import PayloadError
 from edge_client.records import Count, Hash, Matches, WorkOrder, check_value, from_map, to_map
+from edge_client.worker import exit_codes
 from edge_client.worker import live_files as notes
 from edge_client.worker.received_model import STORED_STATE
 
@@ -44,9 +45,6 @@ __all__ = [
 COMMAND = (sys.executable, "-m", "edge_client.worker.process")  # the folder follows
 _GRACE_S = 5.0
 _LOG_LINES = 20
-_EXIT_OVER_BUDGET = 75
-_EXIT_DECLINED = 76
-_EXIT_DISK_FULL = 74
 
 
 def start(
@@ -283,15 +281,15 @@ def ended(lease: str, folder: Path, code: int, *, for_memory: bool = False) -> E
     trial = notes.read_trial(folder)
     exceeded = trial.exceeded() if trial is not None else None
     if exceeded is not None and for_memory:
-        code, told = _EXIT_OVER_BUDGET, {"detail": "the system was out of memory and killed the worker"}
-    kind = {_EXIT_OVER_BUDGET: "over_budget", _EXIT_DISK_FULL: "disk_full"}.get(code, "crashed")
-    over = code == _EXIT_OVER_BUDGET
+        code, told = exit_codes.OVER_BUDGET, {"detail": "the system was out of memory and killed the worker"}
+    kind = {exit_codes.OVER_BUDGET: "over_budget", exit_codes.DISK: "disk_full"}.get(code, "crashed")
+    over = code == exit_codes.OVER_BUDGET
     return WorkerFailed(
         lease=lease,
-        code=_declined_code(told) if code == _EXIT_DECLINED else kind,
+        code=_declined_code(told) if code == exit_codes.DECLINED else kind,
         detail=_sendable(str(told.get("detail", f"the worker ended with exit code {code}")), 2000),
         log=_last_lines(folder / "log.txt"),
-        final=code == _EXIT_DECLINED or (over and exceeded is None),
+        final=code == exit_codes.DECLINED or (over and exceeded is None),
         exceeded=exceeded if over else None,
     )
 

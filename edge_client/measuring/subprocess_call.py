@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from edge_client.device import guard
 from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, is_out_of_memory
+from edge_client.measuring import exit_codes
 from edge_client.records import from_map, to_map
 
 __all__ = ["answer", "ask", "stand_guard"]
@@ -28,8 +29,6 @@ __all__ = ["answer", "ask", "stand_guard"]
 J = TypeVar("J")
 
 _TIMEOUT_S = 3600.0
-_OVER_BUDGET = 75
-_UNSAID = 74  # EX_IOERR: the result cannot be written
 
 
 def ask(module: str, job: object, *, threads: int, what: str) -> Any:
@@ -57,7 +56,11 @@ def _check(done: subprocess.CompletedProcess[bytes], out: Path, what: str) -> No
         return
     if out.exists():  # it said so itself
         why = json.loads(out.read_bytes())["error"]
-        kinds: dict[int, type[Exception]] = {3: InputError, 7: NoSuchNameError, _OVER_BUDGET: MemoryError}
+        kinds = {
+            InputError.exit_code: InputError,
+            NoSuchNameError.exit_code: NoSuchNameError,
+            exit_codes.OVER_BUDGET: MemoryError,
+        }
         raise kinds[code](why) if code in kinds else MachineError(f"{what} failed: {why}")
     lines = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("USDT:")]
     ended = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
@@ -76,7 +79,7 @@ def answer(kind: type[J], measure: Callable[[J], object], arguments: Sequence[st
         if not is_out_of_memory(error):
             raise
         guard.lift_limit()  # what was in the way is free again; to say so takes a little
-        return _fail(out, _OVER_BUDGET, str(error) or "an allocation failed")
+        return _fail(out, exit_codes.OVER_BUDGET, str(error) or "an allocation failed")
     return _say(out, 0, to_map(found))
 
 
@@ -92,7 +95,7 @@ def _say(out: Path, code: int, result: object) -> int:
         with contextlib.suppress(OSError):
             out.unlink(missing_ok=True)
         print(f"cannot write {out}: {error.strerror}", file=sys.stderr)
-        return _UNSAID
+        return exit_codes.RESULT_UNWRITTEN
     return code
 
 

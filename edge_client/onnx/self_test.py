@@ -14,6 +14,7 @@ from pathlib import Path
 from edge_client.config.files import format_bytes
 from edge_client.device import guard, meter
 from edge_client.errors import InputError, MachineError
+from edge_client.measuring import exit_codes
 from edge_client.measuring import subprocess_call as apart
 from edge_client.onnx.file import Facts, OnnxModel, classes_hash, runtime
 from edge_client.records import Count, Text
@@ -25,7 +26,7 @@ __all__ = ["Job", "NoRuntimeError", "Passed", "main", "run"]
 class NoRuntimeError(MachineError):
     """This device cannot use ONNX files at all."""
 
-    exit_code = 69  # EX_UNAVAILABLE
+    exit_code = exit_codes.NO_RUNTIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from edge_client.errors import PayloadError
 from edge_client.wire.chunks import CHUNK_BYTES, Chunk, chunk_length, num_chunks, transfer_id
+from edge_client.wire.flow_control import ASK_AGAIN_AFTER_S, REPORT_HEARD_AFTER_CHUNKS
 
 __all__ = ["Range", "Reassembly", "expand"]
 
@@ -22,10 +23,8 @@ Range = tuple[int, int]  # first index, how many
 
 _FIRST_WINDOW = 4  # chunks
 _KEEPS_UP_S = 1.0  # a full window that arrives faster than this may double
-_STALL_S = 4.0
 _LONGEST_STALL_S = 60.0
 _MAX_RANGES = 64  # in one message, so that it stays far below 16 KiB
-_SAY_HEARD_AFTER = 8  # chunks from the shared topic; it holds four times as many for a listener
 _REPEATS = 64  # chunks that a broker may deliver twice, or that were asked for before a restart of ours
 
 
@@ -55,7 +54,7 @@ class Reassembly:
         self._window_began = 0.0
         self._since_window = 0
         self._progress_at = 0.0
-        self._stall_s = _STALL_S
+        self._stall_s = ASK_AGAIN_AFTER_S
         self._may_repeat = _REPEATS
         self.heard: int | None = None  # on the shared topic: 1 + the last index; None: does not listen
         self._num_unsaid = 0
@@ -101,7 +100,7 @@ class Reassembly:
 
     def _note_progress(self, now: float) -> None:
         self._progress_at = now
-        self._stall_s = _STALL_S
+        self._stall_s = ASK_AGAIN_AFTER_S
         self._since_window += 1
         if self._since_window >= self._window:
             if now - self._window_began < _KEEPS_UP_S:
@@ -112,7 +111,7 @@ class Reassembly:
     def listen(self) -> None:
         """The shared topic is heard from now on; to be said at once."""
         if self.heard is None:
-            self.heard, self._num_unsaid = 0, _SAY_HEARD_AFTER
+            self.heard, self._num_unsaid = 0, REPORT_HEARD_AFTER_CHUNKS
 
     def unlisten(self) -> None:
         """The shared topic is not heard any more."""
@@ -130,7 +129,7 @@ class Reassembly:
     def pull(self, now: float) -> tuple[Range, ...] | None:
         """What a download has to say now, beside `heard`: ranges, maybe none; None if there is nothing to say."""
         ranges = self.request(now)
-        if not ranges and (self.heard is None or self._num_unsaid < _SAY_HEARD_AFTER):
+        if not ranges and (self.heard is None or self._num_unsaid < REPORT_HEARD_AFTER_CHUNKS):
             return None
         self._num_unsaid = 0
         return ranges
@@ -170,7 +169,7 @@ class Reassembly:
     def lost_connection(self) -> None:
         """Nothing that was asked for will come: ask again at the next `request`."""
         self._give_up()
-        self._stall_s = _STALL_S
+        self._stall_s = ASK_AGAIN_AFTER_S
 
     def _give_up(self) -> None:
         """What was asked for may still come, and will be asked for again: it may come twice."""

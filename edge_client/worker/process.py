@@ -27,6 +27,7 @@ from edge_client import durable, faults
 from edge_client.device import guard
 from edge_client.errors import DiskFullError, MachineError, PayloadError, is_out_of_memory
 from edge_client.records import WorkOrder, from_map
+from edge_client.worker import exit_codes
 
 if TYPE_CHECKING:
     from edge_client.worker.assignment import Kept
@@ -35,7 +36,6 @@ __all__ = ["attempt", "main", "stand_guard"]
 
 _log = logging.getLogger(__name__)
 
-_DONE, _BUG, _DISK, _OVER_BUDGET, _DECLINED, _TERMINATED = 0, 1, 74, 75, 76, 143
 _LOCK_WAIT_S = 5.0
 _LOCK_POLL_S = 0.05
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     workdir = Path(arguments[0])
     if not _lock(workdir / "lock"):
         _log.error("another worker holds %s since %g s; this one ends", workdir / "lock", _LOCK_WAIT_S)
-        return _BUG
+        return exit_codes.BUG
     return attempt(workdir)
 
 
@@ -63,7 +63,7 @@ def attempt(workdir: Path, kept: Kept | None = None) -> int:
             raise  # a bug: the traceback goes to stderr, the exit code is 1
         detail = str(error) or "an allocation failed"
     guard.lift_limit()  # what was in the way is free again; to say so takes a little
-    return _refuse(workdir, _OVER_BUDGET, "over_budget", detail)
+    return _refuse(workdir, exit_codes.OVER_BUDGET, "over_budget", detail)
 
 
 def stand_guard() -> None:
@@ -74,7 +74,9 @@ def stand_guard() -> None:
     guard.pin_malloc()
     guard.raise_oom_score()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal reaches all; the daemon decides
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))  # files become permanent by rename: nothing to tidy
+    signal.signal(
+        signal.SIGTERM, lambda *_: os._exit(exit_codes.TERMINATED)
+    )  # files become permanent by rename: nothing to tidy
 
 
 def _lock(path: Path) -> bool:
@@ -107,19 +109,19 @@ def _run(workdir: Path, kept: Kept | None) -> int:
         try:
             assignment.carry_out(order, workdir, kept)
         except assignment.DeclinedError as error:
-            return _refuse(workdir, _DECLINED, error.code, str(error))
+            return _refuse(workdir, exit_codes.DECLINED, error.code, str(error))
         except assignment.CalibrationNeededError as needed:
             if kept is None:
                 calibration.become(needed.job, workdir)
             calibration.measure_beside(needed.job, workdir)  # more is to come in this process
             return _run(workdir, kept)
     except DiskFullError as error:
-        return _refuse(workdir, _DISK, "disk_full", str(error))
+        return _refuse(workdir, exit_codes.DISK, "disk_full", str(error))
     except MachineError as error:
-        return _refuse(workdir, _DISK, "disk_error", str(error))
+        return _refuse(workdir, exit_codes.DISK, "disk_error", str(error))
     except PayloadError as error:
-        return _refuse(workdir, _DECLINED, error.code, error.detail)
-    return _DONE
+        return _refuse(workdir, exit_codes.DECLINED, error.code, error.detail)
+    return exit_codes.DONE
 
 
 def _read_order(workdir: Path) -> WorkOrder:

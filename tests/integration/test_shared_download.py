@@ -20,7 +20,6 @@ from sites import access_of
 
 from coordinator.broker.broker import EmbeddedBroker
 from coordinator.fleet.roster import Roster
-from coordinator.fleet.shared_topic import WINDOW
 from coordinator.fleet.transfers import Downloads
 from edge_client.client.daemon import Daemon
 from edge_client.client.identity import Bundle
@@ -30,6 +29,7 @@ from edge_client.transport.base import Connected, Disconnected, Event, Received
 from edge_client.transport.blobs import BlobStore
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.wire.chunks import CHUNK_BYTES
+from edge_client.wire.flow_control import SHARED_WINDOW_CHUNKS
 from edge_client.wire.messages import Accept, Hello, Message, Pull
 from edge_client.wire.topics import Topics
 from tests.proxy import Link, Proxy
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.broker
 
 TOPICS = Topics("f1")
 NAMES = ("a", "b", "c")
-NUM_CHUNKS = 4 * WINDOW
+NUM_CHUNKS = 4 * SHARED_WINDOW_CHUNKS
 SECONDS = 20.0
 
 

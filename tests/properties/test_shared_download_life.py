@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.shared_topic import WINDOW
 from coordinator.fleet.transfers import Downloads
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.chunks import CHUNK_BYTES, parse_chunk, peek_chunk
+from edge_client.wire.flow_control import SHARED_WINDOW_CHUNKS
 from edge_client.wire.messages import Share
 from edge_client.wire.reassembly import Reassembly
 
@@ -114,7 +114,7 @@ def test_all_devices_get_the_blob_and_none_is_flooded(tmp_path: Path, seed: int)
             fastest = now
     world.sender.close()
     for device in world.devices.values():
-        assert device.most_waiting <= WINDOW + 2 * MAX_ASKED + 20
+        assert device.most_waiting <= SHARED_WINDOW_CHUNKS + 2 * MAX_ASKED + 20
     quick = [device for device in world.devices.values() if device.per_step == 50.0 and device.begins == 0.0]
     if quick and world.loss == 0.0:  # alone it needs a second; slow ones may cost two pauses of two seconds
         assert fastest is not None

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.shared_topic import WINDOW
 from coordinator.fleet.transfers import Arrived, Downloads, Uploads
 from edge_client import faults
 from edge_client.errors import DiskFullError, PayloadError
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.chunks import CHUNK_BYTES, chunk_length, make_chunk, num_chunks, parse_chunk, transfer_id
+from edge_client.wire.flow_control import SHARED_WINDOW_CHUNKS
 from edge_client.wire.messages import Grant, Offer, Share
 
 TOTAL = 12 << 20
@@ -512,22 +512,22 @@ def test_a_listener_without_room_holds_the_shared_topic_for_two_seconds_only(tmp
     for first in range(0, 48, 12):
         fleet.ask("a", (first, 12), heard=first)
         fleet.send()
-    assert [index for _, index in fleet.shared] == list(range(WINDOW))
+    assert [index for _, index in fleet.shared] == list(range(SHARED_WINDOW_CHUNKS))
     assert not sender.busy  # nothing can be sent until somebody says something
     online = frozenset({"a", "b"})
     assert list(sender.tick(online, 1.9)) == []
-    fleet.ask("a", heard=WINDOW, now=1.9)
+    fleet.ask("a", heard=SHARED_WINDOW_CHUNKS, now=1.9)
     assert list(sender.tick(online, 2.0)) == [("b", Share(sha256=sha256, listen=False))]
     fleet.send(2.0)
-    assert fleet.own == [("a", index) for index in range(WINDOW, 48)]
+    assert fleet.own == [("a", index) for index in range(SHARED_WINDOW_CHUNKS, 48)]
     assert fleet.ask("b", (1, 4), heard=5, now=2.1) is None  # said before it heard that it must leave
     fleet.send(2.1)
     assert fleet.own[-4:] == [("b", index) for index in range(1, 5)]
     sender.left("b")
     fleet.ask("c", (48, 2), heard=0, now=2.2)
-    fleet.ask("a", (48, 2), heard=WINDOW, now=2.2)
+    fleet.ask("a", (48, 2), heard=SHARED_WINDOW_CHUNKS, now=2.2)
     fleet.send(2.2)
-    assert fleet.shared[WINDOW:] == [(("a", "c"), 48), (("a", "c"), 49)]
+    assert fleet.shared[SHARED_WINDOW_CHUNKS:] == [(("a", "c"), 48), (("a", "c"), 49)]
     assert fleet.ask("b", (5, 4), now=2.3) is None  # not invited again
     sender.close()
 
