@@ -25,11 +25,19 @@ from edge_client.methods.base import PlanRules
 from edge_client.methods.slices import architecture
 from edge_client.records import MATRIX_CLASSES, Report
 from edge_client.wire import frames
-from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX, Entry, Header, codec_rule, payload_kind, read_header
+from edge_client.wire.container import (
+    CONFUSION,
+    EXTRA_PREFIX,
+    MODEL_PREFIX,
+    Entry,
+    Header,
+    codec_rule,
+    payload_kind,
+    read_header,
+)
 
 __all__ = ["CONFUSION", "Expected", "check_header", "read_confusion"]
 
-CONFUSION = "evaluation/confusion"
 _MAX_LISTED = 3
 _MAX_PLAN_BYTES = 12_288
 _MAX_PHASES = 64  # passes of a method over the data, in each epoch

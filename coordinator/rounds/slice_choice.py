@@ -17,6 +17,7 @@ from edge_client.config.run_file import RunFile
 from edge_client.errors import FedfitError
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import Turn, architecture
+from edge_client.planning.base_memory import BASE_STEP_BYTES
 from edge_client.planning.cost import Workload
 from edge_client.planning.planner import whole_batch_bytes
 from edge_client.planning.rows import ModelRows
@@ -26,7 +27,6 @@ __all__ = ["LABEL", "SliceChoice"]
 log = logging.getLogger(__name__)
 
 LABEL = "slice"
-_BASE_STEP_BYTES = 6 * 10**6  # as a worker rounds its own memory up
 
 
 class SliceChoice:
@@ -50,7 +50,7 @@ class SliceChoice:
         rules = methods.plan_rules(file.method.name, file.method.parameters)
         workload = Workload.of(file.train, rules)
         self._needed = {
-            rung: whole_batch_bytes(found, workload) + (0 if of_training else found.base_bytes + _BASE_STEP_BYTES)
+            rung: whole_batch_bytes(found, workload) + (0 if of_training else found.base_bytes + BASE_STEP_BYTES)
             for rung, found in rows.items()
         }
         self._too_large: dict[str, int] = {}  # device -> rungs from the largest on that did not fit after all

@@ -23,7 +23,7 @@ from edge_client.models.contract import Model
 from edge_client.models.layout import allows_channels_last
 from edge_client.planning import planner
 from edge_client.planning.cost import Workload
-from edge_client.planning.rows import ModelRows, load_rows
+from edge_client.planning.rows import ROWS_KEY, ModelRows, load_rows
 from edge_client.planning.shapes import rows_from_shapes
 from edge_client.records import PlanRules, TrainingPlan, from_map
 
@@ -45,7 +45,7 @@ class CalibrationNeededError(FedfitError):
 
 def sent_rows(settings: Mapping[str, Any], rung: str) -> ModelRows | None:
     """The rows of a slice that came with the run, if any that make sense."""
-    given = settings.get("x-rows")
+    given = settings.get(ROWS_KEY)
     if not isinstance(given, Mapping) or rung not in given:
         return None
     try:

@@ -24,6 +24,7 @@ from edge_client.records import Between, Count, Hash, Matches, Positive, Text, f
 __all__ = [
     "FORMAT",
     "MODES",
+    "ROWS_KEY",
     "Line",
     "Lines",
     "ModelRows",
@@ -44,6 +45,7 @@ Lines = tuple[Line, ...]
 
 MODES = ("plain", "fused", "units")  # what is recomputed: nothing, inside of units, whole units
 FORMAT = 3
+ROWS_KEY = "x-rows"  # of a run's settings as they travel: slice -> the rows that its calibration brought
 _MAX_FILE_BYTES = 8 * 2**20
 
 

@@ -43,6 +43,7 @@ from edge_client.wire import frames
 
 __all__ = [
     "CODECS",
+    "CONFUSION",
     "EXTRA_PREFIX",
     "FLOAT_CODECS",
     "MAX_HEADER_BYTES",
@@ -64,6 +65,7 @@ TableRow = tuple[str, str, Sequence[int]]  # name, codec, shape
 MODEL_PREFIX = "model/"  # of the tensors of a state dict; others are those of a method, and `evaluation/`
 EXTRA_PREFIX = "extra/"  # of a method's own tensors, which travel with the model and are folded like it
 MEMORY_PREFIX = "memory/"  # of what the server learnt from knowledge; it never travels
+CONFUSION = "evaluation/confusion"  # counts per class of an evaluation, one row for each true class
 FLOAT_CODECS = ("fp32", "fp16", "bf16", "int8")
 CODECS = (*FLOAT_CODECS, "i64")
 

@@ -58,6 +58,7 @@ from edge_client.methods.slices import WHOLE_MODEL, architecture
 from edge_client.models.contract import Model
 from edge_client.models.layout import allows_bf16, to_channels_last
 from edge_client.models.slicing import SliceSpec, parse
+from edge_client.planning.base_memory import base_bytes
 from edge_client.planning.cost import evaluation_batch
 from edge_client.planning.rows import ModelRows
 from edge_client.records import Evaluation, Report, TrainingPlan, WorkOrder, from_map, to_map
@@ -71,6 +72,7 @@ from edge_client.training.seeds import derive
 from edge_client.training.warmup import warm_up
 from edge_client.user_code import UserCode
 from edge_client.wire.container import (
+    CONFUSION,
     EXTRA_PREFIX,
     MODEL_PREFIX,
     Entry,
@@ -103,7 +105,6 @@ T = TypeVar("T")
 _PROGRESS_EVERY_S = 0.5
 _LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
 _KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
-_BASE_STEP_BYTES = 6 * 10**6  # processes that do the same differ by less
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
 _AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
 _NOTEWORTHY_BYTES = 2**20  # of knowledge: less hides in what processes differ by
@@ -304,14 +305,9 @@ class _Work:
             to_channels_last(self.model)
 
     def _base(self, rows: ModelRows | None) -> int:
-        """What the process takes before it trains.
-
-        In steps above what the rows say, so that every repeat makes the same plan, whatever a page more or less.
-        """
-        known = rows.base_bytes if rows is not None and rows.margin == 1 else 0
-        known += self.train_data.held_bytes + self.test_data.held_bytes
-        above = max(0, self.warm_bytes - known)
-        return known + _in_steps(above) + _in_steps(self._told_bytes())
+        """The base memory of this worker, for its plans."""
+        data_bytes = self.train_data.held_bytes + self.test_data.held_bytes
+        return base_bytes(rows, warm_bytes=self.warm_bytes, data_bytes=data_bytes, knowledge_bytes=self._told_bytes())
 
     def _told_bytes(self) -> int:
         """What knowledge that came takes in memory as float32; next to nothing for class means."""
@@ -696,8 +692,8 @@ class _Work:
         entries += named_tensors(outcome.knowledge)
         table = [(name, codec_for(t, self.run.rounds.codec), tuple(t.shape)) for name, t in entries]
         if result is not None:
-            entries.append(("evaluation/confusion", result.confusion))
-            table.append(("evaluation/confusion", "i64", tuple(result.confusion.shape)))
+            entries.append((CONFUSION, result.confusion))
+            table.append((CONFUSION, "i64", tuple(result.confusion.shape)))
         meta = to_map(report) | ({HELD_BACK: "; ".join(self.held_back)} if self.held_back else {})
         temporary = self.workdir / ".update.bin.tmp"
         faults.point("worker.update.write")
@@ -710,10 +706,6 @@ class _Work:
             written = write_container(temporary, meta, table, (t for _, t in entries))
         durable.publish(temporary, self.workdir / "update.bin", point="worker.update")
         return written
-
-
-def _in_steps(num_bytes: int) -> int:
-    return -(-num_bytes // _BASE_STEP_BYTES) * _BASE_STEP_BYTES
 
 
 def memory_key(run: RunFile, rung: str) -> str:

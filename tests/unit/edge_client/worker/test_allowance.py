@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and peak
 BEGIN = """
 import sys
 from pathlib import Path
-from edge_client import allowance, notes
+from edge_client.worker import allowance, live_files
 from edge_client.device import guard, meter
 allowance._LOOK_EVERY_S = 0.0
 here, MIB = Path(sys.argv[1]), 2**20
@@ -80,9 +80,9 @@ def test_less_is_heard_once_and_holds(tmp_path: Path) -> None:
         mine = allowance.Allowance(start + 200 * MIB, here)
         mine.begin()
         use(100)
-        notes.tell_budget(here, start + 300 * MIB)
+        live_files.tell_budget(here, start + 300 * MIB)
         print(mine.look())
-        notes.tell_budget(here, start + 32 * MIB)
+        live_files.tell_budget(here, start + 32 * MIB)
         told = mine.look()
         print(told == start + 32 * MIB, mine.look())
         mine.shrink(told, 0)

@@ -299,9 +299,9 @@ def test_a_worker_goes_on_as_it_is_when_its_plan_fits_less_memory_or_nothing_doe
 
 _MEASURED = """
 import sys
-from edge_client import worker
 from edge_client.device import meter
-code = worker.main(sys.argv[1:])
+from edge_client.worker import process
+code = process.main(sys.argv[1:])
 print(meter.peak_rss_bytes())
 sys.exit(code)
 """
