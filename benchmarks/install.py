@@ -89,7 +89,12 @@ def _use(python: Path, folder: Path) -> None:
     )
     for words in commands:
         _run(python, "-m", "edge_client", *words, cwd=folder)
-    _run(python, "-c", "from edge_client import service_unit as s; print(s.template('fedfit-device'))", cwd=folder)
+    _run(
+        python,
+        "-c",
+        "from edge_client.operate import service_unit as s; print(s.template('fedfit-device'))",
+        cwd=folder,
+    )
 
 
 def _needed(packages: dict[str, tuple[int, list[str]]], names: set[str]) -> set[str]:

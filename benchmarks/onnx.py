@@ -32,8 +32,8 @@ from pathlib import Path
 import torch
 from edge_client.models import registry
 from edge_client.models.slicing import parse
-from edge_client.onnx_export import write_onnx
-from edge_client.onnx_file import Facts
+from edge_client.onnx.export import write_onnx
+from edge_client.onnx.file import Facts
 from edge_client.wire.tensors import codec_for, write_container
 
 torch.manual_seed(1)
@@ -68,7 +68,7 @@ print(meter.rss_bytes(), meter.peak_rss_bytes(), statistics.median(seconds))
 """
 _BY_ONNX = """
 from pathlib import Path
-from edge_client.onnx_file import OnnxModel
+from edge_client.onnx.file import OnnxModel
 model = OnnxModel(Path(sys.argv[1]), threads=1)
 ask = model.run
 """
@@ -76,7 +76,7 @@ _BY_TORCH = """
 from pathlib import Path
 import torch
 from edge_client.models import registry
-from edge_client.run_model import load_weights
+from edge_client.task.run_model import load_weights
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 model = registry.build("resnet18", input_shape=(3, 224, 224), num_classes=10, options={})

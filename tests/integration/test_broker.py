@@ -163,7 +163,7 @@ def test_it_listens_where_it_was_told_and_nowhere_else(embedded: EmbeddedBroker)
 SERVE = """
 import sys
 from pathlib import Path
-from coordinator.broker import DeviceAccess, EmbeddedBroker, new_password
+from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, new_password
 user = DeviceAccess(name="coordinator", password=new_password(), publish=("t",), subscribe=("t",))
 broker = EmbeddedBroker(Path(sys.argv[1]), coordinator=user)
 broker.start()

@@ -194,5 +194,5 @@ def test_wire_and_operations_pages_have_every_topic() -> None:
 def test_exit_codes_page_has_every_code() -> None:
     """One row per code of the exception tree."""
     page = (DOCS / "exit-codes.md").read_text(encoding="utf-8")
-    codes = {getattr(errors, name).exit_code for name in errors.__all__}
+    codes = {getattr(errors, name).exit_code for name in errors.__all__ if name.endswith("Error")}
     assert [code for code in sorted(codes) if f"\n| {code} | " not in page] == []

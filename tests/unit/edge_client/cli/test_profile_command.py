@@ -109,10 +109,10 @@ def test_neither_the_daemon_nor_the_command_loads_what_is_large() -> None:
     """The daemon measures the device without the command's modules; the command finds torch without loading it."""
     code = """
 import sys
-from edge_client.daemon import measure
+from edge_client.client.daemon import measure
 measure(None)
 heavy = [m for m in ("importlib.metadata", "email", "edge_client.device.report", "pynvml") if m in sys.modules]
-from edge_client.cli import main
+from edge_client.cli.main import main
 main(["profile", "--state-dir", "/nowhere", "--format", "json"])
 print(heavy + [m for m in ("torch", "numpy", "psutil") if m in sys.modules])
 """

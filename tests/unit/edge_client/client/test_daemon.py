@@ -435,8 +435,8 @@ def _ends(process: subprocess.Popen[bytes], ready: Callable[[], object]) -> int:
 _STUBBORN = """
 import sys
 from pathlib import Path
-from edge_client import connection, daemon, identity
-from edge_client.files import DeviceFile, LimitsSection
+from edge_client.client import connection, daemon, identity
+from edge_client.config.files import DeviceFile, LimitsSection
 
 bundle = identity.read_bundle(Path(sys.argv[1]))
 daemon.run_daemon(
@@ -464,8 +464,8 @@ def test_sigterm_ends_a_client_whose_broker_does_not_answer_tls_and_whose_worker
 _STUCK = """
 import signal, sys, time
 from pathlib import Path
-from edge_client import daemon, identity
-from edge_client.files import DeviceFile, LimitsSection
+from edge_client.client import daemon, identity
+from edge_client.config.files import DeviceFile, LimitsSection
 
 class Stuck:
     queued_bytes = 0

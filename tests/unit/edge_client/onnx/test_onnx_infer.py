@@ -72,8 +72,8 @@ def test_torch_is_not_loaded(tmp_path: Path) -> None:
     """Neither by the command nor by what reads the data: onnxruntime and numpy are all that a device needs."""
     model, named = write(tmp_path / "m.onnx"), f"npz:{data(tmp_path / 'd.npz')}"
     code = (
-        "import sys; from edge_client import cli; "
-        f"code = cli.main(['infer', '--model', {str(model)!r}, '--data', {named!r}]); "
+        "import sys; from edge_client.cli.main import main; "
+        f"code = main(['infer', '--model', {str(model)!r}, '--data', {named!r}]); "
         "sys.exit(code or 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
