@@ -143,7 +143,7 @@ def _one(asked: dict[str, Any]) -> list[int]:
     train(made.model, client, made.samples(case.batch + case.batch // 2), made.settings(case.batch, plan))
     client.end()
     peak_bytes = meter.peak_rss_bytes() - base_bytes
-    return [base_bytes, peak_bytes, told_bytes, made.method.sample_bytes(made.model)]
+    return [base_bytes, peak_bytes, told_bytes, made.method.knowledge.sample_bytes(made.model)]
 
 
 def _received(knowledge: tuple[Knowledge, ...], path: Path) -> StoredKnowledge:

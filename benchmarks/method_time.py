@@ -90,7 +90,9 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
         return parse_table(RunFile, table, source="time")
 
     def built(method: Method, purpose: str) -> Model:
-        made = models.build(_MODEL, input_shape=_SHAPE, num_classes=10, options={}, cut=parse(method.built("full")))
+        made = models.build(
+            _MODEL, input_shape=_SHAPE, num_classes=10, options={}, cut=parse(method.slices.network("full"))
+        )
         if allows_channels_last(made):
             to_channels_last(made)
         return made
@@ -108,8 +110,8 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
         """Seconds of a round that begins so, and what is sent and kept."""
         torch.manual_seed(1)
         model, data = built(method, "first"), Data()
-        of_slice = method.extra_of_slice
-        received = method.extra_tensors(model) if of_slice is None else of_slice(model, "full")
+        of_slice = method.travel.extra_of_slice
+        received = method.travel.extra_tensors(model) if of_slice is None else of_slice(model, "full")
         client = method.client()
         client.begin(
             Job(
@@ -139,7 +141,7 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
         """What a device does when it has taken part twice, beside another one that did the same."""
         run = run_with(name)
         method = registry.get(name, run.method.parameters, run.slices)
-        teacher, state, told = method.teacher, dict[str, Tensor](), tuple[Knowledge, ...]()
+        teacher, state, told = method.knowledge.teacher, dict[str, Tensor](), tuple[Knowledge, ...]()
         memory = {} if teacher is None else teacher.begin(run)
         shared = (PublicSamples(values=memory["public"]),) if "public" in memory else ()
         for round_ in (1, 2):

@@ -270,19 +270,21 @@ def _first_model(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     model = recipe.build_weights()
     method.check(model)
     _check_slices(recipe, cutter.rungs, model)
-    method.first(model, lambda cut: recipe.build(model.input_shape, parse(cut)))
+    method.slices.first_weights(model, lambda cut: recipe.build(model.input_shape, parse(cut)))
     if job.start is not None:
         _start_from(job, model, cutter)
     state: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed(seeds.derive(job.run.seed, "extra"))
-    state |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
-    if job.start is not None and method.inherits_extra:
+    state |= {EXTRA_PREFIX + name: value for name, value in method.travel.extra_tensors(model).items()}
+    if job.start is not None and method.travel.inherits_extra:
         state |= _inherited(state, job.start)
     state |= _slices(recipe, cutter, state)
     if job.start is not None and job.started is not None:
         _take_sizes(state, job, cutter, cutter.of_another(job.started))
-    state |= first_memory(method.teacher, job.run)
-    meta = coverage.describe(method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model))
+    state |= first_memory(method.knowledge.teacher, job.run)
+    meta = coverage.describe(
+        method.plans, stem=model.order[0], kept=method.travel.never_returned(model), notes=method.travel.notes(model)
+    )
     return state, meta
 
 
@@ -331,7 +333,7 @@ def _another(recipe: Recipe, method: Method, rung: str) -> dict[str, Tensor]:
     _seed(seeds.derive(recipe.run.seed, "init", rung))
     model = recipe.build(recipe.input_shape, parse(rung))
     tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
-    return tensors | {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
+    return tensors | {EXTRA_PREFIX + name: value for name, value in method.travel.extra_tensors(model).items()}
 
 
 def _start_from(job: InitJob, model: Model, cutter: Cutter) -> None:
@@ -344,8 +346,11 @@ def _start_from(job: InitJob, model: Model, cutter: Cutter) -> None:
     table = [(MODEL_PREFIX + name, tensors.codec_for(value, "fp32"), value.shape) for name, value in state.items()]
     with ContainerReader(Path(str(job.start))) as reader:
         _check_start(table, reader, job.run)
-        built = cutter.method.built("full")
-        if job.started is not None and built not in ("full", cutter.of_another(job.started).method.built("full")):
+        built = cutter.method.slices.network("full")
+        if job.started is not None and built not in (
+            "full",
+            cutter.of_another(job.started).method.slices.network("full"),
+        ):
             raise InputError(
                 f"init = {job.run.init!r}: {job.run.method.name!r} has networks of {built} side by side, and the model "
                 "of that run is not made of such; start from a run with the same method and bases, or leave init out"
@@ -373,7 +378,10 @@ def _take_sizes(state: Mapping[str, Tensor], job: InitJob, cutter: Cutter, other
     assert job.started is not None
     with ContainerReader(Path(str(job.start))) as reader:
         for rung in cutter.rungs:
-            if rung not in other.rungs or not cutter.method.built(rung) == other.method.built(rung) == rung:
+            if (
+                rung not in other.rungs
+                or not cutter.method.slices.network(rung) == other.method.slices.network(rung) == rung
+            ):
                 continue
             if job.run.section(rung) != job.started.section(rung) and parse(rung).model:
                 raise InputError(
@@ -476,10 +484,10 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
     from edge_client.wire.tensors import ContainerReader
 
     cutter = _cutter(job.run, job.task)
-    model = recipe.build(samples.shape, parse(cutter.method.built(rung)))
+    model = recipe.build(samples.shape, parse(cutter.method.slices.network(rung)))
     with ContainerReader(Path(job.model)) as reader:
         fill(model, zip(cutter.sources(rung, reader.header), cutter.tensors(rung, reader), strict=True))
-        predict = cutter.client(rung, model, reader).predict if cutter.method.by_client else model
+        predict = cutter.client(rung, model, reader).predict if cutter.method.slices.predicts_by_client else model
     model.requires_grad_(False)
     with recipe.user_code("evaluation"):
         result = evaluate(model, predict, samples, num_classes=len(job.run.classes), microbatch=microbatch(model))
@@ -503,7 +511,7 @@ def _probe(job: ProbeJob) -> Reply:
         Probed(device=u.device, slice=u.slice, update=Path(u.path), own=Path(u.own) if u.own is not None else None)
         for u in job.updates
     ]
-    several, method = cutter.method.by_client, job.run.method
+    several, method = cutter.method.slices.predicts_by_client, job.run.method
     samples = _test_samples(recipe, job.data)
     if len(samples) == 0:
         raise InputError(f"{job.data}: expected at least one test sample, got none")
@@ -530,7 +538,7 @@ def _tell(job: TellJob) -> Reply:
     from coordinator.aggregation.teaching import public, told
     from edge_client.wire.tensors import ContainerReader
 
-    teacher = _cutter(job.run, None).method.teacher
+    teacher = _cutter(job.run, None).method.knowledge.teacher
     assert teacher is not None
     with ContainerReader(Path(job.model)) as reader:
         asked = {"cut": job.slice, "device": job.device}
@@ -645,7 +653,7 @@ def _fold(job: FoldJob) -> Reply:
 
     faults.point("aggregator.fold.begin")
     with ContainerReader(Path(job.model)) as reader:
-        teacher = _cutter(job.run, job.task).method.teacher
+        teacher = _cutter(job.run, job.task).method.knowledge.teacher
         studied, told = _joined(job)
         (rows, memory), missing = learnt(teacher, reader, _updates(job), job.run, round_=job.round, studied=studied)
         model = [entry for entry in reader.header.entries if not entry.name.startswith(MEMORY_PREFIX)]

@@ -55,7 +55,7 @@ class Cutter:
 
     def places(self, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
         """Tensor of a slice -> where it lies among the tensors of the server's one model; raises `InputError`."""
-        if cut == WHOLE_MODEL and self.rungs == (WHOLE_MODEL,) and self.method.places is slice_places:
+        if cut == WHOLE_MODEL and self.rungs == (WHOLE_MODEL,) and self.method.slices.places is slice_places:
             return {name: Place(name) for name in names}
         key = (cut, hash(tuple(names)))
         if key not in self._known:
@@ -63,7 +63,7 @@ class Cutter:
                 self._model = self._recipe.build_weights().to("meta")  # its values are of no use
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = self.method.places(self._model, cut, names)
+            self._known[key] = self.method.slices.places(self._model, cut, names)
         return self._known[key]
 
     def sources(self, cut: str, header: Header) -> Mapping[str, Place]:
@@ -92,7 +92,7 @@ class Cutter:
         if not self.apart or cut == WHOLE_MODEL or not coverage.kept(header.meta):
             return header.meta
         if cut not in self._kept:
-            self._kept[cut] = self.method.kept(self.own_model(cut))
+            self._kept[cut] = self.method.travel.never_returned(self.own_model(cut))
         return coverage.keeping(header.meta, self._kept[cut])
 
     def own_model(self, cut: str) -> Model:
@@ -120,7 +120,7 @@ class Cutter:
             slice=cut,
             rng=lambda purpose: generator(run.seed, purpose),
             extra=extra,
-            build=lambda purpose: self._recipe.build(model.input_shape, parse(self.method.built(cut))),
+            build=lambda purpose: self._recipe.build(model.input_shape, parse(self.method.slices.network(cut))),
         )
         client.begin(job)
         return client

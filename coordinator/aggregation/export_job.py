@@ -112,14 +112,14 @@ def _asked(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> nn.Module:
     from edge_client.wire.tensors import ContainerReader
 
     cutter = Cutter(recipe)
-    model = recipe.build(shape, parse(cutter.method.built(job.architecture)))
+    model = recipe.build(shape, parse(cutter.method.slices.network(job.architecture)))
     try:
         with ContainerReader(Path(job.model)) as reader:
             pairs = zip(
                 cutter.sources(job.architecture, reader.header), cutter.tensors(job.architecture, reader), strict=True
             )
             fill(model, pairs)
-            if cutter.method.by_client:
+            if cutter.method.slices.predicts_by_client:
                 return Predicting(model, cutter.client(job.architecture, model, reader))
             return model
     except PayloadError as error:

@@ -105,7 +105,7 @@ class Probing:
         return Findings(comparison=comparison, labels=tuple(labels), pictures=known)
 
     def _build(self, cut: str) -> Model:
-        return self._recipe.build(self._samples.shape, parse(self._cutter.method.built(cut)))
+        return self._recipe.build(self._samples.shape, parse(self._cutter.method.slices.network(cut)))
 
     def _server_picture(self, path: Path) -> Picture:
         cut = self._cutter.rungs[0]

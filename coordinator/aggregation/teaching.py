@@ -127,7 +127,7 @@ class Studies:
 
 
 def _studied(run: RunFile, model: Path, version: int) -> Study:
-    teacher, began = registry.get(run.method.name, run.method.parameters).teacher, time.time()
+    teacher, began = registry.get(run.method.name, run.method.parameters).knowledge.teacher, time.time()
     assert teacher is not None
     with ContainerReader(model) as reader:
         made = dict(teacher.study(Memory(reader), _lesson(run, version)))

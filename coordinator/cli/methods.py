@@ -149,13 +149,15 @@ def run_bytes(file: RunFile, task: str | None) -> dict[str, Json]:
         # features of a slice may be narrower, and only an architecture knows where it can end
         own = recipe.build(recipe.input_shape, parse(rung)) if rung != WHOLE_MODEL else whole
         model, cut = (own, WHOLE_MODEL) if parse(rung).model else (whole, rung)
-        found[rung] = {"slice": rung, **_bytes(method, model, cut, file.rounds.codec, method.traffic(own))}
+        found[rung] = {"slice": rung, **_bytes(method, model, cut, file.rounds.codec, method.knowledge.traffic(own))}
     return found
 
 
 def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -> Json:
     """What travels to and from a device with a slice of a model."""
-    meta = coverage.describe(method.plans, stem=model.order[0], kept=method.kept(model), notes=method.notes(model))
+    meta = coverage.describe(
+        method.plans, stem=model.order[0], kept=method.travel.never_returned(model), notes=method.travel.notes(model)
+    )
     table = _rows(method, model, cut, codec)
     lacking = coverage.left_out([name for name, _, _ in table], None, method.plans, meta)
     weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
@@ -181,14 +183,14 @@ def _parameters(cls: type) -> list[Json]:
 def _rows(method: Method, model: Model, cut: str, codec: str) -> list[TableRow]:
     """The table of a slice of the model as it travels to a device."""
     tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
-    tensors |= {EXTRA_PREFIX + name: value for name, value in method.extra_tensors(model).items()}
+    tensors |= {EXTRA_PREFIX + name: value for name, value in method.travel.extra_tensors(model).items()}
     return [
         (
             name,
             codec_rule(value.ndim, codec, integer=not value.is_floating_point()),
             tuple(value.shape) if place.where is None else tuple(len(indices) for indices in place.where),
         )
-        for name, place in method.places(model, cut, list(tensors)).items()
+        for name, place in method.slices.places(model, cut, list(tensors)).items()
         for value in (tensors[place.name],)
     ]
 

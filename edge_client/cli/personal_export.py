@@ -120,13 +120,13 @@ def _task(run: RunFile, options: argparse.Namespace) -> Any:
 def _own(state_dir: Path, found: Received, run: RunFile, made: Recipe, shape: tuple[int, ...]) -> nn.Module:
     """The model that a worker would test: received weights, and what the method puts into them."""
     method = methods.get(run.method.name, run.method.parameters)
-    cut = parse(method.built(found.slice))
+    cut = parse(method.slices.network(found.slice))
     model, path = made.build(shape, cut), _blob(state_dir, found, found.model_sha256)
     try:
         load_weights(model, path)
     except PayloadError as error:
         raise InputError(f"{path}: {error.detail}") from error
-    if not _is_personal(run) and not method.by_client:
+    if not _is_personal(run) and not method.slices.predicts_by_client:
         return model
     folder = state_dir / "method-state" / found.run
     state = read_state(folder, found.slice)

@@ -123,11 +123,11 @@ class Rehearsal:
 
     def _extra(self) -> Mapping[str, Tensor]:
         """The method's tensors as they would come with the slice."""
-        of_slice = self.method.extra_of_slice
-        return self.method.extra_tensors(self.model) if of_slice is None else of_slice(self.model, self.slice)
+        of_slice = self.method.travel.extra_of_slice
+        return self.method.travel.extra_tensors(self.model) if of_slice is None else of_slice(self.model, self.slice)
 
     def _build_another(self, purpose: str) -> Model:
-        model = self.recipe.build(self.model.input_shape, parse(self.method.built(self.slice)))
+        model = self.recipe.build(self.model.input_shape, parse(self.method.slices.network(self.slice)))
         if self.channels_last:
             to_channels_last(model)
         model.recompute = self.model.recompute
@@ -160,7 +160,7 @@ def prepare(
     source = read_source(*split_place(task, is_blob=True)) if task is not None else None
     made = recipe(run, source)
     method = registry.of_run(run)
-    model = made.build(input_shape, parse(method.built(cut)))
+    model = made.build(input_shape, parse(method.slices.network(cut)))
     channels_last = allows_channels_last(model)
     if channels_last:
         to_channels_last(model)

@@ -35,6 +35,7 @@ __all__ = [
     "Frozen",
     "Header",
     "Job",
+    "KnowledgeExchange",
     "LeftOut",
     "Lesson",
     "Method",
@@ -45,11 +46,12 @@ __all__ = [
     "PlanRules",
     "Received",
     "Server",
+    "SliceRules",
     "State",
     "Teacher",
     "Term",
     "Traffic",
-    "no_extra_tensors",
+    "Travel",
 ]
 
 
@@ -75,7 +77,7 @@ class State(Protocol):
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """What `Method.notes` said of the model when the run began: text, numbers, maps, and tuples of them."""
+        """What `Travel.notes` said of the model when the run began: text, numbers, maps, and tuples of them."""
 
 
 class Frozen(Protocol):
@@ -151,53 +153,6 @@ class Server(Protocol):
         """Every tensor of the new state, in the order of `state.names()`; each is the caller's own, to change."""
 
 
-def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
-    """Most methods send the model and nothing else."""
-    return {}
-
-
-def keep_nothing(model: Model) -> tuple[str, ...]:
-    """Most methods send back all that they received."""
-    return ()
-
-
-def same_slice(cut: str) -> str:
-    """Most methods train a slice as one network."""
-    return cut
-
-
-def begin_at_random(model: Model, build: Callable[[str], Model]) -> None:
-    """Most methods begin with the weights that the model was made with."""
-
-
-def note_nothing(model: Model) -> Mapping[str, Any]:
-    """Most folds need to know nothing of the model but its tensors."""
-    return {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Knowledge of a usual round, for its size alone: tensors may have no values (`device="meta"`)."""
-
-    up: tuple[Knowledge, ...] = ()
-    down: tuple[Knowledge, ...] = ()
-    once: tuple[Knowledge, ...] = ()  # down, in a device's first round
-
-
-def no_knowledge(model: Model) -> Traffic:
-    """Most methods exchange weights alone."""
-    return Traffic()
-
-
-def add_nothing(model: Model) -> int:
-    """Most methods keep nothing of a pass but what the model itself does."""
-    return 0
-
-
-def fit_every_model(model: Model) -> None:
-    """Most methods train any model."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """What travels in a round and what stays on a device, in words."""
@@ -208,38 +163,111 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A published algorithm with its parameters set.
+class Traffic:
+    """The knowledge of a typical round, for its size alone: its tensors may have no values (`device="meta"`)."""
+
+    up: tuple[Knowledge, ...] = ()
+    down: tuple[Knowledge, ...] = ()
+    once: tuple[Knowledge, ...] = ()  # down, in a device's first round
+
+
+def no_extra_tensors(model: Model) -> Mapping[str, Tensor]:
+    """Most methods send the model and nothing else."""
+    return {}
+
+
+def all_tensors_return(model: Model) -> tuple[str, ...]:
+    """Most devices send back every tensor that they received."""
+    return ()
+
+
+def no_notes(model: Model) -> Mapping[str, Any]:
+    """Most folds need to know nothing of the model but its tensors."""
+    return {}
+
+
+def same_slice(cut: str) -> str:
+    """Most methods train a slice as one network."""
+    return cut
+
+
+def keep_random_weights(model: Model, build: Callable[[str], Model]) -> None:
+    """Most methods begin with the weights that the model was built with."""
+
+
+def no_knowledge(model: Model) -> Traffic:
+    """Most methods exchange weights alone."""
+    return Traffic()
+
+
+def no_sample_bytes(model: Model) -> int:
+    """Most methods keep nothing of a pass but what the model itself keeps."""
+    return 0
+
+
+def accept_every_model(model: Model) -> None:
+    """Most methods train any model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Travel:
+    """Which tensors travel beside the model's, and which never come back; by default the model goes both ways.
 
     On the server, what asks the model may get one without units and taps: of a task whose data only devices know.
     """
 
-    name: str
-    paper: str
-    parameters: Any  # the method's own frozen dataclass, from `methods.parameters`
+    # tensors that travel with the model (auxiliary heads, control variates); the server makes them once, with random
+    # values from torch's global generator, which it seeds
+    extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
+    # those that come to a device with a slice, made from that slice, for measurements; None: all, of the slice
+    extra_of_slice: Callable[[Model, str], Mapping[str, Tensor]] | None = None
+    inherits_extra: bool = True  # a run that starts from another run's model takes its extra tensors, too
+    never_returned: Callable[[Model], tuple[str, ...]] = all_tensors_return  # prefixes of the names of such tensors
+    notes: Callable[[Model], Mapping[str, Any]] = no_notes  # about the model, for `fold`, which has no model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceRules:
+    """For methods whose slices are more than parts of one network: which network they are, and where they lie."""
+
+    network: Callable[[str], str] = same_slice  # slice -> the slice whose network a device builds for it
+    # the model, the slice, names in a container -> where each tensor of the slice lies among the server's; of the
+    # model only the shapes count
+    places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places
+    # changes the first weights of a run in place; the second argument builds the network of a slice with random weights
+    first_weights: Callable[[Model, Callable[[str], Model]], None] = keep_random_weights
+    predicts_by_client: bool = False  # `Client.predict` answers on the server, too: the model alone would answer wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnowledgeExchange:
+    """For methods whose devices exchange features, logits or drafts, with weights or instead of them."""
+
+    teacher: Teacher | None = None  # None: weights alone are exchanged
+    traffic: Callable[[Model], Traffic] = no_knowledge
+    sample_bytes: Callable[[Model], int] = no_sample_bytes  # memory of a pass beyond the model's, per sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A published algorithm with its parameters set.
+
+    A method that shares weights needs a client and a server half; `travel` and `slices` are for what those cannot say,
+    `knowledge` is for methods that exchange knowledge alone. The registry sets `name`, `paper`, `parameters` and
+    `plans` from the method's card.
+    """
+
     client: Callable[[], Client]
     server: Server
-    exchange: Exchange = field(default_factory=Exchange)
+    name: str = ""
+    paper: str = ""
+    parameters: Any = None  # the card's dataclass
     plans: PlanRules = field(default_factory=PlanRules)
-    # tensors beside the model's that travel with it (auxiliary heads, control variates); made once, by the server, with
-    # random values from torch's global generator, which it seeds
-    extra_tensors: Callable[[Model], Mapping[str, Tensor]] = no_extra_tensors
-    # of those, what comes to a device with a slice, made from that: for measurements; none: all, of the slice
-    extra_of_slice: Callable[[Model, str], Mapping[str, Tensor]] | None = None
-    inherits_extra: bool = True  # a run that starts from another's model takes these tensors from there, too
-    built: Callable[[str], str] = same_slice  # the slice whose network a device builds for a slice
-    by_client: bool = False  # the server judges as a device does, too: the model by itself is not what the method means
-    # changes the first weights of a run in place; slice -> a network of that with random weights of its own
-    first: Callable[[Model, Callable[[str], Model]], None] = begin_at_random
-    # where the tensors of a slice lie among the server's, by their names in a container; the model is the whole one,
-    # for its shapes alone
-    places: Callable[[Model, str, Sequence[str]], Mapping[str, Place]] = slice_places
-    kept: Callable[[Model], tuple[str, ...]] = keep_nothing  # what names of tensors begin with that never come back
-    teacher: Teacher | None = None  # where devices exchange knowledge
-    traffic: Callable[[Model], Traffic] = no_knowledge
-    sample_bytes: Callable[[Model], int] = add_nothing  # that a pass on a device takes beyond the model's, per sample
-    notes: Callable[[Model], Mapping[str, Any]] = note_nothing  # for `fold`, which has no model
-    check: Callable[[Model], None] = fit_every_model  # raises `InputError` before a run begins: what would work instead
+    exchange: Exchange = field(default_factory=Exchange)
+    check: Callable[[Model], None] = accept_every_model  # raises `InputError` before a run begins: what works instead
+    travel: Travel = field(default_factory=Travel)
+    slices: SliceRules = field(default_factory=SliceRules)
+    knowledge: KnowledgeExchange = field(default_factory=KnowledgeExchange)
 
 
 class PlainClient:

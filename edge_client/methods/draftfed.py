@@ -44,6 +44,7 @@ from edge_client.methods.base import (
     Exchange,
     Header,
     Job,
+    KnowledgeExchange,
     LeftOut,
     Lesson,
     Method,
@@ -51,6 +52,7 @@ from edge_client.methods.base import (
     Received,
     Term,
     Traffic,
+    Travel,
 )
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.local import keep_the_model
@@ -369,9 +371,9 @@ def method(parameters: DraftFedParameters) -> Method:
             up="drafts for shared samples",
             device="model and the states of its optimizers",
         ),
-        kept=keep_the_model,
-        teacher=DraftTeacher(parameters),
-        traffic=partial(_traffic, parameters),
-        sample_bytes=_sample_bytes,
         check=check,
+        travel=Travel(never_returned=keep_the_model),
+        knowledge=KnowledgeExchange(
+            teacher=DraftTeacher(parameters), traffic=partial(_traffic, parameters), sample_bytes=_sample_bytes
+        ),
     )

@@ -341,6 +341,9 @@ def _auxiliary_tensors(below: Callable[[Model], Mapping[str, Tensor]], model: Mo
 def method(parameters: FeDepthParameters, base: Method, *, auxiliary: bool = False) -> Method:
     """FeDepth or m-FeDepth over another method, for the registry."""
     own = ", auxiliary heads" if auxiliary else ""
+    extra_tensors = base.travel.extra_tensors
+    if auxiliary:
+        extra_tensors = partial(_auxiliary_tensors, extra_tensors)
     return replace(
         base,
         name="m-fedepth" if auxiliary else "fedepth",
@@ -352,5 +355,5 @@ def method(parameters: FeDepthParameters, base: Method, *, auxiliary: bool = Fal
             up=f"what was trained of model{own}",
             device=f"weights of its other models{own and ' and their heads'}, if mutual is above 1",
         ),
-        extra_tensors=partial(_auxiliary_tensors, base.extra_tensors) if auxiliary else base.extra_tensors,
+        travel=replace(base.travel, extra_tensors=extra_tensors),
     )

@@ -41,6 +41,7 @@ from edge_client.methods.base import (
     Batch,
     Exchange,
     Job,
+    KnowledgeExchange,
     LeftOut,
     Lesson,
     Method,
@@ -49,6 +50,7 @@ from edge_client.methods.base import (
     Received,
     Term,
     Traffic,
+    Travel,
 )
 from edge_client.methods.class_means import device_number
 from edge_client.methods.fedavg import CoverageServer
@@ -316,10 +318,9 @@ def method(parameters: FedGktParameters) -> Method:
             up="feature maps, labels and logits of its samples",
             device="model, the state of its optimizer, the server's logits",
         ),
-        kept=keep_the_model,
-        teacher=GktTeacher(parameters),
-        traffic=partial(_traffic, parameters),
         check=check_gkt,
+        travel=Travel(never_returned=keep_the_model),
+        knowledge=KnowledgeExchange(teacher=GktTeacher(parameters), traffic=partial(_traffic, parameters)),
     )
 
 

@@ -20,7 +20,7 @@ from functools import partial
 
 from torch import Tensor
 
-from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, Term
+from edge_client.methods.base import Batch, Exchange, Job, KnowledgeExchange, Method, Outcome, Phase, Term, Travel
 from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
@@ -81,7 +81,6 @@ def method(parameters: FedHeParameters) -> Method:
             up="its own class means of logits",
             device="model and the state of its optimizer",
         ),
-        kept=keep_the_model,
-        teacher=ClassTeacher(),
-        traffic=partial(class_traffic, labels=("logit",)),
+        travel=Travel(never_returned=keep_the_model),
+        knowledge=KnowledgeExchange(teacher=ClassTeacher(), traffic=partial(class_traffic, labels=("logit",))),
     )

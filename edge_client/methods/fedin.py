@@ -43,6 +43,7 @@ from edge_client.methods.base import (
     Exchange,
     Header,
     Job,
+    KnowledgeExchange,
     LeftOut,
     Lesson,
     Method,
@@ -471,7 +472,6 @@ def method(parameters: FedInParameters) -> Method:
         client=partial(FedInClient, parameters),
         server=CoverageServer(uniform=parameters.uniform),
         exchange=Exchange(down="model, feature pairs of others", up="model, its own feature pairs"),
-        teacher=PairTeacher(parameters),
-        traffic=partial(_traffic, parameters),
         check=check,
+        knowledge=KnowledgeExchange(teacher=PairTeacher(parameters), traffic=partial(_traffic, parameters)),
     )

@@ -26,7 +26,20 @@ from torch import Tensor
 
 from edge_client.config.run_file import RunFile
 from edge_client.knowledge.kinds import PublicSamples, SampleLogits, one
-from edge_client.methods.base import Batch, Exchange, Job, LeftOut, Lesson, Method, Outcome, Received, Term, Traffic
+from edge_client.methods.base import (
+    Batch,
+    Exchange,
+    Job,
+    KnowledgeExchange,
+    LeftOut,
+    Lesson,
+    Method,
+    Outcome,
+    Received,
+    Term,
+    Traffic,
+    Travel,
+)
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.local import keep_the_model
 from edge_client.methods.parameters import FedMdParameters
@@ -163,7 +176,6 @@ def method(parameters: FedMdParameters) -> Method:
             up="logits for shared samples",
             device="model and the states of its optimizers",
         ),
-        kept=keep_the_model,
-        teacher=ConsensusTeacher(parameters),
-        traffic=partial(_traffic, parameters),
+        travel=Travel(never_returned=keep_the_model),
+        knowledge=KnowledgeExchange(teacher=ConsensusTeacher(parameters), traffic=partial(_traffic, parameters)),
     )

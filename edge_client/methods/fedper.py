@@ -24,7 +24,7 @@ from itertools import takewhile
 from torch import Tensor
 
 from edge_client.errors import InputError, PayloadError
-from edge_client.methods.base import Exchange, Job, Method, Outcome, Phase, PlainClient
+from edge_client.methods.base import Exchange, Job, Method, Outcome, Phase, PlainClient, Travel
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import FedPerParameters
 from edge_client.models.contract import Model
@@ -185,6 +185,6 @@ def method(parameters: FedPerParameters, *, rungs: Sequence[str]) -> Method:
             up="model without personal layers",
             device="personal layers and the state of their optimizer",
         ),
-        kept=partial(_kept, parameters, rungs),
         check=partial(_check, parameters, rungs),
+        travel=Travel(never_returned=partial(_kept, parameters, rungs)),
     )

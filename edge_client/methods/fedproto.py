@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, Term
+from edge_client.methods.base import Batch, Exchange, Job, KnowledgeExchange, Method, Outcome, Phase, Term, Travel
 from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic, features_and_logits
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
@@ -110,8 +110,7 @@ def method(parameters: FedProtoParameters) -> Method:
             up="its own prototypes",
             device="model and the state of its optimizer",
         ),
-        kept=keep_the_model,
-        teacher=ClassTeacher(),
-        traffic=partial(class_traffic, labels=("feature",)),
         check=partial(check_features, method="fedproto"),
+        travel=Travel(never_returned=keep_the_model),
+        knowledge=KnowledgeExchange(teacher=ClassTeacher(), traffic=partial(class_traffic, labels=("feature",))),
     )

@@ -27,7 +27,7 @@ from functools import partial
 from torch import Tensor
 
 from edge_client.errors import InputError
-from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, PlainClient, Term
+from edge_client.methods.base import Batch, Exchange, Job, KnowledgeExchange, Method, Outcome, Phase, PlainClient, Term
 from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic, features_and_logits
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import FeloParameters
@@ -114,8 +114,7 @@ def method(parameters: FeloParameters) -> Method:
         parameters=parameters,
         client=partial(FeloClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(down="model, class means of features and logits", up="model, its own class means", device=""),
-        teacher=teacher,
-        traffic=partial(class_traffic, labels=_LABELS),
+        exchange=Exchange(down="model, class means of features and logits", up="model, its own class means"),
         check=partial(check_features, method="felo"),
+        knowledge=KnowledgeExchange(teacher=teacher, traffic=partial(class_traffic, labels=_LABELS)),
     )

@@ -29,7 +29,20 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import InputError
-from edge_client.methods.base import Batch, Frozen, Header, Job, Method, Outcome, Phase, PlainClient, State, Term
+from edge_client.methods.base import (
+    Batch,
+    Frozen,
+    Header,
+    Job,
+    Method,
+    Outcome,
+    Phase,
+    PlainClient,
+    State,
+    Term,
+    Travel,
+    no_notes,
+)
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import HeteroFLParameters
 from edge_client.models.contract import Model
@@ -134,10 +147,6 @@ def _by_class(model: Model) -> Mapping[str, Any]:
     return {_HEAD: tuple(name for name in head if axes.get(name, (CHANNELS,))[0] is WHOLE)}
 
 
-def _nothing(model: Model) -> Mapping[str, Any]:
-    return {}
-
-
 def method(parameters: HeteroFLParameters) -> Method:
     """HeteroFL, for the registry."""
     return Method(
@@ -146,5 +155,5 @@ def method(parameters: HeteroFLParameters) -> Method:
         parameters=parameters,
         client=partial(HeteroFLClient, parameters),
         server=HeteroFLServer(uniform=parameters.uniform),
-        notes=_by_class if parameters.mask else _nothing,
+        travel=Travel(notes=_by_class if parameters.mask else no_notes),
     )

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from edge_client.errors import InputError
-from edge_client.methods.base import Exchange, Frozen, Method, Place, PlainClient, State
+from edge_client.methods.base import Exchange, Frozen, Method, Place, PlainClient, SliceRules, State, Travel
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import InclusiveFLParameters
 from edge_client.methods.slices import architecture, slice_places
@@ -184,9 +184,9 @@ def method(parameters: InclusiveFLParameters, *, rungs: Sequence[str]) -> Method
         client=PlainClient,
         server=InclusiveFLServer(parameters),
         exchange=Exchange(down="slice of model", up="slice of model"),
-        extra_tensors=partial(_own_tensors, rungs),
-        extra_of_slice=_no_tensors,
-        places=partial(_places, rungs),
-        notes=partial(_notes, rungs),
         check=partial(_check, rungs),
+        travel=Travel(
+            extra_tensors=partial(_own_tensors, rungs), extra_of_slice=_no_tensors, notes=partial(_notes, rungs)
+        ),
+        slices=SliceRules(places=partial(_places, rungs)),
     )

@@ -280,6 +280,6 @@ def method(parameters: InCoParameters, base: Method) -> Method:
     return dataclasses.replace(
         made,
         server=InCoServer(parameters, base.server),
-        notes=partial(_notes, base.notes),
+        travel=dataclasses.replace(base.travel, notes=partial(_notes, base.travel.notes)),
         check=partial(_check, base.check),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from edge_client.methods.base import Exchange, Method
+from edge_client.methods.base import Exchange, Method, Travel
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.parameters import LocalParameters
@@ -35,5 +35,5 @@ def method(parameters: LocalParameters) -> Method:
         exchange=Exchange(
             down="nothing (the first model, once)", up="nothing", device="model and the state of its optimizer"
         ),
-        kept=keep_the_model,
+        travel=Travel(never_returned=keep_the_model),
     )

@@ -31,7 +31,18 @@ import torch
 from torch import Tensor
 
 from edge_client.errors import PayloadError
-from edge_client.methods.base import Exchange, Frozen, Job, Method, Outcome, Place, PlainClient, State
+from edge_client.methods.base import (
+    Exchange,
+    Frozen,
+    Job,
+    Method,
+    Outcome,
+    Place,
+    PlainClient,
+    SliceRules,
+    State,
+    Travel,
+)
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import ScaffoldParameters
 from edge_client.methods.slices import slice_places
@@ -219,9 +230,11 @@ def method(parameters: ScaffoldParameters, *, rungs: Sequence[str]) -> Method:
         client=ScaffoldClient,
         server=ScaffoldServer(),
         exchange=Exchange(down="model, control variate c", up="model, c + delta c_i", device="control variate c_i"),
-        extra_tensors=partial(_controls, tuple(rungs)),
-        extra_of_slice=_of_slice,
-        inherits_extra=False,  # the c_i of another run are gone
-        places=_places if len(rungs) > 1 else slice_places,
-        kept=_kept,
+        travel=Travel(
+            extra_tensors=partial(_controls, tuple(rungs)),
+            extra_of_slice=_of_slice,
+            inherits_extra=False,  # the c_i of another run are gone
+            never_returned=_kept,
+        ),
+        slices=SliceRules(places=_places) if len(rungs) > 1 else SliceRules(),
     )

@@ -29,7 +29,19 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import InputError, PayloadError
-from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, Place, PlainClient, Term
+from edge_client.methods.base import (
+    Batch,
+    Exchange,
+    Job,
+    Method,
+    Outcome,
+    Phase,
+    Place,
+    PlainClient,
+    SliceRules,
+    Term,
+    Travel,
+)
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import ScaleFLParameters
 from edge_client.methods.slices import slice_places
@@ -190,8 +202,7 @@ def method(parameters: ScaleFLParameters, *, rungs: Sequence[str]) -> Method:
         client=partial(ScaleFLClient, parameters, rungs),
         server=CoverageServer(uniform=parameters.uniform),
         exchange=Exchange(down="slice of model, its early exits", up="slice of model, its early exits"),
-        extra_tensors=partial(_all_exit_tensors, rungs),
-        extra_of_slice=partial(_exit_tensors, rungs),
-        places=partial(_places, rungs),
         check=partial(_check, rungs),
+        travel=Travel(extra_tensors=partial(_all_exit_tensors, rungs), extra_of_slice=partial(_exit_tensors, rungs)),
+        slices=SliceRules(places=partial(_places, rungs)),
     )

@@ -43,8 +43,10 @@ from edge_client.methods.base import (
     Phase,
     Place,
     PlainClient,
+    SliceRules,
     State,
     Term,
+    Travel,
 )
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.parameters import SplitMixParameters
@@ -238,12 +240,16 @@ def method(parameters: SplitMixParameters, *, rungs: Sequence[str]) -> Method:
         client=partial(SplitMixClient, count),
         server=SplitMixServer(),
         exchange=Exchange(down="some bases of model", up="the same bases"),
-        extra_tensors=partial(_own_tensors, count),
-        extra_of_slice=partial(_other_bases, count),
-        built=partial(_built, count),
-        by_client=count > 1,
-        first=partial(_split, count),
-        places=partial(_places, count),
-        notes=partial(_notes, count),
         check=partial(_check, count, rungs),
+        travel=Travel(
+            extra_tensors=partial(_own_tensors, count),
+            extra_of_slice=partial(_other_bases, count),
+            notes=partial(_notes, count),
+        ),
+        slices=SliceRules(
+            network=partial(_built, count),
+            places=partial(_places, count),
+            first_weights=partial(_split, count),
+            predicts_by_client=count > 1,
+        ),
     )

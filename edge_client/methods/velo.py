@@ -203,6 +203,6 @@ def method(parameters: VeloParameters) -> Method:
         plain,
         name="velo",
         exchange=replace(plain.exchange, down="model, synthetic features and class means of logits"),
-        teacher=VeloTeacher(parameters),
         check=partial(felo.check_features, method="velo"),
+        knowledge=replace(plain.knowledge, teacher=VeloTeacher(parameters)),
     )

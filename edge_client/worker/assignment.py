@@ -228,7 +228,7 @@ class _Work:
         with _declining("bad_task", "bad_task"):
             self.recipe = recipe(run, self._task_source())
         with _declining("bad_model", "unknown_model"):
-            self.cut, self.rung = parse(self.method.built(order.slice)), architecture(order.slice)
+            self.cut, self.rung = parse(self.method.slices.network(order.slice)), architecture(order.slice)
             sizes = self.kept.once("sizes", self._key(), lambda: self.recipe.parameter_sizes(self.cut))
         room_bytes = _LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES
         self._limit(room_bytes)  # what is compressed is unpacked, what a task returns is in memory: bounded, too
@@ -299,7 +299,7 @@ class _Work:
             half=half if half is not None and allows_bf16(self.model) else None,
             num_samples=len(self.train_data),
             disk_bytes=min(durable.free_bytes(self.workdir) // 2, self.device.limits.disk),
-            sample_bytes=self.method.sample_bytes(self.model),
+            sample_bytes=self.method.knowledge.sample_bytes(self.model),
         )
         if self.fitting.rows.channels_last:
             to_channels_last(self.model)

@@ -69,7 +69,7 @@ def test_each_size_is_sent_taken_back_and_judged(method: str, tmp_path: Path) ->
     cut = SIZES[method][1]
     _answer("encode", run, tmp_path, slice=cut, out=str(tmp_path / "sent"))
     sent = _tensors(tmp_path / "sent")
-    model = _built(made.built(cut))
+    model = _built(made.slices.network(cut))
     model.load_state_dict(_own(sent))
     moved = {name: value + 1 for name, value in sent.items()}
     table = [(name, codec_for(value, "fp32"), value.shape) for name, value in moved.items()]
@@ -78,7 +78,7 @@ def test_each_size_is_sent_taken_back_and_judged(method: str, tmp_path: Path) ->
     _answer("fold", run, tmp_path, round=1, base=str(tmp_path / "m"), updates=updates, out=str(tmp_path / "next"))
     folded = _tensors(tmp_path / "next")
     grown = {name: float((folded[name] - value).sum()) for name, value in first.items()}
-    sums = set(made.notes(_built("full")).get("own", ()))  # SplitMix: sums of what lies beside
+    sums = set(made.travel.notes(_built("full")).get("own", ()))  # SplitMix: sums of what lies beside
     own = sum(total for name, total in grown.items() if name.removeprefix("model/") not in sums)
     assert own == pytest.approx(sum(value.numel() for value in sent.values()), rel=1e-4)
 
@@ -114,7 +114,7 @@ def test_each_size_is_judged_with_what_is_its_own(method: str, tmp_path: Path) -
         with torch.no_grad():
             logits = []
             for weights in bases:
-                model = _built(made.built(cut))
+                model = _built(made.slices.network(cut))
                 model.load_state_dict(weights)
                 logits.append(model.eval()(torch.from_numpy(x)))
         assert judged[cut][1] == pytest.approx(_cross_entropy(torch.stack(logits).mean(dim=0), y), rel=1e-5)

@@ -95,7 +95,7 @@ def begun(
 ) -> Client:
     """The method's client, after `begin`; the method's own tensors are fresh ones."""
     method = methods.get(name, parameters or {})
-    job.setdefault("extra", method.extra_tensors(model))
+    job.setdefault("extra", method.travel.extra_tensors(model))
     client = method.client()
     client.begin(job_of(model, plan, epochs, **job))
     return client

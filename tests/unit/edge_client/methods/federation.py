@@ -40,11 +40,13 @@ class Federation:
     def __post_init__(self) -> None:
         self.made = registry.get(self.method, self.parameters, self.rungs)
         model = self.build()
-        self.made.first(model, lambda cut: self.build() if self.build_slice is None else self.build_slice(cut))
+        self.made.slices.first_weights(
+            model, lambda cut: self.build() if self.build_slice is None else self.build_slice(cut)
+        )
         self.server = {name: value.clone() for name, value in model.state_dict().items()}
-        self.notes = self.made.notes(model)
-        self.kept = self.made.kept(model)
-        self.server |= {f"extra/{name}": value for name, value in self.made.extra_tensors(model).items()}
+        self.notes = self.made.travel.notes(model)
+        self.kept = self.made.travel.never_returned(model)
+        self.server |= {f"extra/{name}": value for name, value in self.made.travel.extra_tensors(model).items()}
         self.states: dict[str, dict[str, Tensor]] = {name: {} for name in self.data}
         self.answered: set[str] = set()
         self.updates: list[tuple[Header, dict[str, Tensor]]] = []
@@ -59,7 +61,7 @@ class Federation:
     def places(self, device: str) -> Mapping[str, Place]:
         """The tensors of a device, by their names in a container."""
         stored = [name if name.startswith("extra/") else f"model/{name}" for name in self.server]
-        return self.made.places(self.build(), self.slices.get(device, "full"), stored)
+        return self.made.slices.places(self.build(), self.slices.get(device, "full"), stored)
 
     def sent(self, device: str) -> dict[str, Tensor]:
         """What a device gets, by the names in a container."""
@@ -102,20 +104,20 @@ class Federation:
         return Lesson(round=number, num_classes=self.num_classes, seed=1)
 
     def _told(self, device: str) -> tuple[Knowledge, ...]:
-        teacher = self.made.teacher
+        teacher = self.made.knowledge.teacher
         number = max(1, self.number)
         return teacher.tell(self.memory, cut="full", device=device, lesson=self._lesson(number)) if teacher else ()
 
     def _built(self, cut: str) -> Model:
-        return self.build() if self.build_slice is None else self.build_slice(self.made.built(cut))
+        return self.build() if self.build_slice is None else self.build_slice(self.made.slices.network(cut))
 
     def round(self, cohort: Sequence[str] | None = None) -> dict[str, Tensor]:
         """One round; returns the server's new model."""
         self.number += 1
         self.said = []
         self.updates = [self._train(device) for device in cohort or self.data]
-        if self.made.teacher is not None:
-            teacher, before = self.made.teacher, self._lesson(self.number - 1)
+        if self.made.knowledge.teacher is not None:
+            teacher, before = self.made.knowledge.teacher, self._lesson(self.number - 1)
             studied = teacher.study(self.memory, before) if self.number > 1 else {}
             self.memory = teacher.learn(self.memory, lambda: iter(self.said), self._lesson(self.number), studied)
         self.answered |= {header.device for header, _ in self.updates}

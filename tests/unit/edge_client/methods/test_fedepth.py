@@ -379,7 +379,7 @@ def test_auxiliary_heads_are_trained_instead_of_the_models() -> None:
     """Two groups: the head of the first group's end moves in the first phase, the model's head in the last one only."""
     model = model_of("resnet10")
     first, second = halves(model)
-    sent = {key: value.clone() for key, value in registry.get("m-fedepth", {}).extra_tensors(model).items()}
+    sent = {key: value.clone() for key, value in registry.get("m-fedepth", {}).travel.extra_tensors(model).items()}
     client = begun(model, plan_of([first, second]), name="m-fedepth", extra=sent)
     phases = client.phases()
     assert not any(name.startswith("head.") for name in phases[0].trainable)
@@ -400,7 +400,9 @@ def test_auxiliary_heads_are_trained_instead_of_the_models() -> None:
 def test_auxiliary_heads_start_as_received() -> None:
     """Linear weights of zeros and biases of (0, 0, log 2): the first loss is that of softmax (1/4, 1/4, 1/2)."""
     model = model_of("mlp")
-    sent = {key: torch.zeros_like(value) for key, value in registry.get("m-fedepth", {}).extra_tensors(model).items()}
+    sent = {
+        key: torch.zeros_like(value) for key, value in registry.get("m-fedepth", {}).travel.extra_tensors(model).items()
+    }
     sent["block2.linear.bias"] = torch.tensor([0.0, 0.0, math.log(2)])
     losses: list[float] = []
     client = begun(model, plan_of(halves(model)), name="m-fedepth", extra=sent)
@@ -415,10 +417,10 @@ def test_every_block_but_the_last_has_a_head_of_its_own() -> None:
     from edge_client.models import registry as models
 
     model = models.build("preresnet20", input_shape=(3, 32, 32), num_classes=10, options={})
-    made = registry.get("m-fedepth", {}).extra_tensors(model)
+    made = registry.get("m-fedepth", {}).travel.extra_tensors(model)
     assert {name.partition(".")[0] for name in made} == {f"block{number}" for number in range(1, 9)}
     assert sum(value.numel() for value in made.values()) == 3344
-    assert registry.get("fedepth", {}).extra_tensors(model) == {}
+    assert registry.get("fedepth", {}).travel.extra_tensors(model) == {}
 
 
 def test_a_model_that_came_without_its_heads_is_refused() -> None:

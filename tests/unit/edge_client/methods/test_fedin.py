@@ -98,7 +98,7 @@ def test_layers_are_averaged_over_the_devices_that_have_them(uniform: bool, expe
 def test_the_payload_of_sixteen_pairs(side: int, values: int, nbytes: int) -> None:
     """A ResNet18's stem halves twice: 16 (64 x 8 x 8 + 512) values of 32x32 images, 16 (64 x 7 x 7 + 512) of 28x28."""
     model = models.build("resnet18", input_shape=(3, side, side), num_classes=10, options={})
-    (pairs,) = registry.get("fedin", {}).traffic(model).up
+    (pairs,) = registry.get("fedin", {}).knowledge.traffic(model).up
     assert sum(tensor.numel() for tensor in pairs.tensors().values()) == values
     assert pairs.nbytes() == nbytes
 

@@ -306,7 +306,7 @@ def test_units_without_parameters_do_not_count() -> None:
     model = from_sequential(layers, input_shape=(4,))
     method = registry.get("fedper", {})
     method.check(model)
-    assert method.kept(model) == ("model/3.",)
+    assert method.travel.never_returned(model) == ("model/3.",)
     with pytest.raises(InputError, match="2 units with parameters; set personal to 0 to 1"):
         registry.get("fedper", {"personal": 2}).check(model)
 

@@ -136,7 +136,7 @@ def test_rows_of_absent_classes_are_not_counted() -> None:
     """Device a has class 0 only, b has 0 and 1: row 0 is the mean of both, row 1 is b's, row 2 stays."""
     model = _mlp()
     method = registry.get("heterofl", {"mask": True})
-    notes = method.notes(model)
+    notes = method.travel.notes(model)
     assert set(notes["by_class"]) == {"head.weight", "head.bias"}
     a = Header(device="a", num_samples=1, scalars={"class/0": 1.0})
     b = Header(device="b", num_samples=1, scalars={"class/0": 1.0, "class/1": 1.0})

@@ -42,15 +42,15 @@ def _fold(updates: list[tuple[int, str, dict[str, float]]], rungs: tuple[str, ..
     """Updates as (n, slice, block -> change); returns what the server's tensors moved by."""
     method, model = _method(rungs, **parameters), chain()
     state = dict(model.state_dict())
-    state |= {f"extra/{name}": value for name, value in method.extra_tensors(model).items()}
+    state |= {f"extra/{name}": value for name, value in method.travel.extra_tensors(model).items()}
     stored = [name if name.startswith("extra/") else f"model/{name}" for name in state]
     sent = []
     for number, (n, cut, changes) in enumerate(updates):
-        places = method.places(model, cut, stored)
+        places = method.slices.places(model, cut, stored)
         moved = {f"model/{block}.weight": torch.full((1, 1), 10 + change) for block, change in changes.items()}
         tensors = {places[name].name.removeprefix("model/"): value for name, value in moved.items()}
         sent.append((Header(device=str(number), num_samples=n, slice=cut), tensors))
-    folded = method.server.fold(TensorState(state, method.notes(model)), TensorFrozen(sent), round=1)
+    folded = method.server.fold(TensorState(state, method.travel.notes(model)), TensorFrozen(sent), round=1)
     return {name.replace(".weight", ""): round(float(value) - 10, 5) for name, value in folded}
 
 
@@ -112,11 +112,11 @@ def test_in_a_staged_model_every_stage_of_different_depth_has_a_top_block() -> N
     """Stages 3 and 4 differ: block 1 of each is the small size's own; it learns from tensors of its shape alone."""
     rungs = ("full", "depth:2.2.1.1")
     method = _method(rungs)
-    own = {name.split("/")[1].split(".")[0] for name in method.extra_tensors(_resnet())}
+    own = {name.split("/")[1].split(".")[0] for name in method.travel.extra_tensors(_resnet())}
     assert own == {"stage3_block1", "stage4_block1", "head"}
     names = [f"model/{name}" for name in _resnet().state_dict()]
-    names += [f"extra/{name}" for name in method.extra_tensors(_resnet())]
-    places = method.places(_resnet(), rungs[1], names)
+    names += [f"extra/{name}" for name in method.travel.extra_tensors(_resnet())]
+    places = method.slices.places(_resnet(), rungs[1], names)
     assert {name.removeprefix("model/") for name in places} == {*_resnet(rungs[1]).state_dict()}
     assert places["model/stage3_block1.conv1.weight"].name == "extra/depth:2.2.1.1/stage3_block1.conv1.weight"
     assert places["model/stage1_block2.conv1.weight"].name == "model/stage1_block2.conv1.weight"

@@ -297,7 +297,7 @@ def test_anchors_are_those_of_the_model() -> None:
 
 
 def noted(model: Model) -> dict[str, str]:
-    groups = registry.get("inco", {}).notes(model)["anchors"]
+    groups = registry.get("inco", {}).travel.notes(model)["anchors"]
     return {target: anchor for anchor, *targets in groups for target in targets}
 
 
@@ -365,7 +365,7 @@ def test_over_fedepth_devices_train_as_fedepth_tells() -> None:
     """Groups and skipped blocks come from the part that decides, wherever it stands in the name."""
     assert registry.plan_rules("inco+fedepth", {}) == registry.plan_rules("fedepth", {})
     assert registry.plan_rules("inco+m-fedepth+fedprox", {}) == registry.plan_rules("m-fedepth+fedprox", {})
-    assert registry.get("inco+m-fedepth", {}).extra_tensors(model_of("vit")).keys()
+    assert registry.get("inco+m-fedepth", {}).travel.extra_tensors(model_of("vit")).keys()
 
 
 def test_there_is_nothing_to_change_over_local() -> None:

@@ -56,7 +56,9 @@ def test_an_upload_has_the_formulas_numbers_and_the_tables_bytes(name: str, kind
     sent = run(method.client(), model, Memory(20), knowledge=(PUBLIC,), classes=NUM_CLASSES, round=1).knowledge
     assert _floats(sent) == _numbers(name, model)
     for codec in ("fp32", "fp16"):
-        assert sum(item.nbytes(codec) for item in sent) == sum(item.nbytes(codec) for item in method.traffic(model).up)
+        assert sum(item.nbytes(codec) for item in sent) == sum(
+            item.nbytes(codec) for item in method.knowledge.traffic(model).up
+        )
     integers = sum(item.nbytes() for item in sent) - 4 * _floats(sent)
     labels = sum(8 * len(item.tensors()["labels"]) for item in sent if item.kind == "maps")
     assert integers - labels <= 0.01 * 4 * _floats(sent) + 512

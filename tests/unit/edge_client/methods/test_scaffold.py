@@ -214,18 +214,18 @@ def test_c_is_the_mean_of_the_c_i_of_the_devices_that_have_an_element() -> None:
 def test_owners_stay_on_the_server_and_are_no_larger_than_they_must() -> None:
     """Of a layer's inputs, which no slice leaves out, one column; with slices of depth alone one number each."""
     made = registry.get("scaffold", {}, ("full", "width:1/2"))
-    extra = made.extra_tensors(_sliced())
+    extra = made.travel.extra_tensors(_sliced())
     assert {name: tuple(value.shape) for name, value in extra.items() if "block1" in name} == {
         "control/block1.linear.weight": (8, 64),
         "owners/block1.linear.weight": (8, 1),
         "control/block1.linear.bias": (8,),
         "owners/block1.linear.bias": (8,),
     }
-    sent = made.places(_sliced(), "width:1/2", [f"extra/{name}" for name in extra])
+    sent = made.slices.places(_sliced(), "width:1/2", [f"extra/{name}" for name in extra])
     assert not any("owners" in name for name in sent)
-    assert made.extra_of_slice is not None
-    assert {f"extra/{name}" for name in made.extra_of_slice(_sliced("width:1/2"), "width:1/2")} == {*sent}
-    deep = registry.get("scaffold", {}, ("full", "depth:1.0")).extra_tensors(_sliced())
+    assert made.travel.extra_of_slice is not None
+    assert {f"extra/{name}" for name in made.travel.extra_of_slice(_sliced("width:1/2"), "width:1/2")} == {*sent}
+    deep = registry.get("scaffold", {}, ("full", "depth:1.0")).travel.extra_tensors(_sliced())
     assert {value.numel() for name, value in deep.items() if name.startswith("owners/")} == {1}
 
 
@@ -244,10 +244,10 @@ def test_it_covers_what_is_trained_and_no_buffers() -> None:
     """Six parameters have a control variate; running statistics have none, and neither does a frozen parameter."""
     model = _cnn()
     names = {"0.weight", "0.bias", "1.0.weight", "1.0.bias", "2.weight", "2.bias"}
-    extra = registry.get("scaffold", {}).extra_tensors(model)
+    extra = registry.get("scaffold", {}).travel.extra_tensors(model)
     assert extra.keys() == {"devices", *(f"control/{name}" for name in names)}
     model.get_parameter("0.weight").requires_grad_(False)
-    assert "control/0.weight" not in registry.get("scaffold", {}).extra_tensors(model)
+    assert "control/0.weight" not in registry.get("scaffold", {}).travel.extra_tensors(model)
 
 
 def test_a_learning_rate_of_zero_changes_nothing() -> None:

@@ -71,20 +71,22 @@ def test_a_slice_ends_at_an_exit_that_lies_beside_the_model(kind: str) -> None:
     """What a device gets has exactly the tensors and shapes of the network that it builds, and of earlier exits."""
     method, whole = registry.get("scalefl", {}, RUNGS), build(kind)
     state = {f"model/{name}": value for name, value in whole.state_dict().items()}
-    state |= {f"extra/{name}": value for name, value in method.extra_tensors(whole).items()}
+    state |= {f"extra/{name}": value for name, value in method.travel.extra_tensors(whole).items()}
     for cut, early in ((RUNGS[0], [3, 6]), (RUNGS[1], [3]), (RUNGS[2], [])):
-        places = method.places(whole, cut, list(state))
+        places = method.slices.places(whole, cut, list(state))
         model = build(kind, cut)
         shapes = {
             name: tuple(state[place.name].shape if place.where is None else map(len, place.where))
             for name, place in places.items()
         }
         own = {f"model/{name}": tuple(value.shape) for name, value in model.state_dict().items()}
-        assert method.extra_of_slice is not None
-        extra = method.extra_of_slice(model, cut)
+        assert method.travel.extra_of_slice is not None
+        extra = method.travel.extra_of_slice(model, cut)
         assert sorted({int(name.split("/")[1]) for name in extra}) == early
         assert shapes == own | {f"extra/{name}": tuple(value.shape) for name, value in extra.items()}
-    head = [place.name for name, place in method.places(whole, RUNGS[2], list(state)).items() if "/head." in name]
+    head = [
+        place.name for name, place in method.slices.places(whole, RUNGS[2], list(state)).items() if "/head." in name
+    ]
     assert head
     assert all(name.startswith("extra/exit/3/") for name in head)
 
@@ -154,7 +156,7 @@ def loss_in_round(number: int, **parameters: Any) -> float:
             learning_rate=0.1,
             class_counts=(1, 1, 1),
             rng=lambda purpose: generator(1, purpose),
-            extra={name: torch.ones_like(value) for name, value in method.extra_tensors(model).items()},
+            extra={name: torch.ones_like(value) for name, value in method.travel.extra_tensors(model).items()},
         )
     )
     y = torch.tensor([0, 1])

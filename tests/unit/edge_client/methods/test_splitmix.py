@@ -189,7 +189,7 @@ def test_what_it_cannot_serve_is_said_before_the_run() -> None:
 
 def test_parts_lie_side_by_side() -> None:
     """Base 1 of 4 in a layer of 8 x 64: rows 2, 3 of the first layer, all inputs."""
-    places = registry.get("splitmix", {"bases": 4}, RUNGS).places(build("mlp"), "width:1/4:o1", [])
+    places = registry.get("splitmix", {"bases": 4}, RUNGS).slices.places(build("mlp"), "width:1/4:o1", [])
     place = places["model/block1.linear.weight"]
     weight = torch.arange(8 * 64.0).reshape(8, 64)
     assert torch.equal(take_tensor(weight, place.where), weight[2:4])
@@ -209,7 +209,7 @@ def test_bases_that_nobody_drew_stay_as_they_are(kind: str) -> None:
     stored = [name if name.startswith("extra/") else f"model/{name}" for name in before]
     inside = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in before.items()}
     for number in range(4):
-        for place in made.made.places(build(kind), f"width:1/4:o{number}", stored).values():
+        for place in made.made.slices.places(build(kind), f"width:1/4:o{number}", stored).values():
             name = place.name.removeprefix("model/")
             if not before[name].is_floating_point() or before[name].numel() == 0:
                 continue
