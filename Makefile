@@ -23,8 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## broker, coordinator and a few devices of different sizes on this machine
 	@.venv/bin/coordinator demo
 
-check: $(STAMP) ## ruff and mypy
+check: $(STAMP) ## ruff (rules, format) and mypy
 	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check --quiet . || { echo "make check: .venv/bin/ruff format . puts this right" >&2; exit 1; }
 	@.venv/bin/mypy
 
 # Four processes on two cores: most tests wait for others. Files begin in the order of their names, the long ones of

@@ -65,8 +65,8 @@ def embedded(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 @pytest.fixture
 def broker_site(embedded: EmbeddedBroker) -> BrokerSite:
     """Clients for the embedded broker."""
-    users = {user.name: user.password for user in embedded.users}
-    return BrokerSite("127.0.0.1", embedded.port, Topics("f1"), dict(users))
+    passwords = {user.name: user.password for user in embedded.users}
+    return BrokerSite("127.0.0.1", embedded.port, Topics("f1"), passwords)
 
 
 @pytest.fixture

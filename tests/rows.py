@@ -57,7 +57,7 @@ def device_row(name: str, **changes: Any) -> DeviceRow:
 def model_row(version: int, run: str = "r-1", **changes: Any) -> ModelRow:
     """A version whose hash follows from its number."""
     sha256 = digest(f"{run} model {version}")
-    fields = {"run": run, "version": version, "sha256": sha256, "length": 100}
+    fields: dict[str, Any] = {"run": run, "version": version, "sha256": sha256, "length": 100}
     return ModelRow(**fields | {"sent_sha256": sha256, "sent_length": 100} | changes)
 
 
@@ -68,13 +68,14 @@ def part_row(version: int, cut: str = "width:1/2", run: str = "r-1") -> PartRow:
 
 def left_out_row(device: str = "a", code: str = "silent", round: int = 1, run: str = "r-1", **more: Any) -> LeftOutRow:
     """A device of which something is missing."""
-    return LeftOutRow(**{"run": run, "device": device, "code": code, "round": round, "detail": "why"} | more)
+    fields: dict[str, Any] = {"run": run, "device": device, "code": code, "round": round, "detail": "why"}
+    return LeftOutRow(**fields | more)
 
 
 def round_row(number: int = 1, attempt: int = 1, run: str = "r-1", **changes: Any) -> RoundRow:
     """An attempt that wants two updates."""
-    fields = {"run": run, "number": number, "attempt": attempt, "goal": 2, "quorum": 2, "remaining_s": 60.0}
-    return RoundRow(**fields | changes)
+    fields: dict[str, Any] = {"run": run, "number": number, "attempt": attempt, "goal": 2, "quorum": 2}
+    return RoundRow(**fields | {"remaining_s": 60.0} | changes)
 
 
 def lease_row(issue: int, device: str = "a", **changes: Any) -> LeaseRow:
@@ -86,7 +87,8 @@ def lease_row(issue: int, device: str = "a", **changes: Any) -> LeaseRow:
 
 def report(**changes: Any) -> Report:
     """What a worker says of ten samples."""
-    return Report(**{"num_samples": 10, "steps": 2, "payload": "params", "plan": PLAN} | changes)
+    fields: dict[str, Any] = {"num_samples": 10, "steps": 2, "payload": "params", "plan": PLAN}
+    return Report(**fields | changes)
 
 
 def update_row(device: str = "a", lease: str = "lease-1", **changes: Any) -> UpdateRow:

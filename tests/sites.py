@@ -8,7 +8,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,12 @@ def pump(done: Callable[[], bool], *clients: Client) -> None:
         assert time.monotonic() < end_s, f"did not happen; events: {[client.events[-5:] for client in clients]}"
         for client in clients:
             client.transport.poll(0.005)
+
+
+def first_event(client: Client) -> Event:
+    """What a client reports first."""
+    pump(lambda: bool(client.events), client)
+    return client.events[0]
 
 
 def close_all() -> None:
@@ -108,8 +114,9 @@ class BrokerSite:
 
     username: str | None = None  # by default every client is the user of its name
 
-    def __init__(self, host: str, port: int, topics: Topics, passwords: dict[str, str | None]) -> None:
-        self.host, self.port, self.topics, self.passwords = host, port, topics, passwords
+    def __init__(self, host: str, port: int, topics: Topics, passwords: Mapping[str, str | None]) -> None:
+        self.host, self.port, self.topics = host, port, topics
+        self.passwords = dict(passwords)
 
     def make(self, name: str, *, will: Will | None = None, password: str | None = None) -> Client:
         return Client(

@@ -30,10 +30,11 @@ def make_work(folder: Path, *, run: dict[str, Any] | None = None, **order: Any) 
     plain = parse_table(RunFile, table, source="test")
     (folder / "run.json").write_text(json.dumps(to_map(plain)))
     torch.manual_seed(0)
-    shape = plain.model.input
-    if plain.model.name in registry.names():
+    section = plain.model
+    assert section is not None
+    if section.name in registry.names():
         model: nn.Module = registry.build(
-            plain.model.name, input_shape=shape, num_classes=10, options=plain.model.options
+            section.name, input_shape=section.input, num_classes=10, options=section.options
         )
     else:
         model = nn.Linear(1, 1)

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.integration import test_disk_faults as runs
-from tests.integration import test_disk_faults_of_commands as commands
+import test_disk_faults as runs
+import test_disk_faults_of_commands as commands
 
 ROOT = Path(__file__).parents[2]
 

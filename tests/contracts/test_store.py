@@ -34,7 +34,7 @@ from coordinator.store.sqlite import SqliteStore
 from edge_client import faults
 from edge_client.errors import ConflictError, DiskFullError, MachineError, NoSuchNameError
 
-Step: TypeAlias = Callable[[Store], None]
+Step: TypeAlias = Callable[[Store], object]
 
 
 @pytest.fixture(params=["sqlite", "memory"])

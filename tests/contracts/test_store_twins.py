@@ -54,7 +54,11 @@ def _labels() -> st.SearchStrategy[dict[str, str]]:
 
 @st.composite
 def _lease(draw: st.DrawFn, run: str, number: int, attempt: int) -> Any:
-    flags = {"train": draw(st.booleans()), "evaluate": draw(st.booleans()), "plan": draw(st.sampled_from([None, PLAN]))}
+    flags: dict[str, Any] = {
+        "train": draw(st.booleans()),
+        "evaluate": draw(st.booleans()),
+        "plan": draw(st.sampled_from([None, PLAN])),
+    }
     place = {"run": run, "round": number, "attempt": attempt}
     flags |= {"state": draw(LEASE_STATES), "slice": draw(SLICES), "log": draw(st.lists(TEXTS))}
     return lease_row(draw(ISSUES), draw(DEVICES), **place, **flags)

@@ -283,7 +283,12 @@ def test_other_threads_publish_and_close_writes_all(mqtt: BrokerSite) -> None:
     up = mqtt.topics.device("d1", "up")
     listener = connected(mqtt, "coordinator", (up,))
     transport = connected(mqtt, "d1").transport
-    sender = threading.Thread(target=lambda: [transport.publish(up, b"%d" % i) for i in range(20)])
+
+    def send() -> None:
+        for number in range(20):
+            transport.publish(up, b"%d" % number)
+
+    sender = threading.Thread(target=send)
     sender.start()
     sender.join()
     transport.close()

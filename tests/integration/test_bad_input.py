@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleet import Fleet
+from typed import typed
 
 from edge_client.client import identity
 from edge_client.records import from_map, to_map
-from tests.fleet import Fleet
-from tests.typed import typed
 
 RUN = """
 name = "test"

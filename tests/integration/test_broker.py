@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sites import BrokerSite, Client, access_of, connected, pump, settle
+from sites import BrokerSite, Client, access_of, connected, first_event, pump, settle
 
 from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, TlsFiles, new_password
 from coordinator.broker.certificates import ensure_pki
@@ -50,9 +50,8 @@ def test_subscriptions_follow_the_table(broker_site: BrokerSite, name: str) -> N
         client = broker_site.make(name)
         client.transport.subscribe((topic,))
         client.transport.connect()
-        pump(lambda client=client: bool(client.events), client)
-        event = client.events[0]
-        assert isinstance(event, Connected) or event.code == "subscription"
+        event = first_event(client)
+        assert isinstance(event, Connected) or (isinstance(event, Disconnected) and event.code == "subscription")
         allowed[topic] = isinstance(event, Connected)
         client.transport.close()
     assert allowed == {topic: may(name, "subscribe", topic) for topic in CHANNELS + OTHERS + WILDCARDS}
@@ -117,7 +116,7 @@ def test_a_removed_device_is_cut_and_stays_out(embedded: EmbeddedBroker, broker_
     """So is one whose password changed; the coordinator stays."""
     first, second, coordinator = (connected(broker_site, name) for name in ("d1", "d2", "coordinator"))
     embedded.set_devices([replace(embedded.users[1], password=new_password())])
-    pump(lambda: all(c.count(Disconnected) == 2 for c in (first, second)), first, second, coordinator)
+    pump(lambda: all(c.count(Disconnected) >= 2 for c in (first, second)), first, second, coordinator)
     for client in (first, second):
         _, cut, refused = client.events[:3]
         assert isinstance(cut, Disconnected)

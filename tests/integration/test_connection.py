@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fleet import Fleet
+from proxy import Proxy
 from sites import FAST, BrokerSite, Client, pump
+from typed import typed
 
 from coordinator.broker.certificates import ensure_pki
 from edge_client.client import connection, identity
@@ -18,9 +21,6 @@ from edge_client.errors import InputError, NetworkError
 from edge_client.records import from_map, to_map
 from edge_client.transport.base import Connected, Disconnected
 from edge_client.transport.mqtt import Backoff, MqttTransport
-from tests.fleet import Fleet
-from tests.proxy import Proxy
-from tests.typed import typed
 
 
 @pytest.fixture(scope="module")

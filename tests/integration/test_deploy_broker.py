@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sites import FAST, Client, access_of, find_mosquitto, pump, settle
+from sites import FAST, Client, access_of, find_mosquitto, first_event, pump, settle
 
 from coordinator.broker import access_rules as broker_lines
 from coordinator.broker.broker import DeviceAccess, find_binary
@@ -219,8 +219,7 @@ def test_strangers_stay_out(servers: Servers) -> None:
         (servers.client("d1", tls=False), None),
     ):
         client.transport.connect()
-        pump(lambda client=client: bool(client.events), client)
-        event = client.events[0]
+        event = first_event(client)
         assert isinstance(event, Disconnected)
         assert code is None or event.code == code
         client.transport.close()

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet import Fleet, Undisturbed, hashes, mlp_run
 
 from coordinator.store.base import OPEN_LEASE
 from edge_client.worker.assignment import read_state
-from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
 
 ROOT = Path(__file__).parents[2]
 Points = Mapping[int, Sequence[str]]  # round -> the writes that fail in it; 0: whichever round does them first

@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+from fleet import Fleet, mlp_run
 from machine import Machine
 from rows import device_row, run_row
+from typed import in_a_process, ok, typed
 
 from coordinator.cli import main as cli
 from coordinator.fleet.deployments import Deployments
@@ -34,8 +36,6 @@ from edge_client.transport.blobs import BlobStore, Incoming
 from edge_client.wire.chunks import make_chunk, parse_chunk, transfer_id
 from edge_client.wire.messages import Deploy, Deployed
 from edge_client.worker.privacy import Gate, Ledger
-from tests.fleet import Fleet, mlp_run
-from tests.typed import in_a_process, ok, typed
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,13 +95,13 @@ def test_a_command_that_meets_a_failing_disk_changes_nothing_and_works_later(tmp
     with Fleet(tmp_path) as fleet:
         fleet.start_coordinator({"FEDFIT_FAULT": ",".join(f"{kind}:{point}" for point in (*ADDING, *STARTING_A_RUN))})
         where = ("--state-dir", fleet.state_dir)
-        add = ("coordinator", "device", "add", "x", "y", "--out", tmp_path, *where)
-        start = ("coordinator", "run", "start", path, *where)
+        add: tuple[object, ...] = ("device", "add", "x", "y", "--out", tmp_path, *where)
+        start = ("run", "start", path, *where)
         for command in (*[add] * len(ADDING), *[start] * len(STARTING_A_RUN)):
-            _assert_failed(typed(*command), "coordinator", kind)
+            _assert_failed(typed("coordinator", *command), "coordinator", kind)
         assert not list(tmp_path.glob("*.join"))
-        ok(*add)
-        ok(*start)
+        ok("coordinator", *add)
+        ok("coordinator", *start)
         assert fleet.unexpected == []
 
 
@@ -326,7 +326,7 @@ def _deploy_to(folder: Path, content: bytes, name: str) -> Deployed:
         command=("true",),
     )
     sha256 = hashlib.sha256(content).hexdigest()
-    about = {"run": "r-1", "version": 1, "input": (1,), "classes_sha256": sha256}
+    about: dict[str, Any] = {"run": "r-1", "version": 1, "input": (1,), "classes_sha256": sha256}
     device.asked(Deploy(deployment=name, sha256=sha256, length=len(content), **about))
     if device.wanted is not None and not blobs.has(sha256):
         with durable.disk_errors("cannot store a part"), contextlib.closing(_incoming(blobs, sha256, content)) as part:
@@ -340,8 +340,15 @@ def _deploy_to(folder: Path, content: bytes, name: str) -> Deployed:
 
 
 def _incoming(blobs: BlobStore, sha256: str, content: bytes) -> Incoming:
-    about = {"sha256": sha256, "length": len(content), "max_window_bytes": 1 << 20}
-    return Incoming(blobs, sha256, point="deployed.part", sync=False, **about)
+    return Incoming(
+        blobs,
+        sha256,
+        sha256=sha256,
+        length=len(content),
+        max_window_bytes=1 << 20,
+        point="deployed.part",
+        sync=False,
+    )
 
 
 DEPLOYING = ("deployment.sync", "deployment.rename", "store.deployment.commit")

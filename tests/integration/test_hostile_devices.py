@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet import Fleet, Json, mlp_run
+from hostile import Make, Script, ScriptedDevice, Sent, container, honest
+from typed import ok
 
 from edge_client.client.identity import Bundle
 from edge_client.wire.messages import Decline, Goodbye
 from edge_client.wire.tensors import ContainerReader
-from tests.fleet import Fleet, Json, mlp_run
-from tests.hostile import Make, Script, ScriptedDevice, Sent, container, honest
-from tests.typed import ok
 
 SECONDS = 60
 

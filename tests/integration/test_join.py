@@ -11,12 +11,15 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography import x509
+from fleet import Fleet, mlp_run
 from sites import access_of, find_mosquitto, mosquitto_config
+from typed import ok, typed
 
 from coordinator import control
 from coordinator.broker.certificates import ensure_pki
@@ -24,8 +27,6 @@ from edge_client.client import identity
 from edge_client.records import from_map, to_map
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.topics import Topics
-from tests.fleet import Fleet, mlp_run
-from tests.typed import ok, typed
 
 pytestmark = pytest.mark.broker
 
@@ -43,6 +44,10 @@ def _show(fleet: Fleet, name: str) -> dict[str, Any]:
 def _is_online(fleet: Fleet, name: str) -> bool:
     answer = fleet.ask("device-list")
     return answer is not None and any(device["id"] == name and device["online"] for device in answer["devices"])
+
+
+def _says_that_it_is_out(fleet: Fleet, name: str) -> bool:
+    return "any more" in fleet.log(name)
 
 
 def _device(fleet: Fleet, name: str, file: str = DIGITS) -> None:
@@ -201,7 +206,7 @@ def test_removed_devices_are_cut_and_the_others_stay(fleet: Fleet) -> None:
     assert _is_online(fleet, "gone-1")
     assert ok(*verb, "gone-1", "gone-2", "--state-dir", fleet.state_dir) == "removed gone-1, gone-2\n"
     for name in ("gone-1", "gone-2"):
-        fleet.wait_until(lambda name=name: "any more" in fleet.log(name), SECONDS, f"{name} says that it is out")
+        fleet.wait_until(partial(_says_that_it_is_out, fleet, name), SECONDS, f"{name} says that it is out")
         assert fleet.log(name).count("does not let device") == 1
         assert fleet.stop(name) == 0
     assert fleet.log("stays").count("connected to the broker") == 1

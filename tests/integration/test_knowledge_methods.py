@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,9 @@ def lonely(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def finished(fleet: Fleet, method: str, *, rounds: int = 2, codec: str = "fp32", **parameters: Any) -> dict[str, Any]:
+def finished(
+    fleet: Fleet, method: str, parameters: Mapping[str, Any] | None = None, *, rounds: int = 2, codec: str = "fp32"
+) -> dict[str, Any]:
     """A run of whole epochs on all devices that share."""
     run = mlp_run(
         rounds=rounds,
@@ -59,7 +61,7 @@ def finished(fleet: Fleet, method: str, *, rounds: int = 2, codec: str = "fp32",
         where=["group=open"],
         codec=codec,
         name=method,
-        method={"name": method, **parameters},
+        method={"name": method, **(parameters or {})},
         model=MODEL,
         slices=["full", HALF],
         sharing="architecture",
@@ -128,7 +130,7 @@ def test_fedin_passes_feature_pairs_on_by_signature(fleet: Fleet) -> None:
 @pytest.mark.slow
 def test_fedmd_agrees_on_shared_samples(fleet: Fleet) -> None:
     """The server reads 40 digits once, devices fetch them once; the consensus has a row of ten logits for each."""
-    shown = finished(fleet, "fedmd", public="digits", **{"public-samples": 40})
+    shown = finished(fleet, "fedmd", {"public": "digits", "public-samples": 40})
     first, last = server(fleet, shown, 0), server(fleet, shown, 2)
     assert first["memory/public"].shape == (40, 1, 8, 8)
     assert last["memory/values"].shape == (40, 10)
@@ -138,7 +140,8 @@ def test_fedmd_agrees_on_shared_samples(fleet: Fleet) -> None:
 @pytest.mark.slow
 def test_draftfed_makes_targets_for_both_architectures(fleet: Fleet) -> None:
     """Drafts of 16 and 8 numbers, of 8 and 4; windows of 16 of 40: round 2 has samples 16 to 31. fp16 travels."""
-    shown = finished(fleet, "draftfed", codec="fp16", public="digits", **{"public-samples": 40, "draft-batch": 16})
+    parameters = {"public": "digits", "public-samples": 40, "draft-batch": 16}
+    shown = finished(fleet, "draftfed", parameters, codec="fp16")
     first, last = server(fleet, shown, 0), server(fleet, shown, 2)
     assert last["memory/targets/full/ids"].tolist() == list(range(16, 32))
     assert last["memory/targets/full/conv_1"].shape == (16, 16)
@@ -150,7 +153,7 @@ def test_draftfed_makes_targets_for_both_architectures(fleet: Fleet) -> None:
 @pytest.mark.slow
 def test_velo_trains_its_network_beside_the_round(fleet: Fleet) -> None:
     """What it makes of round 1 is there after round 2: a feature of each width for ten classes."""
-    shown = finished(fleet, "velo", **{"vae-epochs": 2})
+    shown = finished(fleet, "velo", {"vae-epochs": 2})
     once, twice = server(fleet, shown, 1), server(fleet, shown, 2)
     assert not any(name.startswith("memory/made/") for name in once)
     assert twice["memory/made/8/values"].shape == (10, 8)
@@ -160,7 +163,7 @@ def test_velo_trains_its_network_beside_the_round(fleet: Fleet) -> None:
 @pytest.mark.slow
 def test_fedgkt_trains_a_model_of_the_server_for_each_shape(fleet: Fleet) -> None:
     """Maps of 16 numbers of a and b, of 8 of c; 60 samples at 112 bytes fit into 6,800. Answers for all three."""
-    shown = finished(fleet, "fedgkt", **{"max-bytes": 6_800})
+    shown = finished(fleet, "fedgkt", {"max-bytes": 6_800})
     first, last = server(fleet, shown, 0), server(fleet, shown, 2)
     assert unchanged(first, last)
     assert {name.split("/")[2] for name in last if name.startswith("memory/net/")} == {"16", "8"}
@@ -172,7 +175,13 @@ def test_what_knowledge_a_run_lacks_is_shown_also_after_a_restart(lonely: Fleet,
     """A device with two classes of ten; shared samples that are none; no test data: runs end well and tell of it."""
     fleet = lonely
     np.savez(tmp_path / "none.npz", x=np.zeros((0, 8, 8), dtype=np.float32), y=np.zeros(0, dtype=np.int64))
-    common = {"rounds": 1, "devices": 1, "where": ["group=lonely"], "model": MODEL, "evaluate": {"every": 0}}
+    common: dict[str, Any] = {
+        "rounds": 1,
+        "devices": 1,
+        "where": ["group=lonely"],
+        "model": MODEL,
+        "evaluate": {"every": 0},
+    }
     few = mlp_run(name="few", method={"name": "felo"}, train={"max-steps": 1000}, **common)
     none = mlp_run(name="none", method={"name": "fedmd", "public": f"npz:{tmp_path / 'none.npz'}"}, **common)
     blind = {**common, "evaluate": {"every": 1, "on": f"npz:{tmp_path / 'none.npz'}"}}

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fleet import Fleet, Json, Undisturbed, hashes, mlp_run
+from proxy import Link, Proxy
+from typed import ok
 
 from edge_client.errors import ConflictError
 from edge_client.transport.base import parse_broker_url
-from tests.fleet import Fleet, Json, Undisturbed, hashes, mlp_run
-from tests.proxy import Link, Proxy
-from tests.typed import ok
 
 HIDDEN = 1024  # a model of 303 kB: three chunks
 SECONDS = 120

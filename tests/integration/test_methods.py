@@ -49,7 +49,7 @@ def plain(fleet: Fleet) -> dict[str, Any]:
 
 def start(fleet: Fleet, method: str, rounds: int = 2, **changes: Any) -> str:
     """Whole epochs: 23 steps on a and b, 6 on c."""
-    names = {"name": method, "method": {"name": method}, "train": {"max-steps": 1000}}
+    names: dict[str, Any] = {"name": method, "method": {"name": method}, "train": {"max-steps": 1000}}
     return fleet.start_run(mlp_run(rounds=rounds, devices=3, **names, **changes))
 
 
@@ -241,7 +241,7 @@ def test_devices_of_three_sizes_train_one_model(of_three_sizes: Fleet, method: s
     weight = first["model/block1.linear.weight"]
     assert weight.shape == (16, 64)
     moved = (last["model/block1.linear.weight"] != weight).any(dim=1)
-    assert all(part.any() for part in moved.split([4, 4, 8]))
+    assert all(part.any() for part in torch.split(moved, [4, 4, 8]))
     assert devices["a"]["bytes_up"] > devices["b"]["bytes_up"] > devices["c"]["bytes_up"]
     judged = {(e["device"], e["slice"]) for e in shown["device_evaluations"] if e["version"] == 2}
     assert judged == {*SIZES.items()}

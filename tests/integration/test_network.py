@@ -15,6 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from fleet import DeviceThread, Fleet, Undisturbed, hashes, mlp_run
+from hostile import Eavesdropper
+from proxy import Link, Proxy
 
 from coordinator import control
 from coordinator.requests.commands import Commands
@@ -27,9 +30,6 @@ from edge_client.records import to_map
 from edge_client.transport.base import OnEvent, parse_broker_url
 from edge_client.transport.inproc import Faults, Hub
 from edge_client.transport.mqtt import Backoff, MqttTransport
-from tests.fleet import DeviceThread, Fleet, Undisturbed, hashes, mlp_run
-from tests.hostile import Eavesdropper
-from tests.proxy import Link, Proxy
 
 FAST = Backoff(min_s=0.02, max_s=0.1)
 HIDDEN = 1024  # a model of 303 kB: three chunks

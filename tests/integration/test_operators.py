@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.fleet import Fleet, mlp_run
-from tests.typed import ok, typed
+from fleet import Fleet, mlp_run
+from typed import ok, typed
 
 pytestmark = pytest.mark.broker
 

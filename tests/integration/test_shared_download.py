@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from proxy import Link, Proxy
 from rows import assign, device_row
 from sites import access_of
 
@@ -32,7 +33,6 @@ from edge_client.wire.chunks import CHUNK_BYTES
 from edge_client.wire.flow_control import SHARED_WINDOW_CHUNKS
 from edge_client.wire.messages import Accept, Hello, Message, Pull
 from edge_client.wire.topics import Topics
-from tests.proxy import Link, Proxy
 
 pytestmark = pytest.mark.broker
 

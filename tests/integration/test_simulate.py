@@ -184,7 +184,8 @@ def test_models_are_compared_as_the_devices_made_them(
 
 def _hidden(x: np.ndarray, own: dict[str, np.ndarray]) -> np.ndarray:
     made = x.reshape(len(x), 4) @ own["model/block1.linear.weight"].T + own["model/block1.linear.bias"]
-    return np.maximum(made, 0).astype(np.float64)
+    hidden: np.ndarray = np.maximum(made, 0).astype(np.float64)
+    return hidden
 
 
 def _hsic_cka(x: np.ndarray, y: np.ndarray) -> float:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fleet import Fleet, Json, Undisturbed, hashes, mlp_run
+from proxy import Link, Proxy
 from sites import BrokerSite, connected, find_mosquitto, mosquitto_config
 
 from coordinator import control
@@ -24,8 +26,6 @@ from coordinator.broker.broker import DeviceAccess, new_password
 from edge_client.errors import MachineError
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.topics import Topics
-from tests.fleet import Fleet, Json, Undisturbed, hashes, mlp_run
-from tests.proxy import Link, Proxy
 
 pytestmark = pytest.mark.slow
 

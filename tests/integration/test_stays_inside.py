@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet import Fleet, Json
 
 from edge_client.client.spool import Spool
 from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
-from tests.fleet import Fleet, Json
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited and read as on Linux")
 

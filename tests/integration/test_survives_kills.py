@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from fleet import Fleet, Undisturbed, hashes, mlp_run
 
 from coordinator.store.sqlite import SqliteStore
-from tests.fleet import Fleet, Undisturbed, hashes, mlp_run
 
 COORDINATOR_POINTS = (
     "store.open.commit",

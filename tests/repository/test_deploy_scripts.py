@@ -53,17 +53,17 @@ class Board:
             script.chmod(0o755)
         answers = {"torch": torch, "minor": str(minor), "doctor": "0", "systemctl": "0", "asked": ""}
         for name, value in answers.items():
-            self.set(name, value)
+            self.answer(name, value)
         self.place = self.root / "opt/fedfit"
 
-    def set(self, name: str, value: str) -> None:
+    def answer(self, name: str, value: str) -> None:
         """What the stand-ins answer."""
         (self._folder / name).write_text(value + "\n" if value else "")
 
     def asked(self) -> list[str]:
         """What was asked of them since the last call."""
         lines = (self._folder / "asked").read_text().splitlines()
-        self.set("asked", "")
+        self.answer("asked", "")
         return lines
 
     def run(self, script: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -209,7 +209,7 @@ def test_an_upgrade_that_does_not_work_returns_to_the_old_version(tmp_path: Path
     board.run("jetson")
     joined(board)
     before, link = board.files(), os.readlink(board.place)
-    board.set(what, "1")
+    board.answer(what, "1")
     done = board.run("jetson", "--upgrade")
     assert (done.returncode, "old one" in done.stderr) == (1, True)
     assert (board.files(), os.readlink(board.place)) == (before, link)
@@ -218,7 +218,7 @@ def test_an_upgrade_that_does_not_work_returns_to_the_old_version(tmp_path: Path
 def test_a_first_install_with_a_torch_that_does_not_work_leaves_nothing(tmp_path: Path) -> None:
     """The doctor's word counts there, too."""
     board = jetson(tmp_path)
-    board.set("doctor", "1")
+    board.answer("doctor", "1")
     assert board.run("jetson").returncode == 1
     assert not board.place.exists()
     assert list((board.root / "opt/fedfit.d").iterdir()) == []

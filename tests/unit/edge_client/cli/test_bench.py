@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rows import run_file
+from typed import typed
 
 from edge_client.cli import bench_command
 from edge_client.cli.bench_command import Bench, Rung
 from edge_client.measuring.trial import Measured
 from edge_client.measuring.typed_plan import Subject
 from edge_client.records import PlanRules, TrainingPlan
-from tests.rows import run_file
-from tests.typed import typed
 
 MODEL = ("--model", "small-cnn", "--input", "1x28x28", "--batch", "32")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typed import typed
 
 from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
@@ -19,7 +20,6 @@ from edge_client.measuring.calibration import CalibrationJob, calibrated, job_fo
 from edge_client.planning.rows import ModelRows, save_rows
 from edge_client.records import PlanRules
 from edge_client.task.task import read_source
-from tests.typed import typed
 
 MLP = {"name": "mlp", "input": [1, 4, 4], "hidden": [8, 8]}
 TASK = """

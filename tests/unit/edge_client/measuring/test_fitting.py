@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from cost_rows import rows
+from rows import run_file
 
 from edge_client.measuring.calibration import CalibrationJob, job_for
 from edge_client.measuring.fitting import CalibrationNeededError, find_rows, sent_rows
 from edge_client.planning.rows import ModelRows, save_rows
 from edge_client.records import PlanRules, to_map
-from tests.rows import run_file
 
 ROOM = 10**9
 

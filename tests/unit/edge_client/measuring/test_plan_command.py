@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from tests.typed import ok, typed
+from typed import ok, typed
 
 MODEL = ("--model", "preresnet20", "--batch", "16")
 UNORDERED = """

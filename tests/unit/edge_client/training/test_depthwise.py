@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from typed import in_a_process, typed
 
 from edge_client.errors import NothingFitsError, PayloadError
 from edge_client.models import registry
@@ -18,7 +19,6 @@ from edge_client.models.contract import Model
 from edge_client.training.depthwise import UnitSize, fit_groups, predict_depthwise, release, survey
 from edge_client.wire.container import MODEL_PREFIX
 from edge_client.wire.tensors import codec_for, write_container
-from tests.typed import in_a_process, typed
 
 MIB = 2**20
 SHAPE = (3, 8, 8)
