@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.federation import SMALL, Federation, run_file, scratch
 from benchmarks.figures import Figure
-from coordinator.store.base import LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
+from coordinator.store.rows import LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client.records import Report, TrainingPlan, to_map
 from edge_client.transport.blobs import BlobStore
@@ -56,20 +56,19 @@ def _restarts(rounds: int, repeats: int) -> tuple[float, ...]:
 
 def _fill(state_dir: Path, rounds: int) -> None:
     """A run in the middle of its life, through the store's own methods but for the sync of every commit."""
-    store = SqliteStore(state_dir / "state.db")
-    store._db.execute("PRAGMA synchronous=OFF")  # filling with it on takes minutes and leaves the same file
+    store = SqliteStore(state_dir / "state.db", sync=False)  # filling with it on takes minutes and leaves the same file
     file = run_file(hidden=SMALL, rounds=2 * rounds, devices=_DEVICES)
-    store.add_run(RunRow(id="bench-1", file=to_map(file)))
-    store.add_initial_model(_model(0), _hash("settings"), 500)
+    store.runs.add(RunRow(id="bench-1", file=to_map(file)))
+    store.runs.start(_model(0), _hash("settings"), 500)
     for number in range(1, rounds + 1):
         leases = [_lease(number, index) for index in range(_DEVICES)]
         row = RoundRow(run="bench-1", number=number, attempt=1, goal=_DEVICES, quorum=_DEVICES, remaining_s=60.0)
-        store.open_round(row, leases)
+        store.rounds.open(row, leases)
         for lease in leases:
-            store.save_update(_update(lease), None, lease.id)
-        store.freeze("bench-1", number, 1, _hash(f"set {number}"))
-        store.commit_round(number, 1, _model(number))
-        store.announce("bench-1", number, 1)
+            store.updates.save(_update(lease), None, lease.id)
+        store.rounds.freeze("bench-1", number, 1, _hash(f"set {number}"))
+        store.rounds.commit(number, 1, _model(number))
+        store.rounds.announce("bench-1", number, 1)
     store.close()
     blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
     for text in ("settings", f"model {rounds}"):  # those that a start looks at

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from coordinator.rounds.slice_choice import SliceChoice
-from coordinator.store.base import (
+from coordinator.store.rows import (
     DeploymentRow,
     DeviceRow,
     EvaluationRow,

@@ -28,7 +28,7 @@ from coordinator.aggregation.cutting import Cutter
 from coordinator.aggregation.frozen import applied
 from coordinator.aggregation.similarity import centred_gram, cka_matrix
 from coordinator.results.similarity_record import MAX_SAMPLES, Compared, Comparison, Findings, Picture, Stage
-from coordinator.store.base import SERVER
+from coordinator.store.rows import SERVER
 from edge_client import records
 from edge_client.data.sources import Samples
 from edge_client.models.contract import Model

@@ -18,7 +18,7 @@ from coordinator.cli.options import formatted, listing, show, show_list, verb
 from coordinator.requests import devices as device_commands
 from coordinator.server.service import access_of
 from coordinator.state import STATE_KIND, STATE_VERSION, default_state_dir
-from coordinator.store.base import DeviceRow
+from coordinator.store.rows import DeviceRow
 from edge_client import durable
 from edge_client.client import identity
 from edge_client.errors import InputError

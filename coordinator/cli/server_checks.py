@@ -17,7 +17,7 @@ from typing import Any
 
 from coordinator import control
 from coordinator.broker.broker import find_binary
-from coordinator.store.sqlite import read_meta
+from coordinator.store.database import read_meta
 from edge_client import durable
 from edge_client.config.files import format_bytes
 from edge_client.device import report

@@ -31,17 +31,8 @@ from coordinator.rounds.machine import RunMachine
 from coordinator.rounds.slice_choice import SliceChoice
 from coordinator.rounds.stopping import learning_rate
 from coordinator.state import RETAINED_MODELS
-from coordinator.store.base import (
-    SERVER,
-    EvaluationRow,
-    LeaseRow,
-    LeftOutRow,
-    ModelRow,
-    PartRow,
-    RunRow,
-    Store,
-    UpdateRow,
-)
+from coordinator.store.base import Store
+from coordinator.store.rows import SERVER, EvaluationRow, LeaseRow, LeftOutRow, ModelRow, PartRow, RunRow, UpdateRow
 from edge_client import durable, faults
 from edge_client.config.run_file import RunFile
 from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
@@ -114,7 +105,7 @@ class Conductor:
         self._is_cut = False  # whether devices may get different parts of the model
         self._parts: dict[str, PartRow] = {}  # of what is sent: slice or key of knowledge -> how it travels
         self._cutting: dict[str, dict[str, rounds.SendAssign]] = {}  # what is being made of these -> leases that wait
-        self._issue = store.next_issue()
+        self._issue = store.leases.next_issue()
         self._boots: dict[str, str] = {}
         self._remembered: set[str] = set()  # devices of the active run whose profile is stored
         self.traffic: dict[str, tuple[int, int]] = {}
@@ -123,7 +114,7 @@ class Conductor:
 
     def recover(self, now: float) -> None:
         """Go on where the store says; run once before anything else."""
-        run = self._store.first_run("running")
+        run = self._store.runs.oldest("running")
         if run is not None and not self._is_whole(run):
             run = None
         self._clean_up(run)
@@ -135,30 +126,30 @@ class Conductor:
 
         A lost part of the model is made again (`_activate`).
         """
-        model = self._store.last_model(run.id)
+        model = self._store.models.last(run.id)
         assert model is not None
         for sha256 in filter(None, (run.settings_sha256, run.task_sha256, model.sha256, model.sent_sha256)):
             if not self._blobs.verified(sha256):
                 what = f"blob {sha256[:12]} of version {model.version} is missing or damaged"
                 self._fail(run.id, f"damaged: {what}; restore a backup of the state directory")
                 return False
-        for part in self._store.parts(run.id):
+        for part in self._store.models.parts(run.id):
             if part.version == model.version and not self._blobs.verified(part.sha256):
                 what = "%s of version %d is missing or damaged on disk: making it again"
                 log.warning(what, part.slice, part.version, extra=about(run=run.id))
-        last = self._store.last_round(run.id)
+        last = self._store.rounds.last(run.id)
         if last is not None and last.state in ("RUNNING", "FROZEN"):
-            for update in self._store.updates(run.id, last.number, last.attempt):
+            for update in self._store.updates.of_attempt(run.id, last.number, last.attempt):
                 if not self._blobs.verified(update.sha256):
                     what = "the update of %s is missing or damaged on disk: asking for it again"
                     log.warning(what, update.device, extra=about(device=update.device, run=run.id, round=last.number))
-                    self._store.drop_update(update)
+                    self._store.updates.drop(update)
         return True
 
     def _clean_up(self, run: RunRow | None) -> None:
-        last = self._store.last_round(run.id) if run is not None else None
-        leases = self._store.leases(last.run, last.number, last.attempt) if last is not None else ()
-        self._blobs.keep_only(self._store.needed_blobs(RETAINED_MODELS), {lease.id for lease in leases})
+        last = self._store.rounds.last(run.id) if run is not None else None
+        leases = self._store.leases.of_attempt(last.run, last.number, last.attempt) if last is not None else ()
+        self._blobs.keep_only(self._store.blob_references.needed(RETAINED_MODELS), {lease.id for lease in leases})
 
     def tick(self, online: frozenset[str], num_enrolled: int, now: float) -> None:
         """Let time pass."""
@@ -169,7 +160,7 @@ class Conductor:
             barred = {name for name in online if self.obstacle(self.machine.file, name) is not None}
             self._handle(rounds.Tick(online - barred, num_enrolled - len(barred)), now)
         elif not self._preparing:
-            waiting = self._store.first_run("queued")
+            waiting = self._store.runs.oldest("queued")
             if waiting is not None:
                 self._prepare(waiting)
 
@@ -213,21 +204,21 @@ class Conductor:
         if init == "random":
             return None, None
         model = self.model_named(init.removeprefix("run:"))
-        other = self._store.run(model.run)
+        other = self._store.runs.get(model.run)
         return str(self._blobs.path(model.sha256)), other.file if other is not None else None
 
     def model_named(self, name: str, *, option: str = "init") -> ModelRow:
         """A kept model by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError` that names the option."""
         run_id, _, which = name.partition("@")
-        run = self._store.run(run_id)
+        run = self._store.runs.get(run_id)
         if run is None:
             raise InputError(f"{option}: expected a run of this coordinator, got {run_id!r}; see: coordinator run list")
         version = run.best_version if which == "best" else int(which) if which.isdigit() else None
         if which == "best" and version is None:
             instead = f"use run:{run_id}" if option == "init" else "use last"
             raise InputError(f"{option}: run {run_id!r} has no best version, nothing of it was judged; {instead}")
-        model = self._store.last_model(run_id) if version is None else self._store.model(run_id, version)
-        if model is None or not self._store.is_needed(model.sha256, RETAINED_MODELS):
+        model = self._store.models.last(run_id) if version is None else self._store.models.get(run_id, version)
+        if model is None or not self._store.blob_references.is_needed(model.sha256, RETAINED_MODELS):
             what = "no model" if version is None else f"no version {version} any more"
             raise InputError(f"{option}: run {run_id!r} has {what}; the last {RETAINED_MODELS} and the best are kept")
         if not self._blobs.verified(model.sha256):
@@ -243,8 +234,8 @@ class Conductor:
         settings = json.dumps({**run.file, "x-rows": rows}, sort_keys=True).encode()
         sha256 = hashlib.sha256(settings).hexdigest()
         self._blobs.write(settings, sha256, point="settings")
-        self._store.add_initial_model(model, sha256, len(settings))
-        started = self._store.run(run.id)
+        self._store.runs.start(model, sha256, len(settings))
+        started = self._store.runs.get(run.id)
         assert started is not None
         log.info("run %s begins", run.id, extra=about(run=run.id))
         self._activate(started, time.monotonic())
@@ -301,15 +292,15 @@ class Conductor:
     def _fail(self, run_id: str, reason: str) -> None:
         """End a run that cannot go on; its open round is abandoned with it."""
         log.error("run %s failed: %s", run_id, reason, extra=about(run=run_id))
-        last = self._store.last_round(run_id)
-        self._store.fail_run(run_id, reason[:500])
-        for update in self._store.updates(run_id, last.number, last.attempt) if last is not None else ():
+        last = self._store.rounds.last(run_id)
+        self._store.runs.fail(run_id, reason[:500])
+        for update in self._store.updates.of_attempt(run_id, last.number, last.attempt) if last is not None else ():
             self._drop_blob(update.sha256)
         self._close()
 
     def _activate(self, run: RunRow, now: float) -> None:
-        last = self._store.last_round(run.id)
-        model = self._store.last_model(run.id)
+        last = self._store.rounds.last(run.id)
+        model = self._store.models.last(run.id)
         assert model is not None
         snapshot = rounds.Snapshot(
             run=run.id,
@@ -317,19 +308,19 @@ class Conductor:
             epoch=self._epoch,
             version=model.version,
             round=last,
-            leases=self._store.leases(run.id, last.number, last.attempt) if last else (),
-            updates=self._store.updates(run.id, last.number, last.attempt) if last else (),
-            plans=self._store.last_plans(run.id),
-            drop_rate=self._store.drop_rate(run.id, _DROP_LEASES),
-            scores=self._store.scores(run.id),
-            evaluations=self._store.evaluations(run.id, model.version),
+            leases=self._store.leases.of_attempt(run.id, last.number, last.attempt) if last else (),
+            updates=self._store.updates.of_attempt(run.id, last.number, last.attempt) if last else (),
+            plans=self._store.updates.last_plans(run.id),
+            drop_rate=self._store.leases.drop_rate(run.id, _DROP_LEASES),
+            scores=self._store.models.scores(run.id),
+            evaluations=self._store.evaluations.all(run.id, model.version),
             dry=run.dry,
             simulated=self._simulated,
         )
         self.run, self.model = run, model
         self._is_cut = _is_cut(snapshot.file)
         self._rules = methods.knowledge(snapshot.file.method.name, snapshot.file.method.parameters)
-        parts = [part for part in self._store.parts(run.id) if part.version == model.version]
+        parts = [part for part in self._store.models.parts(run.id) if part.version == model.version]
         self._parts = {part.slice: part for part in parts if self._blobs.has(part.sha256)}
         machine = RunMachine(
             snapshot,
@@ -371,10 +362,10 @@ class Conductor:
     def stop(self, run_id: str, *, at_once: bool) -> None:
         """End a run after its round, or at once."""
         if self.machine is not None and self.run is not None and self.run.id == run_id:
-            self._store.set_run_state(run_id, "running", _STOP_NOW if at_once else _STOP_AFTER)
+            self._store.runs.set_state(run_id, "running", _STOP_NOW if at_once else _STOP_AFTER)
             self._stop_asked = at_once  # the next tick does it; a restart finds it in the row
         else:
-            self._store.set_run_state(run_id, "stopped", "stopped before it began")
+            self._store.runs.set_state(run_id, "stopped", "stopped before it began")
             if self._preparing == run_id:
                 self._forget_jobs()
                 self._preparing = ""
@@ -388,8 +379,8 @@ class Conductor:
 
     def forget(self, run: RunRow) -> None:
         """Remove a run that has ended, with all its rows and the blobs that nobody else needs."""
-        models = self._store.models(run.id)
-        self._store.remove_run(run.id)
+        models = self._store.models.all(run.id)
+        self._store.runs.remove(run.id)
         blobs = {run.settings_sha256, run.task_sha256}
         blobs |= {sha256 for model in models for sha256 in (model.sha256, model.sent_sha256)}
         for sha256 in sorted(blobs - {""}):
@@ -473,12 +464,12 @@ class Conductor:
 
     def _past(self, device: str, offer: Offer) -> Receipt:
         """The answer to an offer of a lease that is not open: the same as the first time."""
-        lease = self._store.lease(offer.lease)
+        lease = self._store.leases.get(offer.lease)
         receipt = {"lease": offer.lease, "sha256": offer.sha256}
         if lease is None or lease.device != device:
             return Receipt(**receipt, status="late", code="unknown_lease", detail="nobody waits for it")
         if lease.state == "stored":
-            update = self._store.update_of_lease(lease.id)
+            update = self._store.updates.of_lease(lease.id)
             if update is not None and update.sha256 != offer.sha256:
                 return Receipt(**receipt, status="refused", code="equivocation", detail="another update was stored")
             return Receipt(**receipt, status="accepted")
@@ -487,7 +478,7 @@ class Conductor:
         return Receipt(**receipt, status="late", code="late", detail=lease.detail or "the round is over")
 
     def _refuse(self, offer: Offer, error: PayloadError, now: float) -> None:
-        lease = self._store.lease(offer.lease)
+        lease = self._store.leases.get(offer.lease)
         whose = about(device=lease.device, run=lease.run, round=lease.round) if lease is not None else {}
         log.warning("refused the update of lease %s: %s", offer.lease, error, extra=whose)
         detail = error.detail[:1000]
@@ -560,7 +551,7 @@ class Conductor:
         assert self.machine is not None
         version = (self.machine.run, self.machine.version)
         if self._norm_bounds is None or self._norm_bounds[0] != version:
-            recent = self._store.recent_norms(self.machine.run, _NORM_ROUNDS)
+            recent = self._store.updates.recent_norms(self.machine.run, _NORM_ROUNDS)
             usual = {cut: [norm for norm in norms if norm > 0] for cut, norms in recent.items()}
             ratio = self.machine.file.rounds.max_norm_ratio
             self._norm_bounds = (version, {cut: statistics.median(own) * ratio for cut, own in usual.items() if own})
@@ -595,7 +586,7 @@ class Conductor:
     def _drop_blob(self, sha256: str) -> None:
         """Two devices may send the same bytes: another one's update may be on its way, or being checked."""
         shared = any(offer.sha256 == sha256 for offer in self._checking.values()) or self._uploads.expects(sha256)
-        if not shared and not self._store.is_needed(sha256, RETAINED_MODELS):
+        if not shared and not self._store.blob_references.is_needed(sha256, RETAINED_MODELS):
             self._remove_blob(sha256)
 
     def _remove_blob(self, sha256: str) -> None:
@@ -614,17 +605,17 @@ class Conductor:
             match instruction:
                 case rounds.OpenRound(round_, leases):
                     faults.in_round(round_.number)
-                    store.open_round(round_, leases)
+                    store.rounds.open(round_, leases)
                     last = "plans" if self.run is not None and self.run.dry else "last evaluation"
                     what = f"round {round_.number}" if round_.goal else last
                     whose = about(run=round_.run, round=round_.number)
                     log.info("run %s %s: asks %d devices", round_.run, what, len(leases), extra=whose)
                 case rounds.AddLeases(leases):
-                    store.add_leases(leases)
+                    store.leases.add(leases)
                 case rounds.SendAssign():
                     self._offer(instruction)
                 case rounds.CloseLease(lease_id, state, code, detail, lines):
-                    store.set_lease(lease_id, state, code=code, detail=detail, log=lines)
+                    store.leases.set_state(lease_id, state, code=code, detail=detail, log=lines)
                     self._note_end(lease_id, state, code, detail)
                 case rounds.SendCancel(device, lease_id):
                     self._uploads.drop(device)
@@ -639,12 +630,12 @@ class Conductor:
                 case rounds.SendReceipt():
                     self._send(instruction.device, _receipt(instruction))
                 case rounds.Freeze(round_, set_hash):
-                    store.freeze(round_.run, round_.number, round_.attempt, set_hash)
+                    store.rounds.freeze(round_.run, round_.number, round_.attempt, set_hash)
                 case rounds.Fold():
                     self._fold(instruction)
                 case rounds.Commit(round_, model):
                     self._tell_left_out(round_.run)
-                    store.commit_round(round_.number, round_.attempt, model, self._left_out)
+                    store.rounds.commit(round_.number, round_.attempt, model, self._left_out)
                     self.model = model
                     self._parts = {}
                     self._observe_drops()
@@ -655,14 +646,14 @@ class Conductor:
                 case rounds.Announce(round_, version):
                     self._tell_everybody(round_.run, round_.number, round_.attempt, version)
                 case rounds.Abandon(round_, reason):
-                    store.abandon(round_.run, round_.number, round_.attempt, reason)
-                    for update in store.updates(round_.run, round_.number, round_.attempt):
+                    store.rounds.abandon(round_.run, round_.number, round_.attempt, reason)
+                    for update in store.updates.of_attempt(round_.run, round_.number, round_.attempt):
                         self._drop_blob(update.sha256)
                     self._observe_drops()
                     whose = about(run=round_.run, round=round_.number)
                     log.warning("run %s round %d: abandoned, %s", round_.run, round_.number, reason, extra=whose)
                 case rounds.SaveDeadline(round_):
-                    store.save_deadline(
+                    store.rounds.save_deadline(
                         round_.run,
                         round_.number,
                         round_.attempt,
@@ -678,14 +669,14 @@ class Conductor:
         lease = self.machine.leases.get(lease_id) if self.machine else None
         moved = self.traffic.pop(lease.device, None) if lease is not None else None
         traffic = {lease.device: moved} if lease is not None and moved is not None else {}
-        self._store.save_update(update, judged, lease_id, traffic)
+        self._store.updates.save(update, judged, lease_id, traffic)
 
     def _save_score(self, version: int, score: float, best_version: int) -> None:
         """A best version that is beaten was perhaps kept for that alone."""
-        before = self._store.run(self._run_id())
-        self._store.save_score(self._run_id(), version, score, best_version)
+        before = self._store.runs.get(self._run_id())
+        self._store.models.save_score(self._run_id(), version, score, best_version)
         beaten = before.best_version if before is not None else None
-        model = self._store.model(self._run_id(), beaten) if beaten not in (None, best_version) else None
+        model = self._store.models.get(self._run_id(), beaten) if beaten not in (None, best_version) else None
         for sha256 in (model.sha256, model.sent_sha256) if model is not None else ():
             self._drop_blob(sha256)
 
@@ -701,7 +692,9 @@ class Conductor:
             return
         self._remembered.add(lease.device)
         info = {"client": present.client, "profile": to_map(present.profile)}
-        self._store.remember_device(lease.run, lease.device, {**info, "labels": self._roster.labels_of(lease.device)})
+        self._store.runs.save_device_info(
+            lease.run, lease.device, {**info, "labels": self._roster.labels_of(lease.device)}
+        )
 
     def _judge(self, version: int) -> None:
         """Use the server's own test data on a version."""
@@ -728,7 +721,7 @@ class Conductor:
             ]
             self._tell_untested(rows)
             for row in rows:
-                self._store.save_evaluation(row)
+                self._store.evaluations.save(row)
             self._handle(rounds.Judged(rows), time.monotonic())
 
         self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, judged)
@@ -736,16 +729,16 @@ class Conductor:
     def _tell_untested(self, rows: Sequence[EvaluationRow]) -> None:
         """Log that the server's test data is none, once: what it says of every version is the same."""
         found = evaluation.untested(rows)
-        if found is not None and not self._store.evaluated_versions(found.run):
+        if found is not None and not self._store.evaluations.versions(found.run):
             log.warning("%s: %s", found.code, found.detail, extra=about(run=found.run, round=found.round))
 
     def _observe_drops(self) -> None:
         if self.machine is not None:
-            self.machine.drop_rate = self._store.drop_rate(self.machine.run, _DROP_LEASES)
+            self.machine.drop_rate = self._store.leases.drop_rate(self.machine.run, _DROP_LEASES)
 
     def _note_end(self, lease_id: str, state: str, code: str, detail: str) -> None:
         if state in ("declined", "refused", "expired"):
-            lease = self._store.lease(lease_id)  # the machine may be past its round
+            lease = self._store.leases.get(lease_id)  # the machine may be past its round
             device = lease.device if lease else "?"
             whose = about(device=device, run=lease.run, round=lease.round) if lease else {}
             log.warning("%s: %s (%s%s)", device, state, code, f": {detail!r}" if detail else "", extra=whose)
@@ -800,7 +793,7 @@ class Conductor:
             return
         part = PartRow(run=run.id, version=model.version, slice=cut, sha256=answer["sha256"], length=answer["length"])
         self._blobs.adopt(out, part.sha256, point="part")
-        for old in self._store.add_part(part):
+        for old in self._store.models.add_part(part):
             self._drop_blob(old.sha256)
         self._parts[cut] = part
         for instruction in waiting.values():
@@ -825,7 +818,7 @@ class Conductor:
             threads=file.train.threads,
             slice=lease.slice,
             plan=lease.plan,
-            counted=self._store.last_counted_lease(lease.run, lease.device),
+            counted=self._store.updates.last_counted_lease(lease.run, lease.device),
             deadline_s=deadline_s,
             parts=self._parts_of(lease),
         )
@@ -871,7 +864,7 @@ class Conductor:
                 }
                 for u, weight in zip(fold.updates, weights, strict=True)
             ],
-            "num_devices": max(fold.round.num_available, len(self._store.remembered_devices(run.id))),
+            "num_devices": max(fold.round.num_available, len(self._store.runs.device_info(run.id))),
             "out": str(out),
         }
 
@@ -892,7 +885,7 @@ class Conductor:
 
     def _tell_left_out(self, run_id: str) -> None:
         """Log what is new; the same in every round is told once."""
-        known = {(row.device, row.code): row.detail for row in self._store.left_out(run_id)}
+        known = {(row.device, row.code): row.detail for row in self._store.rounds.left_out(run_id)}
         for row in self._left_out:
             if known.get((row.device, row.code)) != row.detail:
                 whose = about(device=row.device or None, run=row.run, round=row.round)
@@ -911,7 +904,7 @@ class Conductor:
         def probed(answer: Answer) -> None:
             run, number = fold.round.run, fold.round.number
             key = similarity_record.setting_of(run)
-            kept = similarity_record.parse(self._store.setting(key))
+            kept = similarity_record.parse(self._store.settings.get(key))
             if answer["ok"]:
                 found = {f.name: answer[f.name] for f in dataclasses.fields(Findings)}
                 kept = similarity_record.added(kept, from_map(Findings, found))
@@ -919,7 +912,7 @@ class Conductor:
                 what = "the devices' models could not be compared: %s: %s"
                 log.warning(what, answer["code"], answer["detail"], extra=about(run=run, round=number))
                 kept = similarity_record.failed(kept, number, str(answer["detail"]))
-            self._store.set_setting(key, similarity_record.text_of(kept))
+            self._store.settings.set(key, similarity_record.text_of(kept))
             then()
 
         self._aggregation.submit(job, probed)
@@ -973,19 +966,19 @@ class Conductor:
         if not self.run.dry:
             self._announce({"run": run_id, "round": number, "version": version, "sha256": self.model.sha256})
         faults.point("coordinator.announced")
-        for update in self._store.updates(run_id, number, attempt):
+        for update in self._store.updates.of_attempt(run_id, number, attempt):
             self._remove_blob(update.sha256)
-        old = self._store.model(run_id, version - RETAINED_MODELS)
+        old = self._store.models.get(run_id, version - RETAINED_MODELS)
         if old is not None:
             self._drop_blob(old.sha256)
             self._drop_blob(old.sent_sha256)
         self.save_traffic()
-        self._store.announce(run_id, number, attempt)
+        self._store.rounds.announce(run_id, number, attempt)
 
     def save_traffic(self) -> None:
         """Write down what travelled since the last time."""
         if self.run is not None and self.traffic:
-            self._store.add_traffic(self.run.id, self.traffic)
+            self._store.traffic.add(self.run.id, self.traffic)
             self.traffic = {}
 
     def count(self, device: str, *, up: int = 0, down: int = 0) -> None:
@@ -997,7 +990,7 @@ class Conductor:
     def _finish(self, state: str, reason: str) -> None:
         assert self.run is not None
         self.save_traffic()
-        self._store.set_run_state(self.run.id, state, reason)
+        self._store.runs.set_state(self.run.id, state, reason)
         log.info("run %s: %s (%s)", self.run.id, state, reason, extra=about(run=self.run.id))
         self._close()
 
@@ -1011,7 +1004,7 @@ class Conductor:
         self._forget_jobs()
         if self.machine is not None:
             self._last_plans = self.machine.plans
-        for part in self._store.parts(self.run.id) if self.run is not None else ():
+        for part in self._store.models.parts(self.run.id) if self.run is not None else ():
             self._drop_blob(part.sha256)
         self.machine = self.run = self.model = None
         self._parts.clear()

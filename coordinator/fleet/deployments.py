@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.fleet.roster import Roster
-from coordinator.store.base import DeploymentRow, Store
+from coordinator.store.base import Store
+from coordinator.store.rows import DeploymentRow
 from edge_client.logs import about
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.chunks import transfer_id
@@ -45,7 +46,7 @@ class Deployments:
         """`release` removes a blob that no row needs any more."""
         self._store, self._blobs, self._roster = store, blobs, roster
         self._send, self._release = send, release
-        rows = store.wanted_deployments()
+        rows = store.deployments.wanted()
         self._pending = {row.device: row for row in rows if row.state == "pending"}
         self._active = {row.device: row for row in rows if row.state == "active"}
         self._transfers = self._all_transfers()
@@ -55,7 +56,7 @@ class Deployments:
 
     def add(self, rows: Sequence[DeploymentRow], now: float) -> None:
         """Record a deployment, durably, and tell those of its devices that are there."""
-        before = self._store.add_deployment(rows)
+        before = self._store.deployments.add(rows)
         for row in rows:
             self._pending[row.device] = row
             self._under_way.pop(row.device, None)
@@ -113,7 +114,7 @@ class Deployments:
     def _set(self, row: DeploymentRow, state: str, code: str = "", detail: str = "") -> None:
         is_bad = state in ("refused", "rolled_back")
         code, detail = (code, detail) if is_bad else ("", "")
-        before = self._store.set_deployment(row.id, row.device, state, code=code, detail=detail)
+        before = self._store.deployments.set_state(row.id, row.device, state, code=code, detail=detail)
         places = {"pending": self._pending, "active": self._active}
         del places[row.state][row.device]
         if state in places:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coordinator.fleet.quota import Quota
-from coordinator.store.base import DeviceRow
+from coordinator.store.rows import DeviceRow
 from edge_client.errors import PayloadError
 from edge_client.records import DeviceProfile
 from edge_client.wire import frames

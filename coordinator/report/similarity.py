@@ -20,7 +20,7 @@ from coordinator.report.tsne import tsne
 from coordinator.results import similarity_record
 from coordinator.results.run_record import RunRecord
 from coordinator.results.similarity_record import Comparison, Picture, Similarity
-from coordinator.store.base import SERVER
+from coordinator.store.rows import SERVER
 from edge_client.errors import InputError, NoSuchNameError
 
 __all__ = ["sections"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from coordinator.run_check import check_has_model
-from coordinator.store.base import DeploymentRow, RunRow
+from coordinator.store.rows import DeploymentRow, RunRow
 from edge_client import durable
 from edge_client.config.run_file import RunFile
 from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError, PayloadError
@@ -74,13 +74,13 @@ class DeployCommands:
         if version not in ("best", "last") and not (version.isascii() and version.isdigit()):
             raise InputError(f"--version: expected a number, best or last, got {version!r}")
         check_has_model(from_map(RunFile, row.file), row.id, "mine.onnx")
-        last = service.store.last_model(row.id)
+        last = service.store.models.last(row.id)
         if last is None or last.version == 0:
             raise InputError(f"run {row.id!r} has no trained model yet; see: coordinator run show {row.id}")
         model = service.conductor.model_named(f"{row.id}@{version}", option="--version")
         if model.version == 0:
             raise InputError(f"--version: 0 is what run {row.id!r} began with, nothing of it is trained; name another")
-        trained = service.store.trained_slices(row.id)
+        trained = service.store.leases.trained_slices(row.id)
         chosen = self._chosen(devices, labels or {})
         return {
             "run": row.id,
@@ -111,7 +111,7 @@ class DeployCommands:
     def _made(self, run: str, version: int, precision: str) -> Json:
         """Files of earlier deployments by architecture: the same model is not exported twice."""
         blobs, found = self._service.blobs, {}
-        for row in self._service.store.deployments(run):
+        for row in self._service.store.deployments.all(run):
             if (row.version, row.precision) == (version, precision) and blobs.verified(row.sha256):
                 about = {"sha256": row.sha256, "length": row.length, "input": list(row.input)}
                 found[row.architecture] = {**about, "classes_sha256": row.classes_sha256}
@@ -127,7 +127,7 @@ class DeployCommands:
         self._chosen([name for file in made for name in file.devices], {})  # one may be removed by now
         for file in made:
             self._keep(file)
-        name, issue, now = secrets.token_hex(8), service.store.next_deployment(), int(time.time())
+        name, issue, now = secrets.token_hex(8), service.store.deployments.next_issue(), int(time.time())
         rows = [
             DeploymentRow(
                 id=name,
@@ -170,7 +170,7 @@ class DeployCommands:
     ) -> Json:
         """A run's newest deployment on each device, or one deployment on all its devices; or on those only."""
         service, row = self._service, self._find(run)
-        rows = [found for found in service.store.deployments(row.id) if deployment in ("", found.id)]
+        rows = [found for found in service.store.deployments.all(row.id) if deployment in ("", found.id)]
         if devices or labels:
             chosen = set(self._chosen(devices, labels or {}))
             rows = [found for found in rows if found.device in chosen]

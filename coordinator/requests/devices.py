@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.broker.broker import new_password
-from coordinator.store.base import DeviceRow, LeaseRow
+from coordinator.store.rows import DeviceRow, LeaseRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client import __version__, durable
 from edge_client.client.identity import Bundle
@@ -137,7 +137,7 @@ class DeviceCommands:
     def _add(self, names: tuple[str, ...], labels: dict[str, str] | None = None, replace: bool = False) -> Json:
         """Enrol devices, or give enrolled ones fresh secrets: their old bundles end at once."""
         service = self._service
-        rows = _fresh(names, labels, service.store.devices(), again=replace)
+        rows = _fresh(names, labels, service.store.devices.all(), again=replace)
         service.add_devices(rows, replace=replace)
         bundles = [
             bundle_for(row, federation=service.federation, brokers=service.brokers, ca=service.ca) for row in rows
@@ -148,12 +148,12 @@ class DeviceCommands:
         """All devices in a line each."""
         now = time.monotonic()
         online = self._service.roster.online(now)
-        return {"devices": [self._line(row, online, now) for row in self._service.store.devices()]}
+        return {"devices": [self._line(row, online, now) for row in self._service.store.devices.all()]}
 
     def _show(self, name: str) -> Json:
         """All that is known of a device."""
         service, now = self._service, time.monotonic()
-        rows = service.store.devices()
+        rows = service.store.devices.all()
         _check_known([name], rows)
         row = next(row for row in rows if row.name == name)
         present = service.roster.presence(name)
@@ -166,7 +166,7 @@ class DeviceCommands:
             "tasks": dict(present.tasks) if present else {},
             "brokers": list(service.brokers),
             "deployed": self._deployed(name, now),
-            "failures": [_failure(lease) for lease in service.store.recent_failures(name, _SHOWN_FAILURES)],
+            "failures": [_failure(lease) for lease in service.store.leases.device_failures(name, _SHOWN_FAILURES)],
         }
 
     def _line(self, row: DeviceRow, online: frozenset[str], now: float) -> Json:
@@ -192,7 +192,7 @@ class DeviceCommands:
 
     def _deployed(self, name: str, now: float) -> Json | None:
         """The newest model that the device was to use."""
-        rows = [row for row in self._service.store.deployments() if row.device == name]
+        rows = [row for row in self._service.store.deployments.all() if row.device == name]
         return self._service.deployments.describe(rows[-1], self._service.roster.online(now)) if rows else None
 
     def _plan(self, name: str) -> str:
@@ -203,7 +203,7 @@ class DeviceCommands:
     def _label(self, name: str, put: dict[str, str], drop: tuple[str, ...] = ()) -> Json:
         """Change the labels that are given here; they win over those of the device's own file."""
         service = self._service
-        rows = service.store.devices()
+        rows = service.store.devices.all()
         _check_known([name], rows)
         given = next(row.labels for row in rows if row.name == name)
         service.set_labels(name, changed_labels(given, put, drop))
@@ -211,7 +211,7 @@ class DeviceCommands:
 
     def _remove(self, names: tuple[str, ...]) -> Json:
         """Forget devices; all, or none and an error."""
-        _check_known(names, self._service.store.devices())
+        _check_known(names, self._service.store.devices.all())
         self._service.remove_devices(list(dict.fromkeys(names)))
         return {"removed": list(dict.fromkeys(names)), "external": self._service.broker_is_external}
 
@@ -236,29 +236,29 @@ class StoredDevices:
     def add(self, names: Sequence[str], labels: Mapping[str, str] | None, *, replace: bool) -> Json:
         """As the request `device-add`."""
         store = self._store
-        rows = _fresh(names, labels, store.devices(), again=replace)
-        brokers = tuple(store.setting("brokers").split())
+        rows = _fresh(names, labels, store.devices.all(), again=replace)
+        brokers = tuple(store.settings.get("brokers").split())
         if not brokers:  # every start before this one failed: nobody knows yet where devices would connect to
             raise MachineError("this coordinator has never served: start it, then add devices: coordinator start")
-        store.add_device(*rows, replace=replace)
-        federation, ca = store.federation(""), store.setting("ca") or None
+        store.devices.add(*rows, replace=replace)
+        federation, ca = store.settings.federation(""), store.settings.get("ca") or None
         bundles = [bundle_for(row, federation=federation, brokers=brokers, ca=ca) for row in rows]
-        return {"bundles": [to_map(bundle) for bundle in bundles], "external": bool(store.setting("external"))}
+        return {"bundles": [to_map(bundle) for bundle in bundles], "external": bool(store.settings.get("external"))}
 
     def label(self, name: str, put: Mapping[str, str], drop: Sequence[str]) -> Json:
         """As the request `device-label`; what the device says of itself is not known here."""
-        given = next((row.labels for row in self._store.devices() if row.name == name), {})
+        given = next((row.labels for row in self._store.devices.all() if row.name == name), {})
         labels = changed_labels(given, put, drop)
-        self._store.set_labels(name, labels)
+        self._store.devices.set_labels(name, labels)
         return {"id": name, "labels": labels}
 
     def remove(self, names: Sequence[str]) -> Json:
         """As the request `device-remove`."""
         removed = list(dict.fromkeys(names))
-        _check_known(removed, self._store.devices())
+        _check_known(removed, self._store.devices.all())
         for name in removed:
-            self._store.remove_device(name)
-        return {"removed": removed, "external": bool(self._store.setting("external"))}
+            self._store.devices.remove(name)
+        return {"removed": removed, "external": bool(self._store.settings.get("external"))}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from coordinator.rounds import evaluation
 from coordinator.rounds.eligibility import Obstacle
 from coordinator.rounds.machine import RunMachine
 from coordinator.run_check import check_run
-from coordinator.store.base import SERVER, EvaluationRow, LeaseRow, LeftOutRow, RoundRow, RunRow
+from coordinator.store.rows import SERVER, EvaluationRow, LeaseRow, LeftOutRow, RoundRow, RunRow
 from edge_client.config.run_file import RunFile
 from edge_client.config.task_files import MAX_TASK_BYTES
 from edge_client.errors import ConflictError, InputError, NoSuchNameError, PayloadError
@@ -68,7 +68,7 @@ class RunCommands:
         source = task_source.encode()
         name = f"{parsed.name}-{_DRY}" if dry else parsed.name
         row = RunRow(
-            id=f"{name}-{store.next_run_number(name)}",
+            id=f"{name}-{store.runs.next_number(name)}",
             file=to_map(parsed),
             task_sha256=_task_hash(parsed, source),
             dry=dry,
@@ -77,30 +77,30 @@ class RunCommands:
         )
         if row.task_sha256:
             self._service.blobs.write(source, row.task_sha256, point="task")
-        store.add_run(row)
+        store.runs.add(row)
         return {"run": row.id, "waits_for": self._waits_for(row.id)}
 
     def _make_room(self, name: str) -> None:
         """A dry run asks the devices, so none may train; the answers of older ones are of no use any more."""
         store = self._service.store
-        for run in store.runs():
+        for run in store.runs.all():
             if run.state in ("queued", "running"):
                 raise ConflictError(
                     f"run {run.id!r} is {run.state}, and a dry run needs the devices; "
                     f"wait for it, or end it: coordinator run stop {run.id}"
                 )
-        for run in [run for run in store.runs() if run.dry and run.file["name"] == name]:
+        for run in [run for run in store.runs.all() if run.dry and run.file["name"] == name]:
             self._service.conductor.forget(run)
 
     def _waits_for(self, run_id: str) -> str | None:
-        before = [run.id for run in self._service.store.runs() if run.state in ("queued", "running")]
+        before = [run.id for run in self._service.store.runs.all() if run.state in ("queued", "running")]
         return before[0] if before and before[0] != run_id else None
 
     # list, stop
 
     def find(self, name: str) -> RunRow:
         """The run that a person names: id, unique prefix or latest; raises `NoSuchNameError`."""
-        runs = self._service.store.runs()
+        runs = self._service.store.runs.all()
         real = [run for run in runs if not run.dry]
         if name == "latest" and real:
             return real[-1]
@@ -114,12 +114,12 @@ class RunCommands:
         return found[0]
 
     def _list(self) -> Json:
-        return {"runs": [self._line(run) for run in self._service.store.runs() if not run.dry]}
+        return {"runs": [self._line(run) for run in self._service.store.runs.all() if not run.dry]}
 
     def _line(self, run: RunRow) -> Json:
         store = self._service.store
-        model, file = store.last_model(run.id), from_map(RunFile, run.file)
-        best = store.model(run.id, run.best_version) if run.best_version is not None else None
+        model, file = store.models.last(run.id), from_map(RunFile, run.file)
+        best = store.models.get(run.id, run.best_version) if run.best_version is not None else None
         return {
             "run": run.id,
             "state": run.state,
@@ -165,11 +165,11 @@ class RunCommands:
         """
         row = self.find(run)
         store = self._service.store
-        kept = store.models(row.id)
-        versions = store.evaluated_versions(row.id)
+        kept = store.models.all(row.id)
+        versions = store.evaluations.versions(row.id)
         shown = versions[-newest:] if newest > 0 else []
-        judged = {version: store.evaluations(row.id, version) for version in shown}
-        rounds = store.rounds(row.id)
+        judged = {version: store.evaluations.all(row.id, version) for version in shown}
+        rounds = store.rounds.all(row.id)
         return {
             **self._line(row),
             "dry": row.dry,
@@ -188,7 +188,7 @@ class RunCommands:
             "round_rows": [to_map(r) for r in rounds[-_SHOWN_ROUNDS:]],
             "moved_by_round": _moved_by_round(rounds)[-newest:] if newest > 0 else [],
             "leases": self._leases(row),
-            "failures": [_failure(lease) for lease in store.run_failures(row.id, _SHOWN_FAILURES)],
+            "failures": [_failure(lease) for lease in store.leases.run_failures(row.id, _SHOWN_FAILURES)],
             "left_out": self._lacks(row),
             "devices": self._devices(row),
             "barred": self._barred(from_map(RunFile, row.file)),
@@ -199,14 +199,14 @@ class RunCommands:
     def _lacks(self, run: RunRow) -> list[Json]:
         """What the run has to do without."""
         store = self._service.store
-        versions = store.evaluated_versions(run.id)
-        untested = evaluation.untested(store.evaluations(run.id, versions[-1])) if versions else None
-        return [_left_out(found) for found in (untested, *store.left_out(run.id)) if found is not None]
+        versions = store.evaluations.versions(run.id)
+        untested = evaluation.untested(store.evaluations.all(run.id, versions[-1])) if versions else None
+        return [_left_out(found) for found in (untested, *store.rounds.left_out(run.id)) if found is not None]
 
     def _for_report(self, run: RunRow) -> Json:
         store = self._service.store
-        counted = store.num_updates(run.id)
-        similarity = similarity_record.parse(store.setting(similarity_record.setting_of(run.id)))
+        counted = store.updates.counts(run.id)
+        similarity = similarity_record.parse(store.settings.get(similarity_record.setting_of(run.id)))
         return {
             "updates_by_round": [{"round": number, "num_updates": count} for number, count in counted.items()],
             "whole_model_bytes": self._whole_model_bytes(run),
@@ -215,7 +215,7 @@ class RunCommands:
 
     def _whole_model_bytes(self, run: RunRow) -> int | None:
         """None before there is a model, or when its file is lost."""
-        model = self._service.store.last_model(run.id)
+        model = self._service.store.models.last(run.id)
         try:
             path = self._service.blobs.path(model.sha256) if model is not None else None
             return whole_model_bytes(path, from_map(RunFile, run.file).rounds.codec) if path is not None else None
@@ -224,8 +224,8 @@ class RunCommands:
 
     def _leases(self, run: RunRow) -> list[Json]:
         """The open or newest round's leases; their logs are among the failures."""
-        last = self._service.store.last_round(run.id)
-        rows: list[LeaseRow] = self._service.store.leases(run.id, last.number, last.attempt) if last else []
+        last = self._service.store.rounds.last(run.id)
+        rows: list[LeaseRow] = self._service.store.leases.of_attempt(run.id, last.number, last.attempt) if last else []
         return [{**to_map(lease), "log": []} for lease in rows]
 
     def _devices(self, run: RunRow) -> list[Json]:
@@ -234,10 +234,10 @@ class RunCommands:
         Peak, prediction and budget are of the round in which it came nearest to its budget, which may change.
         """
         store = self._service.store
-        traffic, remembered = store.traffic(run.id), store.remembered_devices(run.id)
+        traffic, remembered = store.traffic.by_device(run.id), store.runs.device_info(run.id)
         live = self._service.conductor.traffic if self._is_active(run.id) else {}
         devices: dict[str, Json] = {}
-        for update in store.recent_updates(run.id, _SHOWN_UPDATES):
+        for update in store.updates.recent(run.id, _SHOWN_UPDATES):
             plan = update.report.plan
             memory = {
                 "peak_bytes": update.report.peak_bytes,
@@ -290,7 +290,7 @@ class RunCommands:
         service = self._service
         online = service.roster.online(time.monotonic())
         rows = []
-        for device in service.store.devices():
+        for device in service.store.devices.all():
             offline = Obstacle("offline", "not connected")
             found = service.conductor.obstacle(file, device.name) if device.name in online else offline
             if found is not None:
@@ -300,7 +300,7 @@ class RunCommands:
     def _candidates(self, machine: RunMachine) -> list[Json]:
         """Every enrolled device: code and detail tell why it is not asked; empty if it is."""
         barred = {row["id"]: row for row in self._barred(machine.file)}
-        names = [device.name for device in self._service.store.devices()]
+        names = [device.name for device in self._service.store.devices.all()]
         return [barred.get(name, {"id": name, "code": machine.excluded.get(name, ""), "detail": ""}) for name in names]
 
 

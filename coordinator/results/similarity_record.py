@@ -86,7 +86,7 @@ class Comparison:
 class Picture:
     """Features of one model on those samples: principal components as float16 [num_samples, width] in base64."""
 
-    name: str  # of a device, or `store.base.SERVER`: of the global model
+    name: str  # of a device, or `store.rows.SERVER`: of the global model
     slice: str
     width: Count
     features: str

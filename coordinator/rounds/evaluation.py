@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.store.base import SERVER, EvaluationRow, LeftOutRow
+from coordinator.store.rows import SERVER, EvaluationRow, LeftOutRow
 from edge_client.records import MATRIX_CLASSES
 
 __all__ = ["FleetResult", "per_architecture", "summarize", "untested"]

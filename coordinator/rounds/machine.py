@@ -34,7 +34,7 @@ from typing import Protocol, TypeAlias
 
 from coordinator.rounds import evaluation, selection
 from coordinator.rounds.stopping import Scoreboard, score_of
-from coordinator.store.base import OPEN_LEASE, EvaluationRow, LeaseRow, ModelRow, RoundRow, UpdateRow
+from coordinator.store.rows import OPEN_LEASE, EvaluationRow, LeaseRow, ModelRow, RoundRow, UpdateRow
 from edge_client.config.run_file import RunFile
 from edge_client.methods.slices import architecture
 from edge_client.records import Report, TrainingPlan

@@ -91,8 +91,8 @@ def _as_last_time(options: StartOptions, store: SqliteStore) -> StartOptions:
     """Addresses that are not typed are those of the last start: they stand in the bundles."""
     if options.broker is not None or options.listen is not None or options.advertise:
         return options
-    advertised = tuple(filter(None, store.setting("advertise").split("\n")))
-    return replace(options, listen=store.setting("listen") or None, advertise=advertised)
+    advertised = tuple(filter(None, store.settings.get("advertise").split("\n")))
+    return replace(options, listen=store.settings.get("listen") or None, advertise=advertised)
 
 
 def _place(options: StartOptions) -> Place | None:
@@ -134,16 +134,16 @@ def _serve(
     supervisor: Supervisor,
     context: logs.Context | None,
 ) -> None:
-    topics = Topics(store.federation(os.urandom(6).hex()))
+    topics = Topics(store.settings.federation(os.urandom(6).hex()))
     if place is None:
         broker, brokers, ca, connect = _external(options, topics)
     else:
         broker, brokers, ca, connect = _embedded(options, place, store, topics)
-    store.set_setting("brokers", "\n".join(brokers))
-    store.set_setting("ca", ca or "")
-    store.set_setting("external", "yes" if place is None else "")
-    store.set_setting("listen", options.listen or "")
-    store.set_setting("advertise", "\n".join(options.advertise))
+    store.settings.set("brokers", "\n".join(brokers))
+    store.settings.set("ca", ca or "")
+    store.settings.set("external", "yes" if place is None else "")
+    store.settings.set("listen", options.listen or "")
+    store.settings.set("advertise", "\n".join(options.advertise))
     if place is not None and place.found:
         log.info("advertising %s, the only address of this machine; --advertise NAME names another", place.names[0])
     log.info("federation %s, devices connect to %s", topics.federation, ", ".join(brokers))
@@ -190,20 +190,20 @@ Parts = tuple[EmbeddedBroker | None, tuple[str, ...], str | None, Connect]
 
 def _embedded(options: StartOptions, place: Place, store: SqliteStore, topics: Topics) -> Parts:
     tls = options.tls or not (place.is_loopback or options.insecure)
-    known_ca = "" if store.setting("external") else store.setting("ca")
+    known_ca = "" if store.settings.get("external") else store.settings.get("ca")
     identity = pki.ensure_pki(options.state_dir / "pki", place.certified, known_ca=known_ca) if tls else None
     everything = (topics.everything,)
     account = DeviceAccess(name=_USER, password=new_password(), publish=everything, subscribe=everything)
     broker = EmbeddedBroker(
         options.state_dir / "broker",
         coordinator=account,
-        devices=[access_of(device, topics) for device in store.devices()],
+        devices=[access_of(device, topics) for device in store.devices.all()],
         host=place.listen,
         port=_port(options, store, tls),
         tls=TlsFiles(certificate=identity.server_certificate, key=identity.server_key) if identity else None,
     )
     broker.start()
-    store.set_setting("port", str(broker.port))
+    store.settings.set("port", str(broker.port))
     ca = identity.ca_pem if identity else None
 
     def connect(on_event: Callable[[Event], None]) -> Transport:
@@ -218,7 +218,7 @@ def _port(options: StartOptions, store: SqliteStore, tls: bool) -> int:
     if options.port is None:
         return 8883 if tls else 1883
     if options.port == 0:
-        return int(store.setting("port") or 0)
+        return int(store.settings.get("port") or 0)
     return options.port
 
 

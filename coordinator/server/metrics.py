@@ -131,14 +131,14 @@ def _devices(service: Service, now: float) -> Iterator[Sample]:
 
 
 def _runs(service: Service) -> Iterator[Sample]:
-    rows = [run for run in service.store.runs() if not run.dry]
+    rows = [run for run in service.store.runs.all() if not run.dry]
     for state in _RUN_STATES:
         yield _sample("fedfit_runs", sum(run.state == state for run in rows), state=state)
     machine = service.conductor.machine
     if machine is None:
         return
-    model, run = service.store.last_model(machine.run), service.store.run(machine.run)
-    best = service.store.model(machine.run, run.best_version) if run and run.best_version is not None else None
+    model, run = service.store.models.last(machine.run), service.store.runs.get(machine.run)
+    best = service.store.models.get(machine.run, run.best_version) if run and run.best_version is not None else None
     yield _sample("fedfit_run_round", model.version if model else 0, run=machine.run)
     yield _sample("fedfit_run_rounds", machine.file.stop.rounds, run=machine.run)
     if best is not None and best.score is not None:

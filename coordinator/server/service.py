@@ -30,7 +30,8 @@ from coordinator.fleet.deployments import Deployments
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Arrived, Downloads, Uploads
 from coordinator.store import snapshot
-from coordinator.store.base import DeviceRow, Store
+from coordinator.store.base import Store
+from coordinator.store.rows import DeviceRow
 from edge_client import durable, faults
 from edge_client.client.supervisor import Supervisor
 from edge_client.errors import DiskFullError, FedfitError, MachineError, NetworkError, PayloadError
@@ -122,7 +123,7 @@ class Service:
         self.ca = ca
         self._connect = connect
         self._options = options
-        self.federation = store.federation(secrets.token_hex(6))
+        self.federation = store.settings.federation(secrets.token_hex(6))
         self.topics = Topics(self.federation)
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._aggregation = aggregation or JobChild(AGGREGATOR)
@@ -195,8 +196,8 @@ class Service:
         """Recover and connect; what was `opened` is closed even if this fails half-way."""
         now = time.monotonic()
         snapshot.drop_stale(self.state_dir)
-        self.epoch = self.store.next_epoch(int(time.time()))
-        devices = self.store.devices()
+        self.epoch = self.store.settings.next_epoch(int(time.time()))
+        devices = self.store.devices.all()
         self.roster = Roster(self.federation, devices, epoch=self.epoch, heartbeat_s=self._options.heartbeat_s)
         self._suspended = frozenset()
         self._let_in(devices)
@@ -307,7 +308,7 @@ class Service:
             what = "suspended: flooding" if name in self._suspended else "let in again"
             log.warning("%s is %s", name, what, extra=about(device=name))
         try:
-            self._let_in(self.store.devices())
+            self._let_in(self.store.devices.all())
         except DiskFullError:
             raise
         except MachineError as error:  # a broker under a flood may be slow; nothing they say is heard anyway
@@ -466,25 +467,25 @@ class Service:
 
     def add_devices(self, rows: list[DeviceRow], *, replace: bool = False) -> None:
         """Enrol devices, or give enrolled ones new secrets: all, or none and an error."""
-        before = self.store.devices()
+        before = self.store.devices.all()
         names = {row.name for row in rows}
         others = [device for device in before if not (replace and device.name in names)]
         self._let_in([*others, *rows])  # first: an account that nobody knows harms less than a device without one
         try:
-            self.store.add_device(*rows, replace=replace)
+            self.store.devices.add(*rows, replace=replace)
         except FedfitError:
             with contextlib.suppress(MachineError):
                 self._let_in(before)
             raise
-        self.roster.set_devices(self.store.devices())
+        self.roster.set_devices(self.store.devices.all())
         for name in names if replace else ():
             self.uploads.lost_connection(name)
             self.downloads.forget(name)
 
     def set_labels(self, name: str, labels: Mapping[str, str]) -> None:
         """Replace the labels that are given here to a device."""
-        self.store.set_labels(name, labels)
-        self.roster.set_devices(self.store.devices())
+        self.store.devices.set_labels(name, labels)
+        self.roster.set_devices(self.store.devices.all())
 
     def take_snapshot(self) -> None:
         """What a backup is made of, as things stand between two events."""
@@ -500,8 +501,8 @@ class Service:
         """Forget devices: their leases end, and the broker cuts them and nobody else."""
         for name in names:
             self._dismiss(name)
-            self.store.remove_device(name)
-        devices = self.store.devices()
+            self.store.devices.remove(name)
+        devices = self.store.devices.all()
         self.roster.set_devices(devices)
         for name in names:
             self.downloads.forget(name)

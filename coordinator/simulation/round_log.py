@@ -14,7 +14,8 @@ from typing import Any
 from coordinator.results import similarity_record
 from coordinator.results.run_directory import RunDirectory
 from coordinator.rounds import evaluation
-from coordinator.store.base import EvaluationRow, Store, UpdateRow
+from coordinator.store.base import Store
+from coordinator.store.rows import EvaluationRow, UpdateRow
 from edge_client.config.run_file import RunFile
 from edge_client.device import meter
 
@@ -45,15 +46,15 @@ class RoundLog:
         self._totals.setdefault(version, self._total(run))
 
     def _total(self, run: str) -> tuple[int, int]:
-        moved = self._store.traffic(run).values()
+        moved = self._store.traffic.by_device(run).values()
         return sum(up for up, _ in moved), sum(down for _, down in moved)
 
     def write(self, run: str, *, over: bool) -> Iterator[Json]:
         """Write the lines that are due, and return them; `over`: the run has ended, nothing more will come."""
         while (version := len(self._lines) + 1) in self._totals or over:
-            if self._store.model(run, version) is None or not (over or self._is_judged(run, version)):
+            if self._store.models.get(run, version) is None or not (over or self._is_judged(run, version)):
                 return
-            line = self._line(run, version, last=over and self._store.model(run, version + 1) is None)
+            line = self._line(run, version, last=over and self._store.models.get(run, version + 1) is None)
             self._keep_similarity(run, version)
             self._directory.add_round(line)
             self._lines.append(line)
@@ -61,7 +62,7 @@ class RoundLog:
 
     def _keep_similarity(self, run: str, version: int) -> None:
         """Before the round's line: a killed simulation does it again."""
-        text = self._store.setting(similarity_record.setting_of(run))
+        text = self._store.settings.get(similarity_record.setting_of(run))
         if text and similarity_record.is_due(self._file, version):
             self._directory.keep_similarity(text)
 
@@ -71,10 +72,10 @@ class RoundLog:
             return version + 1 in self._totals or every == 0
         if self._file.evaluate.on == "devices":  # they judge it in the next round
             return version + 1 in self._totals
-        return bool(self._store.evaluations(run, version))
+        return bool(self._store.evaluations.all(run, version))
 
     def _line(self, run: str, version: int, *, last: bool) -> Json:
-        rows = self._store.evaluations(run, version)
+        rows = self._store.evaluations.all(run, version)
         result = evaluation.summarize(version, rows, len(self._file.classes))
         up, down = self._total(run) if last else self._totals.get(version) or self._total(run)
         now = time.monotonic()
@@ -96,13 +97,13 @@ class RoundLog:
         }
 
     def _updates(self, run: str, version: int) -> Sequence[UpdateRow]:
-        return self._store.updates(run, version, self._attempt(run, version))
+        return self._store.updates.of_attempt(run, version, self._attempt(run, version))
 
     def _attempt(self, run: str, version: int) -> int:
-        last = self._store.last_round(run)
+        last = self._store.rounds.last(run)
         if last is not None and last.number == version:
             return last.attempt
-        return max((row.attempt for row in self._store.rounds(run) if row.number == version), default=1)
+        return max((row.attempt for row in self._store.rounds.all(run) if row.number == version), default=1)
 
     def _device(self, update: UpdateRow) -> Json:
         report = update.report
@@ -122,7 +123,7 @@ class RoundLog:
         }
 
     def _failures(self, run: str, version: int) -> list[Json]:
-        leases = self._store.leases(run, version, self._attempt(run, version))
+        leases = self._store.leases.of_attempt(run, version, self._attempt(run, version))
         failed = (lease for lease in leases if lease.state in ("declined", "refused", "expired"))
         return [{"device": lease.device, "code": lease.code, "detail": lease.detail} for lease in failed]
 
@@ -131,8 +132,8 @@ class RoundLog:
         accuracies = [line["accuracy"] for line in self._lines]
         judged = [line for line in self._lines if line["accuracy"] is not None]
         last = judged[-1] if judged else None
-        first = evaluation.summarize(0, self._store.evaluations(run, 0), len(self._file.classes))
-        row = self._store.run(run)
+        first = evaluation.summarize(0, self._store.evaluations.all(run, 0), len(self._file.classes))
+        row = self._store.runs.get(run)
         return {
             "name": self._file.name,
             "method": self._file.method.name,
@@ -158,7 +159,7 @@ class RoundLog:
             "per_device": self._per_device(run),
             "left_out": [
                 {"device": found.device or None, "round": found.round, "code": found.code, "detail": found.detail}
-                for found in (evaluation.untested(self._store.evaluations(run)), *self._store.left_out(run))
+                for found in (evaluation.untested(self._store.evaluations.all(run)), *self._store.rounds.left_out(run))
                 if found is not None
             ],
         }
@@ -169,7 +170,7 @@ class RoundLog:
 
     def _per_device(self, run: str) -> list[Json]:
         """Each device over all rounds."""
-        traffic = self._store.traffic(run)
+        traffic = self._store.traffic.by_device(run)
         trained: dict[str, list[Json]] = {name: [] for name in self._budgets}
         for device in self._trained():
             trained[device["device"]].append(device)

@@ -33,7 +33,7 @@ from coordinator.simulation.data import Prepared
 from coordinator.simulation.round_log import RoundLog
 from coordinator.simulation.virtual_devices import SharedParts, Surroundings, VirtualDevice, settle_left
 from coordinator.simulation.worker_pool import WorkerPool
-from coordinator.store.base import DeviceRow, RunRow
+from coordinator.store.rows import DeviceRow, RunRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable
 from edge_client.config.files import DataSection, DeviceFile, ShareSection
@@ -161,7 +161,7 @@ class Simulation:
     @property
     def model_path(self) -> Path:
         """The last model."""
-        model = self._store.last_model(self._run)
+        model = self._store.models.last(self._run)
         assert model is not None
         return self._service.blobs.path(model.sha256)
 
@@ -184,7 +184,7 @@ class Simulation:
 
     def result(self) -> Json:
         """What came of it."""
-        model = self._store.last_model(self._run)
+        model = self._store.models.last(self._run)
         assert model is not None
         path = self.model_path
         size = whole_model_bytes(path, self._file.rounds.codec) if path.exists() else None
@@ -194,8 +194,8 @@ class Simulation:
 
     def _begin(self, begun: RunRow | None) -> None:
         settle_left(self._state / "devices", self._was_stored)
-        if not self._store.devices():
-            self._store.add_device(*(_new_row(name) for name in budgets_by_name(self._file)))
+        if not self._store.devices.all():
+            self._store.devices.add(*(_new_row(name) for name in budgets_by_name(self._file)))
         self._service.begin(self._opened)
         self._hub.poll()
         self._opened.callback(self._close_devices)
@@ -213,7 +213,7 @@ class Simulation:
         self._pool.warm_up()
 
     def _was_stored(self, lease_id: str) -> bool:
-        lease = self._store.lease(lease_id)
+        lease = self._store.leases.get(lease_id)
         return lease is not None and lease.state == "stored"
 
     def _make_devices(self, begun: RunRow | None) -> None:
@@ -226,10 +226,10 @@ class Simulation:
             folder=self._state / "devices",
         )
         self._opened.callback(around.parts.close)
-        seen = self._store.traffic(begun.id) if begun is not None else {}
+        seen = self._store.traffic.by_device(begun.id) if begun is not None else {}
         budgets = budgets_by_name(self._file)
         asked, pinned = dict(wanted.split("=", 1) for wanted in self._file.devices.where), _pinned(self._file)
-        for index, row in enumerate(self._store.devices()):
+        for index, row in enumerate(self._store.devices.all()):
             device = VirtualDevice(
                 row,
                 device_file=to_map(_device_file(self._setup, index)),
@@ -279,7 +279,7 @@ class Simulation:
     def _is_over(self) -> bool:
         if self._service.conductor.run is not None:
             return False
-        row = self._store.run(self._run)
+        row = self._store.runs.get(self._run)
         return row is not None and row.state not in ("queued", "running")
 
     def _watch(self) -> None:
@@ -298,9 +298,9 @@ class Simulation:
 
     def _failure(self) -> FedfitError:
         """A round that brought nothing: virtual devices would only fail again."""
-        last = self._store.last_round(self._run)
+        last = self._store.rounds.last(self._run)
         assert last is not None
-        failed = [lease for lease in self._store.leases(self._run, last.number, last.attempt) if lease.code]
+        failed = [lease for lease in self._store.leases.of_attempt(self._run, last.number, last.attempt) if lease.code]
         first = next((f"{lease.device}: {lease.code}: {lease.detail}" for lease in failed), last.reason)
         detail = f"round {last.number} of {self._setup.folder} failed on {len(failed)} devices; {first}"
         nothing_fits = bool(failed) and all(lease.code == "nothing_fits" for lease in failed)
@@ -327,7 +327,7 @@ def _open_store(directory: RunDirectory) -> SqliteStore:
 
 
 def _only_run(store: SqliteStore) -> RunRow | None:
-    return next(iter(store.runs()), None)
+    return next(iter(store.runs.all()), None)
 
 
 def _new_row(name: str) -> DeviceRow:

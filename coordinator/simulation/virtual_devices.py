@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.simulation.worker_pool import WorkerPool
-from coordinator.store.base import DeviceRow
+from coordinator.store.rows import DeviceRow
 from edge_client import __version__, durable
 from edge_client.client import workers
 from edge_client.client.session import (

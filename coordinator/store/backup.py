@@ -110,7 +110,10 @@ def _describe(folder: Path) -> tuple[archive.Manifest, tuple[str, ...]]:
     """What goes into the archive, and the blobs that cannot: a damaged one would make the whole archive unusable."""
     store = SqliteStore(folder / "state.db")
     try:
-        federation, needed = store.federation(secrets.token_hex(6)), sorted(store.needed_blobs(RETAINED_MODELS))
+        federation, needed = (
+            store.settings.federation(secrets.token_hex(6)),
+            sorted(store.blob_references.needed(RETAINED_MODELS)),
+        )
     finally:
         store.close()
     places = [name for name in ("version", "state.db", *snapshot.PKI_FILES) if (folder / name).exists()]
@@ -193,13 +196,13 @@ def _take_over(folder: Path, manifest: archive.Manifest, state_dir: Path) -> Res
     try:
         store = SqliteStore(folder / "state.db")
         try:
-            store.next_epoch(int(time.time()))
+            store.settings.next_epoch(int(time.time()))
             return Restored(
                 state_dir=state_dir,
-                federation=store.federation(secrets.token_hex(6)),
+                federation=store.settings.federation(secrets.token_hex(6)),
                 created_s=manifest.created_s,
-                brokers=tuple(filter(None, store.setting("brokers").split("\n"))),
-                num_devices=len(store.devices()),
+                brokers=tuple(filter(None, store.settings.get("brokers").split("\n"))),
+                num_devices=len(store.devices.all()),
             )
         finally:
             store.close()

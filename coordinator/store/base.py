@@ -1,339 +1,334 @@
-"""What the coordinator must not forget: devices, runs, rounds, leases, updates, models, evaluations, deployments.
+"""The contract of the store: one protocol per group of rows, and `Store`, which holds one of each.
 
-Each method that writes is one transaction, durable when it returns. The order that makes a crash harmless is kept by
-the callers: blob before row, row before receipt, commit before announcement.
-
-    round   RUNNING -> FROZEN -> COMMITTED -> ANNOUNCED, or ABANDONED; a new attempt of an abandoned round is a new row
-    lease   offered -> accepted -> stored | declined | refused | expired | cancelled
-    run     queued -> running -> finished | stopped | failed
-    deployment, per device    pending -> active | refused | rolled_back | superseded
-                              active -> superseded | refused | rolled_back | pending (the device has lost it)
+Each method that writes is one transaction, durable when it returns. The callers keep the order that makes a crash
+harmless: blob before row, row before receipt, commit before announcement. Rows are records of `rows`; the tests in
+`tests/contracts` run over every implementation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from edge_client.records import Report, TrainingPlan
+from coordinator.store.rows import (
+    DeploymentRow,
+    DeviceRow,
+    EvaluationRow,
+    LeaseRow,
+    LeftOutRow,
+    ModelRow,
+    PartRow,
+    RoundRow,
+    RunRow,
+    UpdateRow,
+)
+from edge_client.records import TrainingPlan
 
 __all__ = [
-    "OPEN_LEASE",
-    "SERVER",
-    "WANTED_DEPLOYMENT",
-    "DeploymentRow",
-    "DeviceRow",
-    "EvaluationRow",
-    "LeaseRow",
-    "LeftOutRow",
-    "ModelRow",
-    "PartRow",
-    "RoundRow",
-    "RunRow",
+    "BlobReferences",
+    "Deployments",
+    "Devices",
+    "Evaluations",
+    "Leases",
+    "Models",
+    "Rounds",
+    "Runs",
+    "Settings",
     "Store",
-    "UpdateRow",
+    "Traffic",
+    "Updates",
 ]
 
-OPEN_LEASE = ("offered", "accepted")
-SERVER = "@server"  # no device's name
-WANTED_DEPLOYMENT = ("pending", "active")  # a device uses this model, or is to
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRow:
-    """An enrolled device and its secrets."""
-
-    name: str
-    key: str  # hex, 32 bytes
-    password: str
-    labels: Mapping[str, str] = field(default_factory=dict)  # given here; they win over the device's own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """A run: its resolved file and how it stands."""
-
-    id: str
-    file: Mapping[str, Any]
-    state: str = "queued"
-    reason: str = ""
-    settings_sha256: str = ""  # the blob that devices fetch as part "run"
-    settings_length: int = 0
-    task_sha256: str = ""  # the blob of the task's source, if the run trains a task
-    dry: bool = False  # asks for plans only
-    best_version: int | None = None  # by the run's metric
-    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, commit and hardware, for the record
-    created_s: int = 0  # wall clock, for people only
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow:
-    """A committed version: the server's own blob and the encoded one that travels (the same for fp32)."""
-
-    run: str
-    version: int  # 0 before the first round
-    sha256: str
-    length: int
-    sent_sha256: str
-    sent_length: int
-    set_hash: str = ""  # of the frozen set it was made from
-    score: float | None = None  # the run's metric, once it was judged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartRow:
-    """A slice of the newest version as it travels."""
-
-    run: str
-    version: int
-    slice: str
-    sha256: str
-    length: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRow:
-    """A round's attempt."""
-
-    run: str
-    number: int
-    attempt: int = 1
-    state: str = "RUNNING"
-    goal: int = 0
-    quorum: int = 0
-    remaining_s: float = 0.0  # until the deadline, as last saved: the wall clock never decides
-    extended: bool = False
-    reason: str = ""
-    elapsed_s: float = 0.0  # how long the run has been active, as last saved
-    bytes_up: int | None = None  # what all devices had sent for the run when its end was announced
-    bytes_down: int | None = None  # and got
-    num_available: int = 0  # devices that could have been chosen for it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRow:
-    """One assignment to one device."""
-
-    id: str
-    issue: int  # grows with every lease; devices refuse older ones
-    epoch: int
-    run: str
-    round: int
-    attempt: int
-    device: str
-    train: bool
-    evaluate: bool
-    version: int  # of the model that was sent
-    slice: str = "full"  # of it, what the device got
-    plan: TrainingPlan | None = None
-    state: str = "offered"
-    code: str = ""
-    detail: str = ""
-    log: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRow:
-    """A stored update; exactly one per (run, round, attempt, device)."""
-
-    run: str
-    round: int
-    attempt: int
-    device: str
-    lease: str
-    sha256: str
-    length: int
-    num_samples: int
-    norm: float
-    report: Report
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRow:
-    """A version's result on one device's own test data, or on the server's (`device` is `SERVER`)."""
-
-    run: str
-    version: int
-    device: str
-    num_samples: int
-    num_correct: int
-    loss_sum: float
-    slice: str = "full"  # the architecture: how much of the model was judged
-    confusion: Sequence[int] = ()  # row-major, as `records.Evaluation` describes it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentRow:
-    """A model for one device: an ONNX file by its hash, and what became of it there."""
-
-    id: str  # of the command that made it: the same for all its devices
-    issue: int  # grows with every deployment
-    device: str
-    run: str
-    version: int
-    architecture: str
-    precision: str
-    sha256: str
-    length: int
-    input: Sequence[int]  # shape of one sample
-    classes_sha256: str
-    state: str = "pending"
-    code: str = ""
-    detail: str = ""
-    created_s: int = 0  # wall clock, for people only
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutRow:
-    """Knowledge that a run could not use, of a device or of all (`device` is empty); one per run, device and code."""
-
-    run: str
-    device: str
-    code: str
-    round: int  # the newest in which it was so
-    detail: str
-
-
-class Store(Protocol):
-    """The contract; `tests/contracts/test_store.py` runs over every implementation.
-
-    A broken constraint, such as a second update of a device in one attempt, is a bug of ours: `sqlite3.IntegrityError`.
-    """
+class Settings(Protocol):
+    """What the coordinator remembers about itself."""
 
     def next_epoch(self, wall_s: int) -> int:
-        """max(last + 1, wall clock): higher than all before, even after an older copy was restored."""
+        """Take the next epoch, max(last + 1, wall clock): higher than all before, even in a restored older copy."""
 
     def federation(self, fresh: str) -> str:
-        """The federation's id; `fresh` at the very first start."""
+        """Return the federation's id, which is `fresh` from the very first call on."""
 
-    def setting(self, key: str) -> str: ...
-    def set_setting(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> str:
+        """Return a setting; empty if it was never set."""
 
-    def devices(self) -> list[DeviceRow]: ...
-    def add_device(self, *devices: DeviceRow, replace: bool = False) -> None: ...
-    def set_labels(self, name: str, labels: Mapping[str, str]) -> None: ...
-    def remove_device(self, name: str) -> None: ...
+    def set(self, key: str, value: str) -> None:
+        """Keep a small text over restarts."""
 
-    def add_run(self, run: RunRow) -> None: ...
-    def remove_run(self, run_id: str) -> None:
-        """Forget a run and everything of it: only dry runs end so."""
+
+class Devices(Protocol):
+    """The enrolled devices."""
+
+    def all(self) -> list[DeviceRow]:
+        """Return every device, sorted by name."""
+
+    def add(self, *devices: DeviceRow, replace: bool = False) -> None:
+        """Enrol devices, all or none; `ConflictError` if a name is taken and not to be replaced."""
+
+    def set_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        """Replace a device's labels; `NoSuchNameError` if there is no such device."""
+
+    def remove(self, name: str) -> None:
+        """Forget a device, its secrets and its deployments; `NoSuchNameError` if there is no such device."""
+
+
+class Runs(Protocol):
+    """The runs, and the devices that took part in each. To change a run that does not exist is no error."""
+
+    def add(self, run: RunRow) -> None:
+        """Add a run to the end of the queue."""
+
+    def remove(self, run_id: str) -> None:
+        """Forget a run and everything that belongs to it; only dry runs end so."""
+
+    def next_number(self, name: str) -> int:
+        """Return the number that makes the id NAME-number new."""
+
+    def all(self) -> list[RunRow]:
+        """Return every run, oldest first."""
+
+    def get(self, run_id: str) -> RunRow | None:
+        """Return one run."""
+
+    def oldest(self, state: str) -> RunRow | None:
+        """Return the oldest run in a state."""
+
+    def start(self, model: ModelRow, settings_sha256: str, settings_length: int) -> None:
+        """Save version 0 and the blob of the run's settings, and set the run running, together."""
+
+    def set_state(self, run_id: str, state: str, reason: str = "") -> None:
+        """Change how a run stands."""
+
+    def fail(self, run_id: str, reason: str) -> None:
+        """End a run as failed, and with it its open round and leases, together: nobody needs their blobs any more."""
+
+    def save_device_info(self, run_id: str, device: str, info: Mapping[str, Any]) -> None:
+        """Save what a device was when it first took part in a run; later calls for the same device change nothing."""
+
+    def device_info(self, run_id: str) -> dict[str, dict[str, Any]]:
+        """Return what `save_device_info` saved, by device."""
+
+
+class Models(Protocol):
+    """The versions of each run's model, and the parts in which the newest one travels."""
+
+    def last(self, run_id: str) -> ModelRow | None:
+        """Return the newest version."""
+
+    def get(self, run_id: str, version: int) -> ModelRow | None:
+        """Return one version."""
+
+    def all(self, run_id: str) -> list[ModelRow]:
+        """Return every version, oldest first."""
 
     def save_score(self, run_id: str, version: int, score: float, best_version: int) -> None:
-        """What the run's metric says of a version, and which version it likes best now."""
+        """Save the run's metric for a version, and which version is the best one now."""
 
     def scores(self, run_id: str) -> dict[int, float]:
-        """Version -> score, oldest first."""
+        """Return the score of each version that has one, oldest first."""
 
-    def remember_device(self, run_id: str, device: str, info: Mapping[str, Any]) -> None:
-        """What a device was when it first took part in a run."""
-
-    def remembered_devices(self, run_id: str) -> dict[str, dict[str, Any]]: ...
-    def next_run_number(self, name: str) -> int: ...
-    def runs(self) -> list[RunRow]: ...
-    def run(self, run_id: str) -> RunRow | None: ...
-    def first_run(self, state: str) -> RunRow | None: ...
-    def set_run_state(self, run_id: str, state: str, reason: str = "") -> None: ...
-    def fail_run(self, run_id: str, reason: str) -> None:
-        """The run has failed, and with it its open round and leases, together."""
-
-    def add_initial_model(self, model: ModelRow, settings_sha256: str, settings_length: int) -> None: ...
-    def last_model(self, run_id: str) -> ModelRow | None: ...
-    def model(self, run_id: str, version: int) -> ModelRow | None: ...
-    def models(self, run_id: str) -> list[ModelRow]: ...
     def add_part(self, part: PartRow) -> list[PartRow]:
-        """A slice of the newest version; returns those of older versions, which are forgotten."""
+        """Add a part of the newest version; returns the parts of older versions, which are forgotten."""
 
-    def parts(self, run_id: str) -> list[PartRow]: ...
+    def parts(self, run_id: str) -> list[PartRow]:
+        """Return the parts of the newest version that were made so far, sorted by slice."""
 
-    def open_round(self, round_: RoundRow, leases: Sequence[LeaseRow]) -> None: ...
-    def add_leases(self, leases: Sequence[LeaseRow]) -> None: ...
-    def next_issue(self) -> int: ...
-    def last_round(self, run_id: str) -> RoundRow | None: ...
-    def rounds(self, run_id: str) -> list[RoundRow]: ...
-    def leases(self, run_id: str, number: int, attempt: int) -> list[LeaseRow]: ...
-    def lease(self, lease_id: str) -> LeaseRow | None: ...
-    def set_lease(
-        self, lease_id: str, state: str, *, code: str = "", detail: str = "", log: Sequence[str] = ()
-    ) -> None: ...
-    def recent_failures(self, device: str, limit: int) -> list[LeaseRow]:
-        """A device's newest leases that brought nothing and have a reason, newest first."""
 
-    def run_failures(self, run_id: str, limit: int) -> list[LeaseRow]:
-        """The same of a run."""
+class Rounds(Protocol):
+    """The attempts of rounds. To change an attempt that does not exist is no error."""
+
+    def open(self, round_: RoundRow, leases: Sequence[LeaseRow]) -> None:
+        """Add an attempt and its leases, together."""
+
+    def last(self, run_id: str) -> RoundRow | None:
+        """Return the newest attempt of the newest round."""
+
+    def all(self, run_id: str) -> list[RoundRow]:
+        """Return every attempt of every round, oldest first."""
 
     def save_deadline(
         self, run_id: str, number: int, attempt: int, *, remaining_s: float, extended: bool, elapsed_s: float
-    ) -> None: ...
+    ) -> None:
+        """Save how long the attempt still has and how long the run was active, in case the coordinator dies now."""
 
-    def save_update(
+    def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None:
+        """Make the set of updates final; an update that comes later is late."""
+
+    def commit(self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()) -> None:
+        """Save the new version, the end of its attempt and the knowledge that it was made without, together."""
+
+    def announce(self, run_id: str, number: int, attempt: int) -> None:
+        """Note that the devices know the new version, and how many bytes had travelled for the run by then."""
+
+    def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None:
+        """End an attempt without a model; its updates stay on record and count nowhere."""
+
+    def left_out(self, run_id: str) -> list[LeftOutRow]:
+        """Return the knowledge that a run could not use, sorted by device and code."""
+
+
+class Leases(Protocol):
+    """The leases of rounds. To change a lease that does not exist is no error."""
+
+    def add(self, leases: Sequence[LeaseRow]) -> None:
+        """Add substitutes to a running round."""
+
+    def next_issue(self) -> int:
+        """Return the number of the next lease."""
+
+    def get(self, lease_id: str) -> LeaseRow | None:
+        """Return one lease."""
+
+    def of_attempt(self, run_id: str, number: int, attempt: int) -> list[LeaseRow]:
+        """Return the leases of an attempt, in the order of issue."""
+
+    def set_state(
+        self, lease_id: str, state: str, *, code: str = "", detail: str = "", log: Sequence[str] = ()
+    ) -> None:
+        """Change how a lease stands, with the reason and the last lines of the device's log."""
+
+    def device_failures(self, device: str, limit: int) -> list[LeaseRow]:
+        """Return a device's newest leases that failed (declined, refused or expired), newest first."""
+
+    def run_failures(self, run_id: str, limit: int) -> list[LeaseRow]:
+        """Return a run's newest leases that failed (declined, refused or expired), newest first."""
+
+    def drop_rate(self, run_id: str, leases: int) -> float:
+        """Return the share of a run's newest finished leases that brought no update; 0 if none has finished."""
+
+    def trained_slices(self, run_id: str) -> dict[str, str]:
+        """Return the slice that each device trained last in a run."""
+
+
+class Updates(Protocol):
+    """The updates of devices. A second update of a device in one attempt is a bug of ours: `sqlite3.IntegrityError`."""
+
+    def save(
         self,
         update: UpdateRow | None,
         evaluation: EvaluationRow | None,
         lease_id: str,
         traffic: Mapping[str, tuple[int, int]] = {},
     ) -> None:
-        """The update's row, its evaluation, its lease's end and what travelled for it (`add_traffic`), together."""
+        """Save an update, its evaluation, the end of its lease and what travelled for it (`Traffic`), together."""
 
-    def drop_update(self, update: UpdateRow) -> None:
-        """An update's blob is lost: forget its row and offer its lease again, in a round that is running again."""
+    def drop(self, update: UpdateRow) -> None:
+        """Forget an update whose blob is lost, and offer its lease again; a frozen round runs again."""
 
-    def updates(self, run_id: str, number: int, attempt: int) -> list[UpdateRow]: ...
-    def recent_updates(self, run_id: str, limit: int) -> list[UpdateRow]: ...
-    def num_updates(self, run_id: str) -> dict[int, int]:
-        """Round -> how many updates its model was made of; rounds without a model are left out."""
+    def of_attempt(self, run_id: str, number: int, attempt: int) -> list[UpdateRow]:
+        """Return the updates of an attempt, sorted by device."""
 
-    def update_of_lease(self, lease_id: str) -> UpdateRow | None: ...
-    def last_counted_lease(self, run_id: str, device: str) -> str | None: ...
-    def freeze(self, run_id: str, number: int, attempt: int, set_hash: str) -> None: ...
-    def commit_round(self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()) -> None:
-        """The new version, the end of its round and what knowledge it was made without, together."""
+    def of_lease(self, lease_id: str) -> UpdateRow | None:
+        """Return the update that a lease brought."""
 
-    def left_out(self, run_id: str) -> list[LeftOutRow]:
-        """What a run could not use, by device and code."""
+    def recent(self, run_id: str, limit: int) -> list[UpdateRow]:
+        """Return a run's newest updates, oldest first."""
 
-    def announce(self, run_id: str, number: int, attempt: int) -> None:
-        """The devices have been told; what has travelled for the run by now is kept with the round."""
+    def counts(self, run_id: str) -> dict[int, int]:
+        """Return how many updates the model of each round was made of; rounds without a model are left out."""
 
-    def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None: ...
+    def last_counted_lease(self, run_id: str, device: str) -> str | None:
+        """Return a device's newest lease whose update went into a committed model."""
 
-    def save_evaluation(self, evaluation: EvaluationRow) -> None: ...
-    def evaluations(self, run_id: str, version: int | None = None) -> list[EvaluationRow]: ...
-    def evaluated_versions(self, run_id: str) -> list[int]: ...
-    def last_plans(self, run_id: str) -> dict[str, TrainingPlan]: ...
+    def last_plans(self, run_id: str) -> dict[str, TrainingPlan]:
+        """Return the plan with which each device last trained in a run, if that was in the last 50 rounds."""
+
     def recent_norms(self, run_id: str, rounds: int) -> dict[str, list[float]]:
-        """Slice -> norms of the updates of the newest committed rounds: the usual size of a change."""
+        """Return the norms of the updates of the newest committed rounds, by slice: the usual size of a change."""
 
-    def drop_rate(self, run_id: str, leases: int) -> float: ...
-    def add_traffic(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None: ...
-    def traffic(self, run_id: str) -> dict[str, tuple[int, int]]: ...
-    def trained_slices(self, run_id: str) -> dict[str, str]:
-        """Device -> the slice that it trained last in a run."""
 
-    def next_deployment(self) -> int:
-        """The issue of the next deployment."""
+class Evaluations(Protocol):
+    """The evaluations of versions, one for each device (or the server) and slice."""
 
-    def add_deployment(self, rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
-        """A deployment to these devices; returns what was pending on them, which is superseded now.
+    def save(self, evaluation: EvaluationRow) -> None:
+        """Save an evaluation that came without an update: the server's own. A repeated one replaces the first."""
+
+    def all(self, run_id: str, version: int | None = None) -> list[EvaluationRow]:
+        """Return the evaluations of a run, or of one version, sorted by version, device and slice."""
+
+    def versions(self, run_id: str) -> list[int]:
+        """Return the versions that have an evaluation, oldest first."""
+
+
+class Traffic(Protocol):
+    """The bytes that were published, as totals for each run and device."""
+
+    def add(self, run_id: str, moved: Mapping[str, tuple[int, int]]) -> None:
+        """Add to the totals of a run: device -> (bytes up, bytes down)."""
+
+    def by_device(self, run_id: str) -> dict[str, tuple[int, int]]:
+        """Return the totals of a run: device -> (bytes up, bytes down)."""
+
+
+class Deployments(Protocol):
+    """The deployments of exported models, one row for each device."""
+
+    def next_issue(self) -> int:
+        """Return the number of the next deployment."""
+
+    def add(self, rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
+        """Add a deployment to these devices; returns what was pending on them, which is superseded now.
 
         What is active on them stays so until something else is.
         """
 
-    def deployments(self, run_id: str | None = None) -> list[DeploymentRow]:
-        """All of a run, or all, the oldest first, and by device."""
+    def all(self, run_id: str | None = None) -> list[DeploymentRow]:
+        """Return the deployments of a run, or of all runs, sorted by issue and device."""
 
-    def wanted_deployments(self) -> list[DeploymentRow]:
-        """Those that are pending or active: at most one of each per device, and the pending one is newer."""
+    def wanted(self) -> list[DeploymentRow]:
+        """Return those that are pending or active: at most one of each per device, and the pending one is newer."""
 
-    def set_deployment(
+    def set_state(
         self, deployment: str, device: str, state: str, *, code: str = "", detail: str = ""
     ) -> list[DeploymentRow]:
-        """What became of a deployment on a device; returns what was active there, if it is superseded now."""
+        """Save what became of a deployment on a device; returns what was active there, if it is superseded now."""
 
-    def needed_blobs(self, keep_models: int) -> set[str]: ...
-    def is_needed(self, sha256: str, keep_models: int) -> bool: ...
+
+class BlobReferences(Protocol):
+    """Which blobs the rows still refer to."""
+
+    def needed(self, keep_models: int) -> set[str]:
+        """Return the blobs that must stay.
+
+        These are the settings and tasks of runs, their newest `keep_models` versions and their best one, the updates
+        of open rounds, the parts of running runs, and what is deployed or is to be.
+        """
+
+    def is_needed(self, sha256: str, keep_models: int) -> bool:
+        """Whether one blob must stay."""
+
+
+class Store(Protocol):
+    """Everything that the coordinator must not forget.
+
+    A broken constraint is a bug of ours: `sqlite3.IntegrityError`.
+    """
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def devices(self) -> Devices: ...
+    @property
+    def runs(self) -> Runs: ...
+    @property
+    def models(self) -> Models: ...
+    @property
+    def rounds(self) -> Rounds: ...
+    @property
+    def leases(self) -> Leases: ...
+    @property
+    def updates(self) -> Updates: ...
+    @property
+    def evaluations(self) -> Evaluations: ...
+    @property
+    def traffic(self) -> Traffic: ...
+    @property
+    def deployments(self) -> Deployments: ...
+    @property
+    def blob_references(self) -> BlobReferences: ...
+
     def backup(self, path: Path) -> None:
-        """A consistent copy of everything into a new file, while the store is in use."""
+        """Copy everything into a new file, consistently, while the store is in use."""
 
     def close(self) -> None: ...

@@ -50,7 +50,7 @@ def make(store: Store, state_dir: Path) -> None:
             for name in ("version", *PKI_FILES):
                 if (state_dir / name).exists():
                     _copy(state_dir / name, folder / name)
-            for sha256 in store.needed_blobs(RETAINED_MODELS):
+            for sha256 in store.blob_references.needed(RETAINED_MODELS):
                 name = blob_name(sha256)
                 if (state_dir / name).exists():  # a lost one is told when the snapshot is packed
                     _link(state_dir / name, folder / name)

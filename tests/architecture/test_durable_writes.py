@@ -22,7 +22,7 @@ STEPS = {
 }
 
 
-HANDED_ON = ("point", "self._point", "f'store.{point}'")  # a caller's point
+HANDED_ON = ("point", "self._point")  # a caller's point
 
 
 def _points_in(tree: ast.AST) -> Iterator[str]:
@@ -30,7 +30,7 @@ def _points_in(tree: ast.AST) -> Iterator[str]:
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-        if name == "_transaction":
+        if name == "transaction":
             yield f"store.{ast.literal_eval(call.args[0])}.commit"
         elif name == "point" and isinstance(call.args[0], ast.Constant):
             point = str(call.args[0].value)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from fleet import Fleet, Undisturbed, hashes, mlp_run
 
-from coordinator.store.base import OPEN_LEASE
+from coordinator.store.rows import OPEN_LEASE
 from edge_client.worker.assignment import read_state
 
 ROOT = Path(__file__).parents[2]

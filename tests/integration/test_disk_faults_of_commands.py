@@ -360,9 +360,9 @@ def test_a_deployment_that_cannot_be_recorded_is_none(
 ) -> None:
     """No row and no word to a device; the same request works afterwards, and so does a device's answer."""
     store, blobs = SqliteStore(tmp_path / "state.db"), BlobStore(tmp_path / "blobs", tmp_path / "tmp")
-    store.add_device(device_row("a"))
-    store.add_run(run_row())
-    roster = Roster("fed", store.devices(), epoch=1, heartbeat_s=1.0)
+    store.devices.add(device_row("a"))
+    store.runs.add(run_row())
+    roster = Roster("fed", store.devices.all(), epoch=1, heartbeat_s=1.0)
     sent: list[str] = []
     kept = Deployments(
         store=store, blobs=blobs, roster=roster, send=lambda device, message: sent.append(device), release=blobs.remove
@@ -383,16 +383,16 @@ def test_a_deployment_that_cannot_be_recorded_is_none(
         monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])
         with pytest.raises(MachineError, match=REASONS[kind]):
             start()
-        assert (store.deployments(), sent) == ([], [])
+        assert (store.deployments.all(), sent) == ([], [])
         blobs.remove(sha256)
     start()
-    (row,) = store.deployments()
+    (row,) = store.deployments.all()
     monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{DEPLOYED_HERE[0]}")])
     answer = Deployed(deployment=row.id, state="active")
     with pytest.raises(MachineError, match=REASONS[kind]):
         kept.told("a", answer)
     kept.told("a", answer)
-    assert [row.state for row in store.deployments()] == ["active"]
+    assert [row.state for row in store.deployments.all()] == ["active"]
     store.close()
 
 

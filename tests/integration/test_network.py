@@ -187,7 +187,7 @@ def test_lost_repeated_swapped_and_damaged_messages_change_no_model(tmp_path: Pa
     store = SqliteStore(state_dir / "state.db")
     rows = [new_device(name) for name in ("a", "b")]
     for row in rows:
-        store.add_device(row)
+        store.devices.add(row)
     service = Service(
         state_dir=state_dir,
         store=store,

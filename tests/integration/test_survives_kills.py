@@ -122,8 +122,8 @@ def _assert_counted_once(fleet: Fleet, rounds: int) -> None:
     """Each round's model has exactly one update of each device, and no update with a receipt is missing."""
     store = SqliteStore(fleet.state_dir / "state.db")
     try:
-        rows = {(row.number, row.attempt): row.state for row in store.rounds("test-1")}
-        updates = store.recent_updates("test-1", 10_000)
+        rows = {(row.number, row.attempt): row.state for row in store.rounds.all("test-1")}
+        updates = store.updates.recent("test-1", 10_000)
     finally:
         store.close()
     committed = [(u.round, u.device) for u in updates if rows[u.round, u.attempt] == "ANNOUNCED"]

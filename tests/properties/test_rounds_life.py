@@ -16,8 +16,8 @@ from rows import digest, model_row, report, run_file, run_row, slice_choice
 
 from coordinator.rounds import machine as rounds
 from coordinator.rounds.machine import RunMachine, Snapshot
-from coordinator.store.base import OPEN_LEASE, LeaseRow
-from coordinator.store.memory import MemoryStore
+from coordinator.store.rows import OPEN_LEASE, LeaseRow
+from coordinator.store.sqlite import SqliteStore
 from edge_client.records import Evaluation
 
 DEVICES = ("a", "b", "c", "d", "e")
@@ -39,9 +39,9 @@ class World:
             rounds={"deadline": "60s"},
             evaluate={"every": every},
         )
-        self.store = MemoryStore()
-        self.store.add_run(run_row(RUN, self.file))
-        self.store.add_initial_model(model_row(0), digest("settings"), 8)
+        self.store = SqliteStore()
+        self.store.runs.add(run_row(RUN, self.file))
+        self.store.runs.start(model_row(0), digest("settings"), 8)
         self.now = 1000.0
         self.online: frozenset[str] = frozenset()
         self.epoch = 0
@@ -58,9 +58,9 @@ class World:
         """A new process: everything comes from the store."""
         self.epoch += 1
         self.folding = None
-        self.issue = self.store.next_issue()
-        last = self.store.last_round(RUN)
-        model = self.store.last_model(RUN)
+        self.issue = self.store.leases.next_issue()
+        last = self.store.rounds.last(RUN)
+        model = self.store.models.last(RUN)
         assert model is not None
         snapshot = Snapshot(
             run=RUN,
@@ -68,10 +68,10 @@ class World:
             epoch=self.epoch,
             version=model.version,
             round=last,
-            leases=self.store.leases(RUN, last.number, last.attempt) if last else (),
-            updates=self.store.updates(RUN, last.number, last.attempt) if last else (),
-            plans=self.store.last_plans(RUN),
-            drop_rate=self.store.drop_rate(RUN, 100),
+            leases=self.store.leases.of_attempt(RUN, last.number, last.attempt) if last else (),
+            updates=self.store.updates.of_attempt(RUN, last.number, last.attempt) if last else (),
+            plans=self.store.updates.last_plans(RUN),
+            drop_rate=self.store.leases.drop_rate(RUN, 100),
         )
         self.machine = RunMachine(
             snapshot, slices=slice_choice(self.file), new_id=self._new_id, new_issue=self._new_issue, now=self.now
@@ -105,34 +105,34 @@ class World:
         store = self.store
         match instruction:
             case rounds.OpenRound(round_, leases):
-                store.open_round(round_, leases)
+                store.rounds.open(round_, leases)
             case rounds.AddLeases(leases):
-                store.add_leases(leases)
+                store.leases.add(leases)
             case rounds.SendAssign(lease, deadline_s):
                 assert deadline_s >= 0
-                assert store.lease(lease.id) is not None, "a lease is written before it is offered"
+                assert store.leases.get(lease.id) is not None, "a lease is written before it is offered"
                 self.offered.append(lease)
             case rounds.CloseLease(lease_id, state, code, detail, log):
-                store.set_lease(lease_id, state, code=code, detail=detail, log=log)
+                store.leases.set_state(lease_id, state, code=code, detail=detail, log=log)
             case rounds.SaveUpdate(lease_id, update, evaluation):
-                store.save_update(update, evaluation, lease_id)
+                store.updates.save(update, evaluation, lease_id)
             case rounds.SendReceipt():
                 self._receipt(instruction)
             case rounds.Freeze(round_, set_hash):
-                store.freeze(RUN, round_.number, round_.attempt, set_hash)
+                store.rounds.freeze(RUN, round_.number, round_.attempt, set_hash)
             case rounds.Fold():
                 self._fold(instruction)
             case rounds.Commit(round_, model):
-                newest = store.last_model(RUN)
+                newest = store.models.last(RUN)
                 assert newest is not None
                 assert model.version == newest.version + 1, "I3: no gap"
-                store.commit_round(round_.number, round_.attempt, model)
+                store.rounds.commit(round_.number, round_.attempt, model)
             case rounds.Announce(round_, _):
-                store.announce(RUN, round_.number, round_.attempt)
+                store.rounds.announce(RUN, round_.number, round_.attempt)
             case rounds.Abandon(round_, reason):
-                store.abandon(RUN, round_.number, round_.attempt, reason)
+                store.rounds.abandon(RUN, round_.number, round_.attempt, reason)
             case rounds.SaveDeadline(round_):
-                store.save_deadline(
+                store.rounds.save_deadline(
                     RUN,
                     round_.number,
                     round_.attempt,
@@ -141,11 +141,11 @@ class World:
                     elapsed_s=round_.elapsed_s,
                 )
             case rounds.Finish(state, reason):
-                store.set_run_state(RUN, state, reason)
+                store.runs.set_state(RUN, state, reason)
                 self.finish = instruction
 
     def _receipt(self, receipt: rounds.SendReceipt) -> None:
-        lease = self.store.lease(receipt.lease)
+        lease = self.store.leases.get(receipt.lease)
         assert lease is not None
         assert lease.device == receipt.device
         if receipt.status != "accepted":
@@ -153,17 +153,19 @@ class World:
             return
         assert lease.state == "stored", "R1: the row is written before the receipt"
         if lease.train:
-            update = self.store.update_of_lease(lease.id)
+            update = self.store.updates.of_lease(lease.id)
             assert update is not None
             assert update.sha256 == receipt.sha256
         self.accepted[receipt.lease] = receipt.sha256
 
     def _fold(self, fold: rounds.Fold) -> None:
         key = (fold.round.number, fold.round.attempt)
-        row = self.store.last_round(RUN)
+        row = self.store.rounds.last(RUN)
         assert row is not None
         assert (row.number, row.attempt, row.state) == (*key, "FROZEN"), "R2: frozen on disk before it is folded"
-        assert list(fold.updates) == self.store.updates(RUN, *key), "R2: the set is the rows, sorted by device"
+        assert list(fold.updates) == self.store.updates.of_attempt(RUN, *key), (
+            "R2: the set is the rows, sorted by device"
+        )
         leases = tuple(update.lease for update in fold.updates)
         assert self.frozen.setdefault(key, leases) == leases, "R2: a set never changes"
         self.folding = fold
@@ -184,9 +186,9 @@ class World:
 
     def check(self) -> None:
         store = self.store
-        attempts = store.rounds(RUN)
+        attempts = store.rounds.all(RUN)
         by_state = {(r.number, r.attempt): r.state for r in attempts}
-        versions = [model.version for model in store.models(RUN)]
+        versions = [model.version for model in store.models.all(RUN)]
         assert versions == list(range(len(versions))), "I3: no gap, no fork"
         counted = [lease for leases in self.frozen.values() for lease in leases]
         assert len(counted) == len(set(counted)), "I1: an update is in at most one frozen set"
@@ -194,7 +196,7 @@ class World:
             ended = [r.state for r in attempts if r.number == number and r.state != "ABANDONED"]
             assert len(ended) <= 1, "one attempt of a round counts"
         for lease_id in self.accepted:
-            lease = store.lease(lease_id)
+            lease = store.leases.get(lease_id)
             assert lease is not None
             place = (lease.round, lease.attempt)
             if lease.train and by_state[place] in ("FROZEN", "COMMITTED", "ANNOUNCED"):
@@ -206,12 +208,12 @@ class World:
         machine, round_ = self.machine, self.machine.round
         if round_ is None:
             return
-        rows = {lease.id: lease for lease in self.store.leases(RUN, round_.number, round_.attempt)}
+        rows = {lease.id: lease for lease in self.store.leases.of_attempt(RUN, round_.number, round_.attempt)}
         assert rows.keys() == machine.leases.keys()
         for lease_id, lease in machine.leases.items():
             lost_by_device = (lease.state, rows[lease_id].state) == ("offered", "accepted")
             assert lost_by_device or lease.state == rows[lease_id].state
-        assert [machine.updates[d] for d in sorted(machine.updates)] == self.store.updates(
+        assert [machine.updates[d] for d in sorted(machine.updates)] == self.store.updates.of_attempt(
             RUN, round_.number, round_.attempt
         )
 
@@ -336,7 +338,7 @@ class RoundsMachine(RuleBasedStateMachine):
         assert world.finish is not None
         if world.stop_asked is None:
             assert world.finish.state == "finished"
-            assert len(world.store.models(RUN)) == NUM_ROUNDS + 1
+            assert len(world.store.models.all(RUN)) == NUM_ROUNDS + 1
         world.store.close()
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from coordinator.aggregation import aggregator
 from coordinator.aggregation.probing import _pooled, _spread
 from coordinator.results.similarity_record import Findings
-from coordinator.store.base import SERVER
+from coordinator.store.rows import SERVER
 from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
 from edge_client.records import from_map, to_map

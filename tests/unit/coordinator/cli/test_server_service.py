@@ -115,7 +115,7 @@ def test_a_server_that_never_served_is_told_how_to_begin(tmp_path: Path) -> None
 def test_a_clock_that_was_once_wrong_is_remembered(tmp_path: Path) -> None:
     """An epoch of the year 2065: older backups would be refused by the devices."""
     store = SqliteStore(tmp_path / "state.db")
-    store.next_epoch(3_000_000_000)
+    store.settings.next_epoch(3_000_000_000)
     store.close()
     finding = look("clock", tmp_path)
     assert (finding.state, "2065" in finding.text) == ("failed", True)

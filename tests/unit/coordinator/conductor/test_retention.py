@@ -37,10 +37,10 @@ class Site:
             roster=Roster("f1", [], epoch=1, heartbeat_s=1.0),
             epoch=1,
         )
-        self.store.add_run(run_row())
+        self.store.runs.add(run_row())
         self.settings = self.put("settings")
-        self.store.add_initial_model(self.model(0), self.settings, 8)
-        self.conductor.run = self.store.run("r-1")
+        self.store.runs.start(self.model(0), self.settings, 8)
+        self.conductor.run = self.store.runs.get("r-1")
 
     def put(self, text: str) -> str:
         sha256 = hashlib.sha256(text.encode()).hexdigest()
@@ -64,13 +64,13 @@ class Site:
 
     def versions(self) -> list[int]:
         """Those whose two blobs are here; never only one of them. Beside them only the settings are."""
-        rows = self.store.models("r-1")
+        rows = self.store.models.all("r-1")
         kept = [row for row in rows if self.blobs.has(row.sha256)]
         assert kept == [row for row in rows if self.blobs.has(row.sent_sha256)]
         named = {name for row in kept for name in (row.sha256, row.sent_sha256)} | {self.settings}
         assert set(self.blobs.names()) == named
-        assert self.store.needed_blobs(RETAINED_MODELS) == named
-        assert all(self.store.is_needed(name, RETAINED_MODELS) for name in named)
+        assert self.store.blob_references.needed(RETAINED_MODELS) == named
+        assert all(self.store.blob_references.is_needed(name, RETAINED_MODELS) for name in named)
         return [row.version for row in kept]
 
 
@@ -110,5 +110,5 @@ def test_a_restart_keeps_the_same(site: Site) -> None:
         if number == 3:
             site.judge(3, best=3)
     site.put("stray")
-    site.conductor._clean_up(site.store.run("r-1"))
+    site.conductor._clean_up(site.store.runs.get("r-1"))
     assert site.versions() == [3, *range(6, 16)]

@@ -20,8 +20,8 @@ from coordinator.requests.commands import Commands
 from coordinator.requests.deployments import new_name
 from coordinator.server.service import Service, ServiceOptions
 from coordinator.store import snapshot
-from coordinator.store.base import DeploymentRow
-from coordinator.store.memory import MemoryStore
+from coordinator.store.rows import DeploymentRow
+from coordinator.store.sqlite import SqliteStore
 from edge_client.errors import ConflictError, FedfitError, InputError, MachineError, NoSuchNameError
 from edge_client.transport.base import Event, Received
 from edge_client.transport.blobs import BlobStore
@@ -48,9 +48,9 @@ class Site:
     """A coordinator with the trained run r-1, and its devices a, b and c."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.hub, self.store = folder, Hub(), MemoryStore()
+        self.folder, self.hub, self.store = folder, Hub(), SqliteStore()
         passwords = [(name, new_password()) for name in "abc"]
-        self.store.add_device(*(device_row(name, password=password) for name, password in passwords))
+        self.store.devices.add(*(device_row(name, password=password) for name, password in passwords))
         self.blobs = BlobStore(folder / "blobs", folder / "tmp")
         access = DeviceAccess(name="coordinator", password=new_password(), publish=("fl/#",), subscribe=("fl/#",))
         self.broker = EmbeddedBroker(folder / "broker", coordinator=access)  # never started
@@ -64,16 +64,16 @@ class Site:
         """r-1 has so many versions; a trained half of the model, b only judged it."""
         model = hashlib.sha256(b"model").hexdigest()
         self.blobs.write(b"model", model, point="test")
-        self.store.add_run(run_row("r-1", run_file(slices=["full", "width:1/2"])))
+        self.store.runs.add(run_row("r-1", run_file(slices=["full", "width:1/2"])))
         rows = [model_row(n, sha256=model, sent_sha256=model) for n in range(versions + 1)]
-        self.store.add_initial_model(rows[0], "", 0)
+        self.store.runs.start(rows[0], "", 0)
         leases = [lease_row(1, "a", slice="width:1/2"), lease_row(2, "b", train=False)]
-        self.store.open_round(round_row(), leases)
+        self.store.rounds.open(round_row(), leases)
         for lease in leases:
-            self.store.set_lease(lease.id, "stored")
+            self.store.leases.set_state(lease.id, "stored")
         for number, row in enumerate(rows[1:], 1):
-            self.store.commit_round(number, 1, row)
-        self.store.set_run_state("r-1", "finished")
+            self.store.rounds.commit(number, 1, row)
+        self.store.runs.set_state("r-1", "finished")
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Service]:
@@ -142,7 +142,7 @@ class Site:
 
     def states(self) -> dict[str, tuple[str, str]]:
         """Device -> state and code of its newest deployment."""
-        return {row.device: (row.state, row.code) for row in self.store.deployments()}
+        return {row.device: (row.state, row.code) for row in self.store.deployments.all()}
 
     def request(self, what: str, **fields: Any) -> dict[str, Any]:
         """As a command asks."""
@@ -298,14 +298,14 @@ def test_a_newer_deployment_that_is_not_taken_leaves_the_one_in_use(site: Site) 
         assert site.shown()["a"] == "pending; uses r-1 version 3 (full, fp32)"
         site.say("a", done("refused", "forbidden", "deployment-2", "run r-1 version 3 stays in use"))
         assert site.shown()["a"] == "refused (forbidden: run r-1 version 3 stays in use)"
-        assert [(row.id, row.state) for row in site.store.wanted_deployments()] == [("deployment-1", "active")]
+        assert [(row.id, row.state) for row in site.store.deployments.wanted()] == [("deployment-1", "active")]
         assert (site.blobs.has(SHA), site.blobs.has(sha256)) == (True, False)
         site.blobs.write(newer, sha256, point="test")
         service.deployments.add([replace(row, id="deployment-3", issue=3)], time.monotonic())
         site.say("a", done("fetching", deployment="deployment-1"))  # the newer one is meant
         assert site.heard["a"][-1] == Cancel(lease="deployment-1", code="over")
         site.say("a", done("active", deployment="deployment-3"))
-        assert [row.state for row in site.store.deployments()] == ["superseded", "refused", "active"]
+        assert [row.state for row in site.store.deployments.all()] == ["superseded", "refused", "active"]
         assert (site.blobs.has(SHA), site.blobs.has(sha256)) == (False, True)
 
 
@@ -431,16 +431,16 @@ def test_what_cannot_be_deployed_is_told_in_a_line(
     with site.serving(), pytest.raises(kind, match=said) as caught:
         plan(site, **changes)
     assert "\n" not in str(caught.value)
-    assert site.store.deployments() == []
+    assert site.store.deployments.all() == []
 
 
 def test_a_run_without_a_trained_version_cannot_be_deployed(site: Site) -> None:
     """Its first model is random."""
-    site.store.add_run(run_row("r-2"))
+    site.store.runs.add(run_row("r-2"))
     with site.serving():
         with pytest.raises(InputError, match="run 'r-2' has no trained model yet"):
             plan(site, run="r-2")
-        site.store.add_initial_model(model_row(0, "r-2"), "", 0)
+        site.store.runs.start(model_row(0, "r-2"), "", 0)
         with pytest.raises(InputError, match="run 'r-2' has no trained model yet"):
             plan(site, run="r-2")
 
@@ -467,7 +467,7 @@ def test_a_deployment_keeps_its_file_and_a_later_one_uses_it_again(site: Site) -
         again = {**file, "name": None, "devices": ["c"]}
         later = site.request("deploy-start", run="r-1", version=2, files=[again])
         assert later["deployment"] != begun["deployment"]
-        assert [(row.device, row.issue, row.sha256) for row in site.store.deployments()] == [
+        assert [(row.device, row.issue, row.sha256) for row in site.store.deployments.all()] == [
             ("a", 1, SHA),
             ("b", 1, SHA),
             ("c", 2, SHA),
@@ -498,7 +498,7 @@ def test_a_file_that_is_not_what_was_said_changes_nothing(
         file = made_file(site)
         with pytest.raises(kind, match=said):
             site.request("deploy-start", run="r-1", version=2, files=[file | changes])
-    assert site.store.deployments() == []
+    assert site.store.deployments.all() == []
     assert not site.blobs.has(SHA)
 
 

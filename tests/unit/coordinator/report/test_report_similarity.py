@@ -22,7 +22,7 @@ from coordinator.report.similarity import _decoded
 from coordinator.results.run_folders import read_run
 from coordinator.results.run_record import RoundRecord, RunRecord
 from coordinator.results.similarity_record import Compared, Comparison, Means, Picture, Similarity, Stage, text_of
-from coordinator.store.base import SERVER
+from coordinator.store.rows import SERVER
 from edge_client.errors import InputError
 
 MAPS, PLANES = "similarity of the devices' stages after round", "t-SNE of features after round"

@@ -19,9 +19,9 @@ from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNa
 def stored(tmp_path: Path) -> Iterator[device_commands.StoredDevices]:
     """A coordinator that does not run, with the device a."""
     store = SqliteStore(tmp_path / "state.db")
-    store.federation("fed")
-    store.set_setting("brokers", "mqtts://h:8883\nmqtts://g:8883")
-    store.add_device(device_row("a", labels={"line": "a", "site": "x"}))
+    store.settings.federation("fed")
+    store.settings.set("brokers", "mqtts://h:8883\nmqtts://g:8883")
+    store.devices.add(device_row("a", labels={"line": "a", "site": "x"}))
     yield device_commands.StoredDevices(store)
     store.close()
 
@@ -77,10 +77,10 @@ def test_add_is_for_new_names_and_replace_for_known_ones(stored: device_commands
 def test_a_coordinator_that_never_served_adds_no_device(tmp_path: Path) -> None:
     """Nobody knows where a device would connect to; its bundle would be of no use, and its name taken."""
     store = SqliteStore(tmp_path / "state.db")
-    store.federation("fed")
+    store.settings.federation("fed")
     with pytest.raises(MachineError, match="never served: start it"):
         device_commands.StoredDevices(store).add(["a"], None, replace=False)
-    assert store.devices() == []
+    assert store.devices.all() == []
     store.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 from rows import evaluation_row
 
 from coordinator.rounds.evaluation import summarize
-from coordinator.store.base import SERVER
+from coordinator.store.rows import SERVER
 
 
 def test_two_devices_add_up_to_one_matrix() -> None:

@@ -37,8 +37,8 @@ from coordinator.requests.commands import Commands
 from coordinator.results.similarity_record import Compared, Comparison, Similarity, setting_of
 from coordinator.rounds import machine as rounds
 from coordinator.server.service import Service, ServiceOptions
-from coordinator.store.base import PartRow
-from coordinator.store.memory import MemoryStore
+from coordinator.store.rows import PartRow
+from coordinator.store.sqlite import SqliteStore
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.records import from_map, to_map
 from edge_client.transport.blobs import BlobStore
@@ -81,10 +81,10 @@ class Site:
     def __init__(self, folder: Path, reserve: int = 0) -> None:
         self.folder, self.reserve = folder, reserve
         self.hub = Hub()
-        self.store = MemoryStore()
-        if not self.store.devices():
+        self.store = SqliteStore()
+        if not self.store.devices.all():
             passwords = {"a": new_password(), "b": new_password()}
-            self.store.add_device(*(device_row(name, password=passwords[name]) for name in passwords))
+            self.store.devices.add(*(device_row(name, password=passwords[name]) for name in passwords))
         everything = ("fl/#",)
         access = DeviceAccess(name="coordinator", password=new_password(), publish=everything, subscribe=everything)
         self.broker = EmbeddedBroker(folder / "broker", coordinator=access)  # never started: it only knows its users
@@ -132,7 +132,7 @@ class Site:
         return {user.name for user in self.broker.users}
 
     def leases(self) -> dict[str, tuple[str, str]]:
-        return {lease.device: (lease.state, lease.code) for lease in self.store.leases("r-1", 1, 1)}
+        return {lease.device: (lease.state, lease.code) for lease in self.store.leases.of_attempt("r-1", 1, 1)}
 
 
 @pytest.fixture
@@ -206,14 +206,14 @@ def _with_run(site: Site, *, state: str = "RUNNING", sha256: str | None = None, 
     for data, name in zip((model, settings, update), names, strict=True):
         site.blobs.write(data, name, point="test")
     file = run_file(devices={"min": 1}, rounds={"deadline": "60s"}, evaluate={"every": 0} | evaluate)
-    site.store.add_run(run_row("r-1", file))
-    site.store.add_initial_model(model_row(0, sha256=names[0], sent_sha256=names[0]), names[1], len(settings))
+    site.store.runs.add(run_row("r-1", file))
+    site.store.runs.start(model_row(0, sha256=names[0], sent_sha256=names[0]), names[1], len(settings))
     leases = [lease_row(1, "a", state="accepted"), lease_row(2, "b", state="accepted")]
-    site.store.open_round(round_row(goal=2, quorum=1), leases)
-    site.store.save_update(update_row("a", "lease-1", sha256=sha256 or names[2]), None, "lease-1")
+    site.store.rounds.open(round_row(goal=2, quorum=1), leases)
+    site.store.updates.save(update_row("a", "lease-1", sha256=sha256 or names[2]), None, "lease-1")
     if state == "FROZEN":
-        site.store.set_lease("lease-2", "expired", code="late")
-        site.store.freeze("r-1", 1, 1, "hash")
+        site.store.leases.set_state("lease-2", "expired", code="late")
+        site.store.rounds.freeze("r-1", 1, 1, "hash")
 
 
 def test_traffic_is_counted_for_devices_with_a_session_only(site: Site) -> None:
@@ -269,7 +269,7 @@ def test_a_lost_update_is_asked_for_again_at_the_start(site: Site, state: str, h
     with site.serving() as service:
         assert service.conductor.machine is not None
         assert service.conductor.machine.phase == "RUNNING"
-        assert site.store.updates("r-1", 1, 1) == []
+        assert site.store.updates.of_attempt("r-1", 1, 1) == []
         assert site.leases()["a"] == ("offered", "")
         assert not list(site.blobs.path("ab").parent.parent.glob("*/" + hashlib.sha256(b"update of a").hexdigest()))
 
@@ -279,7 +279,7 @@ def test_a_round_whose_lost_update_is_forgotten_by_its_device_still_ends(site: S
     _with_run(site)
     site.blobs.write(b"update of b", hashlib.sha256(b"update of b").hexdigest(), point="test")
     update = update_row("b", "lease-2", sha256=hashlib.sha256(b"update of b").hexdigest())
-    site.store.save_update(update, None, "lease-2")
+    site.store.updates.save(update, None, "lease-2")
     _damage(site, b"update of a", "missing")
     with site.serving() as service:
         site.hello("a")
@@ -292,7 +292,7 @@ def test_an_update_that_is_whole_is_kept_at_the_start(site: Site) -> None:
     """Nothing changes."""
     _with_run(site)
     with site.serving():
-        assert [update.device for update in site.store.updates("r-1", 1, 1)] == ["a"]
+        assert [update.device for update in site.store.updates.of_attempt("r-1", 1, 1)] == ["a"]
         assert site.leases() == {"a": ("stored", ""), "b": ("accepted", "")}
 
 
@@ -304,11 +304,11 @@ def test_a_damaged_model_ends_the_run_with_the_reason(site: Site, what: bytes) -
     for _ in range(2):
         with site.serving() as service:
             assert service.conductor.machine is None
-    run = site.store.run("r-1")
+    run = site.store.runs.get("r-1")
     assert run is not None
     assert run.state == "failed"
     assert "version 0 is missing or damaged" in run.reason
-    assert [round_.state for round_ in site.store.rounds("r-1")] == ["ABANDONED"]
+    assert [round_.state for round_ in site.store.rounds.all("r-1")] == ["ABANDONED"]
     assert site.leases()["b"] == ("cancelled", "abandoned")
     assert not site.blobs.has(hashlib.sha256(b"update of a").hexdigest())
 
@@ -323,11 +323,11 @@ def test_a_run_that_fails_in_its_fold_gives_up_its_round(site: Site) -> None:
             assert fd is not None
             select.select([fd], [], [], 20)
             service._aggregation.read(0.0)
-    run = site.store.run("r-1")
+    run = site.store.runs.get("r-1")
     assert run is not None
     assert (run.state, run.reason) == ("failed", "not_finite: no")
-    assert [round_.state for round_ in site.store.rounds("r-1")] == ["ABANDONED"]
-    assert not site.store.is_needed(update, 10)
+    assert [round_.state for round_ in site.store.rounds.all("r-1")] == ["ABANDONED"]
+    assert not site.store.blob_references.is_needed(update, 10)
     assert not site.blobs.has(update)
 
 
@@ -359,13 +359,13 @@ def test_a_fold_that_ends_after_its_run_stops_nobody(site: Site, monkeypatch: py
         job = conductor._encoding(conductor.run, conductor.model.sha256, "width:1/2", site.folder / "out")
         cut = functools.partial(conductor._was_cut, conductor.run, conductor.model, "width:1/2", site.folder / "out")
         conductor._aggregation.submit(job, cut)
-        conductor._fold(rounds.Fold(round_row(), tuple(site.store.updates("r-1", 1, 1)), "hash"))
+        conductor._fold(rounds.Fold(round_row(), tuple(site.store.updates.of_attempt("r-1", 1, 1)), "hash"))
         _read_until(service, lambda: conductor.machine is None)
         assert conductor._aggregation.idle
-        site.store.add_run(run_row("r-2"))
+        site.store.runs.add(run_row("r-2"))
         conductor.tick(frozenset(), 2, 0.0)
-        _read_until(service, lambda: site.store.first_run("queued") is None)
-    reasons = {run.id: (run.state, run.reason) for run in site.store.runs()}
+        _read_until(service, lambda: site.store.runs.oldest("queued") is None)
+    reasons = {run.id: (run.state, run.reason) for run in site.store.runs.all()}
     assert reasons == {"r-1": ("failed", "input: no"), "r-2": ("failed", "input: no")}
 
 
@@ -392,11 +392,11 @@ def test_a_lost_slice_is_cut_again_at_the_start(site: Site, monkeypatch: pytest.
     names = {data: hashlib.sha256(data).hexdigest() for data in (model, settings, cut)}
     for data, name in names.items():
         site.blobs.write(data, name, point="test")
-    site.store.add_run(run_row("r-1", file))
+    site.store.runs.add(run_row("r-1", file))
     first = model_row(0, sha256=names[model], sent_sha256=names[model])
-    site.store.add_initial_model(first, names[settings], len(settings))
-    site.store.add_part(PartRow(run="r-1", version=0, slice="width:1/2", sha256=names[cut], length=len(cut)))
-    site.store.open_round(round_row(goal=1, quorum=1), [lease_row(1, "b", state="accepted", slice="width:1/2")])
+    site.store.runs.start(first, names[settings], len(settings))
+    site.store.models.add_part(PartRow(run="r-1", version=0, slice="width:1/2", sha256=names[cut], length=len(cut)))
+    site.store.rounds.open(round_row(goal=1, quorum=1), [lease_row(1, "b", state="accepted", slice="width:1/2")])
     _damage(site, cut, how)
     with site.serving() as service:
         site.hello("b")
@@ -434,7 +434,7 @@ def test_a_round_goes_on_whatever_came_of_comparing_its_models(
     monkeypatch.setattr(sys.modules[__name__], "_CHILD", _FOLDS)
     _with_run(site, state="FROZEN", on=f"npz:/{name}.npz")
     with site.serving() as service:
-        _read_until(service, lambda: site.store.rounds("r-1")[0].state == "ANNOUNCED")
+        _read_until(service, lambda: site.store.rounds.all("r-1")[0].state == "ANNOUNCED")
         shown = Commands(service).handle({"request": "run-show", "run": "r-1", "report": True})
         assert "similarity" not in Commands(service).handle({"request": "run-show", "run": "r-1"})
     assert shown["updates_by_round"] == [{"round": 1, "num_updates": 1}]
@@ -454,14 +454,14 @@ def test_models_are_not_compared_where_nobody_can_or_wants_to(
     monkeypatch.setattr(sys.modules[__name__], "_CHILD", _FOLDS)
     _with_run(site, state="FROZEN", **evaluate)
     with site.serving() as service:
-        _read_until(service, lambda: site.store.rounds("r-1")[0].state == "ANNOUNCED")
-    assert site.store.setting(setting_of("r-1")) == ""
+        _read_until(service, lambda: site.store.rounds.all("r-1")[0].state == "ANNOUNCED")
+    assert site.store.settings.get(setting_of("r-1")) == ""
 
 
 def _ended_run(site: Site) -> None:
     """The run r-1 with the model `model`, over."""
     _with_run(site)
-    site.store.fail_run("r-1", "over")
+    site.store.runs.fail("r-1", "over")
 
 
 @pytest.mark.parametrize("how", ["missing", "damaged"])
@@ -469,11 +469,11 @@ def test_a_run_that_goes_on_from_a_lost_model_fails_alone(site: Site, how: str) 
     """Queued while the model was there: it ends with the reason, and the coordinator serves; a new one is refused."""
     _ended_run(site)
     file = run_file(model={"name": "mlp", "input": [1, 2, 2], "init": "run:r-1"})
-    site.store.add_run(run_row("r-2", file))
+    site.store.runs.add(run_row("r-2", file))
     _damage(site, b"model", how)
     with site.serving() as service:
         service.conductor.tick(frozenset(), 2, 0.0)
-        run = site.store.run("r-2")
+        run = site.store.runs.get("r-2")
         assert run is not None
         assert run.state == "failed"
         assert "version 0 of run 'r-1'" in run.reason
@@ -500,8 +500,8 @@ def test_a_run_that_is_stopped_while_its_first_model_is_made_stands_in_nobodys_w
         after = commands.handle({"request": "run-start", "file": second, "dry": dry})["run"]
         assert (stuck, after) == (("r-dry-1", "r-dry-1") if dry else ("r-1", "r-2"))  # the number of a dry run is free
         service.conductor.tick(frozenset(), 2, 1.0)
-        _read_until(service, lambda: site.store.first_run("queued") is None)
-    ended = [(run.file["classes"][1], run.state, run.reason) for run in site.store.runs()]
+        _read_until(service, lambda: site.store.runs.oldest("queued") is None)
+    ended = [(run.file["classes"][1], run.state, run.reason) for run in site.store.runs.all()]
     assert ended[-1] == ("yes", "failed", "not_finite: no")
     assert ended[:-1] == ([] if dry else [("stuck", "stopped", "stopped before it began")])
 
@@ -512,20 +512,20 @@ def test_a_run_that_is_stopped_while_the_server_judges_it_stands_in_nobodys_way(
     """The evaluation never ends; the run is stopped, and the next one gets its answer."""
     monkeypatch.setattr(sys.modules[__name__], "_CHILD", _STUCK)
     _with_run(site)
-    site.store.abandon("r-1", 1, 1, "why")
-    site.store.fail_run("r-1", "why")
+    site.store.rounds.abandon("r-1", 1, 1, "why")
+    site.store.runs.fail("r-1", "why")
     names = [hashlib.sha256(data).hexdigest() for data in (b"model", b"settings")]
-    site.store.add_run(run_row("r-2", run_file(evaluate={"on": "npz:/stuck.npz"})))
-    site.store.add_initial_model(model_row(0, "r-2", sha256=names[0], sent_sha256=names[0]), names[1], 8)
-    site.store.add_run(run_row("r-3"))
+    site.store.runs.add(run_row("r-2", run_file(evaluate={"on": "npz:/stuck.npz"})))
+    site.store.runs.start(model_row(0, "r-2", sha256=names[0], sent_sha256=names[0]), names[1], 8)
+    site.store.runs.add(run_row("r-3"))
     with site.serving() as service:
         assert service.conductor.machine is not None
         assert service.conductor.machine.phase == "EVALUATING"
         Commands(service).handle({"request": "run-stop", "run": "r-2"})
         for now in (0.0, 1.0):
             service.conductor.tick(frozenset(), 2, now)
-        _read_until(service, lambda: site.store.first_run("queued") is None)
-    assert [(run.state, run.reason) for run in site.store.runs()[1:]] == [
+        _read_until(service, lambda: site.store.runs.oldest("queued") is None)
+    assert [(run.state, run.reason) for run in site.store.runs.all()[1:]] == [
         ("stopped", "stopped on request"),
         ("failed", "not_finite: no"),
     ]
@@ -543,7 +543,7 @@ def _read_until(service: Service, condition: Callable[[], bool]) -> None:
 def test_a_run_is_named_by_its_id_or_a_beginning_that_no_other_has(site: Site) -> None:
     """`r-1` is an id, though r-10 begins with it; `r` and nothing at all are no names."""
     for name in ("r-1", "r-10", "s-1"):
-        site.store.add_run(run_row(name, state="failed"))
+        site.store.runs.add(run_row(name, state="failed"))
     with site.serving() as service:
         commands = Commands(service)
         for asked, found in {"r-1": "r-1", "r-10": "r-10", "s": "s-1", "latest": "s-1"}.items():
@@ -660,18 +660,18 @@ def test_a_request_with_wrong_or_unknown_arguments_is_refused(site: Site, asked:
 def test_a_long_run_is_shown_with_its_newest_rounds_and_counts(site: Site) -> None:
     """1,300 versions, 250 of them judged, 30 failed leases: 1,001 models, 200 evaluations, 20 failures, 50 rounds."""
     store = site.store
-    store.add_run(run_row("r-1"))
-    store.add_initial_model(model_row(0), "0" * 64, 8)
+    store.runs.add(run_row("r-1"))
+    store.runs.start(model_row(0), "0" * 64, 8)
     for version in range(1, 1301):
-        store.open_round(round_row(version), [])
-        store.commit_round(version, 1, model_row(version))
-        store.announce("r-1", version, 1)
-    store.open_round(round_row(1301), [lease_row(i, f"d{i}", round=1301) for i in range(1, 31)])
+        store.rounds.open(round_row(version), [])
+        store.rounds.commit(version, 1, model_row(version))
+        store.rounds.announce("r-1", version, 1)
+    store.rounds.open(round_row(1301), [lease_row(i, f"d{i}", round=1301) for i in range(1, 31)])
     for i in range(1, 31):
-        store.set_lease(f"lease-{i}", "declined", code="crashed", detail="why", log=("x",))
+        store.leases.set_state(f"lease-{i}", "declined", code="crashed", detail="why", log=("x",))
     for version in range(250):
-        store.save_update(None, evaluation_row("a", version), "none")
-    store.set_run_state("r-1", "stopped")
+        store.updates.save(None, evaluation_row("a", version), "none")
+    store.runs.set_state("r-1", "stopped")
     with site.serving() as service:
         shown = Commands(service).handle({"request": "run-show", "run": "r-1"})
         wider = Commands(service).handle({"request": "run-show", "run": "r-1", "newest": 1000})
@@ -691,19 +691,19 @@ def test_a_run_shows_what_each_device_planned_and_used(site: Site) -> None:
     In round 1 device a had 200 bytes and used 190 (95 %), in round 2 it had 100 and used 90; b used 101 of 100.
     """
     store = site.store
-    store.add_run(run_row("r-1"))
-    store.add_initial_model(model_row(0), "0" * 64, 8)
+    store.runs.add(run_row("r-1"))
+    store.runs.start(model_row(0), "0" * 64, 8)
     used = {(1, "a"): (200, 190, 2.0), (2, "a"): (100, 90, 1.0), (2, "b"): (100, 101, 1e299)}
     for issue, ((number, device), (budget, peak, replans)) in enumerate(used.items(), start=1):
         if issue <= 2:
             leases = [lease_row(issue + k, name, round=number) for k, name in enumerate("ab"[:number])]
-            store.open_round(round_row(number), leases)
+            store.rounds.open(round_row(number), leases)
         plan = replace(PLAN, budget_bytes=budget, predicted_bytes=97 - number, microbatch=4, groups=(("b1",), ("b2",)))
         told = report(plan=plan, peak_bytes=peak, base_bytes=50, scalars={"replans": replans})
         lease = f"lease-{issue}"
-        store.save_update(update_row(device, lease, round=number, report=told), None, lease)
+        store.updates.save(update_row(device, lease, round=number, report=told), None, lease)
         if issue == 1:
-            store.commit_round(1, 1, model_row(1))
+            store.rounds.commit(1, 1, model_row(1))
     with site.serving() as service:
         a, b = Commands(service).handle({"request": "run-show", "run": "r-1"})["devices"]
     assert (a["plan"], a["plan_details"]["microbatch"]) == ("2 groups, microbatch 4", 4)
@@ -727,7 +727,7 @@ def test_test_data_that_the_server_lacks_are_told_before_the_run_begins(site: Si
     file = to_map(run_file(evaluate={"on": f"npz:{tmp_path / 'nowhere.npz'}"}))
     with site.serving() as service, pytest.raises(InputError, match=r"evaluate\.on: .*nowhere\.npz is none"):
         Commands(service).handle({"request": "run-start", "file": file})
-    assert site.store.runs() == []
+    assert site.store.runs.all() == []
 
 
 def test_a_new_dry_run_takes_away_the_one_before_and_its_blobs(site: Site) -> None:
@@ -739,12 +739,12 @@ def test_a_new_dry_run_takes_away_the_one_before_and_its_blobs(site: Site) -> No
         for name, data in content.items():
             service.blobs.write(data, hashed[name], point="test")
         for run, model, dry in (("r-1", "shared", False), ("r-dry-1", "shared", True), ("r-dry-2", "own", True)):
-            site.store.add_run(run_row(run, file, dry=dry))
+            site.store.runs.add(run_row(run, file, dry=dry))
             row = model_row(0, run, sha256=hashed["shared"], sent_sha256=hashed[model])
-            site.store.add_initial_model(row, hashed["settings"] if dry else "0" * 64, 8)
-            site.store.set_run_state(run, "finished")
+            site.store.runs.start(row, hashed["settings"] if dry else "0" * 64, 8)
+            site.store.runs.set_state(run, "finished")
         Commands(service).handle({"request": "run-start", "file": to_map(file), "dry": True})
-        assert [run.id for run in site.store.runs()] == ["r-1", "r-dry-1"]  # the new one took a free number
+        assert [run.id for run in site.store.runs.all()] == ["r-1", "r-dry-1"]  # the new one took a free number
         assert {name: service.blobs.path(sha256).exists() for name, sha256 in hashed.items()} == {
             "settings": False,
             "own": False,

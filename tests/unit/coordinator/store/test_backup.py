@@ -48,21 +48,21 @@ def state_dir(tmp_path: Path) -> Path:
     (folder / "pki/ca.pem").write_text("the authority")
     (folder / "pki/ca.key").write_text("its key")
     store = SqliteStore(folder / "state.db")
-    store.federation("f1")
-    store.next_epoch(1000)
-    store.set_setting("brokers", "mqtts://here:8883")
-    store.add_device(device_row("a"), device_row("b"))
-    store.add_run(run_row())
+    store.settings.federation("f1")
+    store.settings.next_epoch(1000)
+    store.settings.set("brokers", "mqtts://here:8883")
+    store.devices.add(device_row("a"), device_row("b"))
+    store.runs.add(run_row())
     settings = b"settings"
     for number, data in enumerate(MODELS):
         row = model_row(number, sha256=sha256(data), sent_sha256=sha256(data), length=len(data))
         if number == 0:
-            store.add_initial_model(row, sha256(settings), len(settings))
+            store.runs.start(row, sha256(settings), len(settings))
         else:
-            store.open_round(round_row(number), [])
-            store.commit_round(number, 1, row)
-    store.open_round(round_row(3), [lease_row(1, round=3)])
-    store.save_update(update_row(round=3, sha256=sha256(PART)), None, "lease-1")
+            store.rounds.open(round_row(number), [])
+            store.rounds.commit(number, 1, row)
+    store.rounds.open(round_row(3), [lease_row(1, round=3)])
+    store.updates.save(update_row(round=3, sha256=sha256(PART)), None, "lease-1")
     store.close()
     for data in (*MODELS, PART, settings, b"nobody needs it"):
         put_blob(folder, data)
@@ -72,7 +72,13 @@ def state_dir(tmp_path: Path) -> Path:
 def dump(folder: Path) -> list[object]:
     store = SqliteStore(folder / "state.db")
     try:
-        return [store.devices(), store.runs(), store.models("r-1"), store.rounds("r-1"), store.updates("r-1", 3, 1)]
+        return [
+            store.devices.all(),
+            store.runs.all(),
+            store.models.all("r-1"),
+            store.rounds.all("r-1"),
+            store.updates.of_attempt("r-1", 3, 1),
+        ]
     finally:
         store.close()
 
@@ -116,7 +122,7 @@ def test_a_blob_that_goes_after_the_snapshot_is_in_the_backup(state_dir: Path, t
     """The coordinator commits and cleans up while the file is being packed: what was linked stays."""
     store = SqliteStore(state_dir / "state.db")
     snapshot.make(store, state_dir)
-    store.freeze("r-1", 3, 1, "hash")
+    store.rounds.freeze("r-1", 3, 1, "hash")
     store.close()
     (state_dir / snapshot.blob_name(sha256(PART))).unlink()
     made = backup._pack(snapshot.folder_of(state_dir), tmp_path / "b")
@@ -134,7 +140,7 @@ def test_a_restored_coordinator_is_newer_than_all_its_devices_saw(
     monkeypatch.setattr(time, "time", lambda: 5000.0)
     backup.restore(tmp_path / "b", tmp_path / "new")
     store = SqliteStore(tmp_path / "new/state.db")
-    assert store.next_epoch(0) == 5001
+    assert store.settings.next_epoch(0) == 5001
     store.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.fleet.roster import Roster
-from coordinator.store.base import DeviceRow
+from coordinator.store.rows import DeviceRow
 from edge_client import __version__
 from edge_client.records import to_map
 from edge_client.wire.messages import Hello, Welcome, context_down, context_up, open_message

@@ -1,0 +1,191 @@
+"""The rows of the store: frozen records, one class per table that is read as a whole.
+
+round   RUNNING -> FROZEN -> COMMITTED -> ANNOUNCED, or ABANDONED; a new attempt of an abandoned round is a new row
+lease   offered -> accepted -> stored | declined | refused | expired | cancelled
+run     queued -> running -> finished | stopped | failed
+deployment, per device    pending -> active | refused | rolled_back | superseded
+                          active -> superseded | refused | rolled_back | pending (the device has lost it)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge_client.records import Report, TrainingPlan
+
+__all__ = [
+    "OPEN_LEASE",
+    "SERVER",
+    "WANTED_DEPLOYMENT",
+    "DeploymentRow",
+    "DeviceRow",
+    "EvaluationRow",
+    "LeaseRow",
+    "LeftOutRow",
+    "ModelRow",
+    "PartRow",
+    "RoundRow",
+    "RunRow",
+    "UpdateRow",
+]
+
+OPEN_LEASE = ("offered", "accepted")
+SERVER = "@server"  # no device's name
+WANTED_DEPLOYMENT = ("pending", "active")  # a device uses this model, or is to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """An enrolled device and its secrets."""
+
+    name: str
+    key: str  # hex, 32 bytes
+    password: str
+    labels: Mapping[str, str] = field(default_factory=dict)  # given here; they win over the device's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A run: its resolved file and how it stands."""
+
+    id: str
+    file: Mapping[str, Any]
+    state: str = "queued"
+    reason: str = ""
+    settings_sha256: str = ""  # the blob that devices fetch as part "run"
+    settings_length: int = 0
+    task_sha256: str = ""  # the blob of the task's source, if the run trains a task
+    dry: bool = False  # asks for plans only
+    best_version: int | None = None  # by the run's metric
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, commit and hardware, for the record
+    created_s: int = 0  # wall clock, for people only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """A committed version: the server's own blob and the encoded one that travels (the same for fp32)."""
+
+    run: str
+    version: int  # 0 before the first round
+    sha256: str
+    length: int
+    sent_sha256: str
+    sent_length: int
+    set_hash: str = ""  # of the frozen set it was made from
+    score: float | None = None  # the run's metric, once it was judged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRow:
+    """A slice of the newest version as it travels."""
+
+    run: str
+    version: int
+    slice: str
+    sha256: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """A round's attempt."""
+
+    run: str
+    number: int
+    attempt: int = 1
+    state: str = "RUNNING"
+    goal: int = 0
+    quorum: int = 0
+    remaining_s: float = 0.0  # until the deadline, as last saved: the wall clock never decides
+    extended: bool = False
+    reason: str = ""
+    elapsed_s: float = 0.0  # how long the run has been active, as last saved
+    bytes_up: int | None = None  # what all devices had sent for the run when its end was announced
+    bytes_down: int | None = None  # and got
+    num_available: int = 0  # devices that could have been chosen for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRow:
+    """One assignment to one device."""
+
+    id: str
+    issue: int  # grows with every lease; devices refuse older ones
+    epoch: int
+    run: str
+    round: int
+    attempt: int
+    device: str
+    train: bool
+    evaluate: bool
+    version: int  # of the model that was sent
+    slice: str = "full"  # of it, what the device got
+    plan: TrainingPlan | None = None
+    state: str = "offered"
+    code: str = ""
+    detail: str = ""
+    log: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRow:
+    """A stored update; exactly one per (run, round, attempt, device)."""
+
+    run: str
+    round: int
+    attempt: int
+    device: str
+    lease: str
+    sha256: str
+    length: int
+    num_samples: int
+    norm: float
+    report: Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRow:
+    """A version's result on one device's own test data, or on the server's (`device` is `SERVER`)."""
+
+    run: str
+    version: int
+    device: str
+    num_samples: int
+    num_correct: int
+    loss_sum: float
+    slice: str = "full"  # the architecture: how much of the model was judged
+    confusion: Sequence[int] = ()  # row-major, as `records.Evaluation` describes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentRow:
+    """A model for one device: an ONNX file by its hash, and what became of it there."""
+
+    id: str  # of the command that made it: the same for all its devices
+    issue: int  # grows with every deployment
+    device: str
+    run: str
+    version: int
+    architecture: str
+    precision: str
+    sha256: str
+    length: int
+    input: Sequence[int]  # shape of one sample
+    classes_sha256: str
+    state: str = "pending"
+    code: str = ""
+    detail: str = ""
+    created_s: int = 0  # wall clock, for people only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutRow:
+    """Knowledge that a run could not use, of a device or of all (`device` is empty); one per run, device and code."""
+
+    run: str
+    device: str
+    code: str
+    round: int  # the newest in which it was so
+    detail: str
