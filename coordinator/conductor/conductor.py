@@ -24,10 +24,30 @@ from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Arrived, Downloads, Uploads
 from coordinator.results import similarity_record
 from coordinator.results.similarity_record import Compared, Findings
-from coordinator.rounds import evaluation
-from coordinator.rounds import machine as rounds
+from coordinator.rounds import evaluation, events
 from coordinator.rounds.eligibility import Obstacle, obstacle
+from coordinator.rounds.frozen_set import counted_samples
+from coordinator.rounds.instructions import (
+    Abandon,
+    AddLeases,
+    Announce,
+    CloseLease,
+    Commit,
+    Finish,
+    Fold,
+    Freeze,
+    Instruction,
+    Judge,
+    OpenRound,
+    SaveDeadline,
+    SaveScore,
+    SaveUpdate,
+    SendAssign,
+    SendCancel,
+    SendReceipt,
+)
 from coordinator.rounds.machine import RunMachine
+from coordinator.rounds.selection import seed_of
 from coordinator.rounds.slice_choice import SliceChoice
 from coordinator.rounds.stopping import learning_rate
 from coordinator.state import RETAINED_MODELS
@@ -104,7 +124,7 @@ class Conductor:
         self._left_out: list[LeftOutRow] = []  # of the fold that is about to be committed
         self._is_cut = False  # whether devices may get different parts of the model
         self._parts: dict[str, PartRow] = {}  # of what is sent: slice or key of knowledge -> how it travels
-        self._cutting: dict[str, dict[str, rounds.SendAssign]] = {}  # what is being made of these -> leases that wait
+        self._cutting: dict[str, dict[str, SendAssign]] = {}  # what is being made of these -> leases that wait
         self._issue = store.leases.next_issue()
         self._boots: dict[str, str] = {}
         self._remembered: set[str] = set()  # devices of the active run whose profile is stored
@@ -155,10 +175,10 @@ class Conductor:
         """Let time pass."""
         if self._stop_asked is not None:
             at_once, self._stop_asked = self._stop_asked, None
-            self._handle(rounds.StopAsked(at_once), now)
+            self._handle(events.StopAsked(at_once), now)
         if self.machine is not None:
             barred = {name for name in online if self.obstacle(self.machine.file, name) is not None}
-            self._handle(rounds.Tick(online - barred, num_enrolled - len(barred)), now)
+            self._handle(events.Tick(online - barred, num_enrolled - len(barred)), now)
         elif not self._preparing:
             waiting = self._store.runs.oldest("queued")
             if waiting is not None:
@@ -302,7 +322,7 @@ class Conductor:
         last = self._store.rounds.last(run.id)
         model = self._store.models.last(run.id)
         assert model is not None
-        snapshot = rounds.Snapshot(
+        snapshot = events.Snapshot(
             run=run.id,
             file=from_map(RunFile, run.file),
             epoch=self._epoch,
@@ -333,12 +353,12 @@ class Conductor:
         faults.in_round(machine.number)
         self._stop_asked = {_STOP_AFTER: False, _STOP_NOW: True}.get(run.reason)
         self._aggregation.warm_up()
-        self._carry_out(machine.begin())
+        self._carry_out(machine.handle(events.Resumed(), now))
         if self.machine is not machine:  # all its rounds were done: it is over
             return
         for lease in [lease for lease in machine.leases.values() if lease.state == "accepted"]:
             if self._lacking(lease):  # others are offered again, which makes what they lack
-                self._offer(rounds.SendAssign(lease, last.remaining_s if last is not None else 0.0))
+                self._offer(SendAssign(lease, last.remaining_s if last is not None else 0.0))
 
     def _slice_choice(self, run: RunRow, file: RunFile) -> SliceChoice:
         settings = json.loads(self._blobs.path(run.settings_sha256).read_bytes()) if self._is_cut else {}
@@ -391,17 +411,17 @@ class Conductor:
     def accepted(self, device: str, lease: str, now: float) -> None:
         """A device took its lease."""
         if self.open_lease(device, lease) is not None:
-            self._handle(rounds.Accepted(lease), now)
+            self._handle(events.Accepted(lease), now)
 
     def declined(self, device: str, decline: Decline, now: float) -> None:
         """A device will not do its lease."""
         if self.open_lease(device, decline.lease) is not None:
-            told = rounds.Declined(lease=decline.lease, code=decline.code, detail=decline.detail, log=decline.log)
+            told = events.Declined(lease=decline.lease, code=decline.code, detail=decline.detail, log=decline.log)
             self._handle(told, now)
 
     def holding(self, device: str, lease: str | None, *, finished: bool, now: float) -> None:
         """A device told what it has in hand; what nobody wants any more is cancelled (a finished one gets `late`)."""
-        self._handle(rounds.Holding(device, lease), now)
+        self._handle(events.Holding(device, lease), now)
         if lease is not None and not finished and self.open_lease(device, lease) is None:
             self._send(device, Cancel(lease=lease, code="over"))
 
@@ -409,11 +429,11 @@ class Conductor:
         """A device said hello; with another boot id it has started anew."""
         if self._boots.get(device) != boot:
             self._boots[device] = boot
-            self._handle(rounds.Returned(device), now)
+            self._handle(events.Returned(device), now)
 
     def removed(self, device: str, now: float) -> None:
         """A device is not enrolled any more: nobody waits for it."""
-        self._handle(rounds.Removed(device), now)
+        self._handle(events.Removed(device), now)
 
     def open_lease(self, device: str, lease_id: str) -> LeaseRow | None:
         """The lease if it is this device's and still open."""
@@ -444,7 +464,7 @@ class Conductor:
             return
         if self._lacking(lease):
             return  # what it was made of is lost, and being made again: the device offers again
-        self._handle(rounds.Accepted(lease.id), now)
+        self._handle(events.Accepted(lease.id), now)
         assert self.machine is not None
         assert self.model is not None
         known = methods.knowledge_limits(self.machine.file).max_bytes
@@ -482,7 +502,7 @@ class Conductor:
         whose = about(device=lease.device, run=lease.run, round=lease.round) if lease is not None else {}
         log.warning("refused the update of lease %s: %s", offer.lease, error, extra=whose)
         detail = error.detail[:1000]
-        self._handle(rounds.Refused(lease=offer.lease, sha256=offer.sha256, code=error.code, detail=detail), now)
+        self._handle(events.Refused(lease=offer.lease, sha256=offer.sha256, code=error.code, detail=detail), now)
 
     # intake
 
@@ -566,7 +586,7 @@ class Conductor:
             self._drop_blob(offer.sha256)
             self._refuse(offer, PayloadError(answer["code"], answer["detail"]), now)
             return
-        stored = rounds.Stored(
+        stored = events.Stored(
             lease=offer.lease,
             sha256=offer.sha256,
             length=offer.length,
@@ -595,45 +615,45 @@ class Conductor:
 
     # what the machine wants
 
-    def _handle(self, event: rounds.Event, now: float) -> None:
+    def _handle(self, event: events.Event, now: float) -> None:
         if self.machine is not None:
             self._carry_out(self.machine.handle(event, now))
 
-    def _carry_out(self, instructions: list[rounds.Instruction]) -> None:
+    def _carry_out(self, instructions: list[Instruction]) -> None:
         store = self._store
         for instruction in instructions:
             match instruction:
-                case rounds.OpenRound(round_, leases):
+                case OpenRound(round_, leases):
                     faults.in_round(round_.number)
                     store.rounds.open(round_, leases)
                     last = "plans" if self.run is not None and self.run.dry else "last evaluation"
                     what = f"round {round_.number}" if round_.goal else last
                     whose = about(run=round_.run, round=round_.number)
                     log.info("run %s %s: asks %d devices", round_.run, what, len(leases), extra=whose)
-                case rounds.AddLeases(leases):
+                case AddLeases(leases):
                     store.leases.add(leases)
-                case rounds.SendAssign():
+                case SendAssign():
                     self._offer(instruction)
-                case rounds.CloseLease(lease_id, state, code, detail, lines):
+                case CloseLease(lease_id, state, code, detail, lines):
                     store.leases.set_state(lease_id, state, code=code, detail=detail, log=lines)
                     self._note_end(lease_id, state, code, detail)
-                case rounds.SendCancel(device, lease_id):
+                case SendCancel(device, lease_id):
                     self._uploads.drop(device)
                     self._send(device, Cancel(lease=lease_id))
-                case rounds.SaveUpdate(lease_id, update, judged):
+                case SaveUpdate(lease_id, update, judged):
                     self._save_update(lease_id, update, judged)
                     self._remember(lease_id)
-                case rounds.SaveScore(version, score, best_version):
+                case SaveScore(version, score, best_version):
                     self._save_score(version, score, best_version)
-                case rounds.Judge(version):
+                case Judge(version):
                     self._judge(version)
-                case rounds.SendReceipt():
+                case SendReceipt():
                     self._send(instruction.device, _receipt(instruction))
-                case rounds.Freeze(round_, set_hash):
+                case Freeze(round_, set_hash):
                     store.rounds.freeze(round_.run, round_.number, round_.attempt, set_hash)
-                case rounds.Fold():
+                case Fold():
                     self._fold(instruction)
-                case rounds.Commit(round_, model):
+                case Commit(round_, model):
                     self._tell_left_out(round_.run)
                     store.rounds.commit(round_.number, round_.attempt, model, self._left_out)
                     self.model = model
@@ -643,16 +663,16 @@ class Conductor:
                     whose = about(run=round_.run, round=round_.number)
                     made = model.sha256[:12]
                     log.info("run %s round %d: committed %s", round_.run, round_.number, made, extra=whose)
-                case rounds.Announce(round_, version):
+                case Announce(round_, version):
                     self._tell_everybody(round_.run, round_.number, round_.attempt, version)
-                case rounds.Abandon(round_, reason):
+                case Abandon(round_, reason):
                     store.rounds.abandon(round_.run, round_.number, round_.attempt, reason)
                     for update in store.updates.of_attempt(round_.run, round_.number, round_.attempt):
                         self._drop_blob(update.sha256)
                     self._observe_drops()
                     whose = about(run=round_.run, round=round_.number)
                     log.warning("run %s round %d: abandoned, %s", round_.run, round_.number, reason, extra=whose)
-                case rounds.SaveDeadline(round_):
+                case SaveDeadline(round_):
                     store.rounds.save_deadline(
                         round_.run,
                         round_.number,
@@ -661,7 +681,7 @@ class Conductor:
                         extended=round_.extended,
                         elapsed_s=round_.elapsed_s,
                     )
-                case rounds.Finish(state, reason):
+                case Finish(state, reason):
                     self._finish(state, reason)
 
     def _save_update(self, lease_id: str, update: UpdateRow | None, judged: EvaluationRow | None) -> None:
@@ -722,7 +742,7 @@ class Conductor:
             self._tell_untested(rows)
             for row in rows:
                 self._store.evaluations.save(row)
-            self._handle(rounds.Judged(rows), time.monotonic())
+            self._handle(events.Judged(rows), time.monotonic())
 
         self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, judged)
 
@@ -734,7 +754,8 @@ class Conductor:
 
     def _observe_drops(self) -> None:
         if self.machine is not None:
-            self.machine.drop_rate = self._store.leases.drop_rate(self.machine.run, _DROP_LEASES)
+            rate = self._store.leases.drop_rate(self.machine.run, _DROP_LEASES)
+            self._handle(events.DropRateObserved(rate), time.monotonic())
 
     def _note_end(self, lease_id: str, state: str, code: str, detail: str) -> None:
         if state in ("declined", "refused", "expired"):
@@ -743,7 +764,7 @@ class Conductor:
             whose = about(device=device, run=lease.run, round=lease.round) if lease else {}
             log.warning("%s: %s (%s%s)", device, state, code, f": {detail!r}" if detail else "", extra=whose)
 
-    def _offer(self, instruction: rounds.SendAssign) -> None:
+    def _offer(self, instruction: SendAssign) -> None:
         """Send an assignment; if its slice of the model has yet to be cut, as soon as it is there."""
         lease, run, model = instruction.lease, self.run, self.model
         assert run is not None
@@ -753,7 +774,7 @@ class Conductor:
             self._send(lease.device, self._assign(lease, instruction.deadline_s))
             return
         assert self.machine is not None
-        self.machine.not_asked_yet(lease.id)
+        self._handle(events.AssignmentDelayed(lease.id), time.monotonic())
         name = lacking[0]
         is_begun = name in self._cutting
         self._cutting.setdefault(name, {})[lease.id] = instruction
@@ -813,7 +834,7 @@ class Conductor:
             version=lease.version,
             train=lease.train,
             evaluate=lease.evaluate,
-            seed=rounds.seed_of(file.seed, lease.round, lease.device),
+            seed=seed_of(file.seed, lease.round, lease.device),
             learning_rate=learning_rate(file.train, lease.round, file.stop.rounds),
             threads=file.train.threads,
             slice=lease.slice,
@@ -842,12 +863,12 @@ class Conductor:
         part = self._parts[lease.slice]
         return PartRef(key=key, sha256=part.sha256, length=part.length)
 
-    def _fold(self, fold: rounds.Fold) -> None:
+    def _fold(self, fold: Fold) -> None:
         run, model = self.run, self.model
         assert run is not None
         assert model is not None
         out = self._blobs.temporary_path(f"fold-{run.id}")
-        weights = rounds.counted_samples(fold.updates, self._file().devices.max_weight_ratio)
+        weights = counted_samples(fold.updates, self._file().devices.max_weight_ratio)
         job = {
             "job": "fold",
             "run": run.file,
@@ -879,7 +900,7 @@ class Conductor:
             self._made(run, model.version + 1, out, fold.set_hash, answer, committed)
 
         def committed(_run: RunRow, row: ModelRow) -> None:
-            self._compare(fold, row, then=lambda: self._handle(rounds.Folded(row), time.monotonic()))
+            self._compare(fold, row, then=lambda: self._handle(events.Folded(row), time.monotonic()))
 
         self._aggregation.submit(job, folded)
 
@@ -891,7 +912,7 @@ class Conductor:
                 whose = about(device=row.device or None, run=row.run, round=row.round)
                 log.warning("%s: %s: %s", row.device or "all devices", row.code, row.detail, extra=whose)
 
-    def _compare(self, fold: rounds.Fold, made: ModelRow, *, then: Callable[[], None]) -> None:
+    def _compare(self, fold: Fold, made: ModelRow, *, then: Callable[[], None]) -> None:
         """Have the models of a round compared, if that is due, while its updates are there; then go on, whatever came.
 
         A restart folds again, and compares again.
@@ -917,7 +938,7 @@ class Conductor:
 
         self._aggregation.submit(job, probed)
 
-    def _probing(self, fold: rounds.Fold, made: ModelRow) -> dict[str, Any] | None:
+    def _probing(self, fold: Fold, made: ModelRow) -> dict[str, Any] | None:
         """The job that compares the models of a round; None if nobody wants it, or nothing is here to do it with."""
         run, model, file = self.run, self.model, self._file()
         assert run is not None
@@ -1033,7 +1054,7 @@ def _raise_disk_error(answer: Answer) -> None:
         raise MachineError(answer["detail"])
 
 
-def _receipt(instruction: rounds.SendReceipt) -> Receipt:
+def _receipt(instruction: SendReceipt) -> Receipt:
     return Receipt(
         lease=instruction.lease,
         sha256=instruction.sha256,

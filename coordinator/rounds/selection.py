@@ -1,15 +1,21 @@
-"""Who takes part in a round: how many are needed, how many to ask, and which."""
+"""Who takes part in a round: how many are needed, how many to ask, which, and with which seeds."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections.abc import Sequence
 
-__all__ = ["choose", "goal_and_quorum", "num_to_ask"]
+__all__ = ["choose", "goal_and_quorum", "num_to_ask", "seed_of"]
 
 _CONFIDENCE = 0.999
 _LEAST_DROP_RATE = 0.1  # a fleet that has not failed yet will
+
+
+def seed_of(seed: int, round_: int, device: str) -> int:
+    """The seed of a device's work in a round: the same in every attempt."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{round_}/{device}".encode()).digest()[:8], "big") >> 1
 
 
 def goal_and_quorum(available: int, *, fraction: float, minimum: int) -> tuple[int, int]:

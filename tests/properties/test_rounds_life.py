@@ -14,8 +14,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from rows import digest, model_row, report, run_file, run_row, slice_choice
 
-from coordinator.rounds import machine as rounds
-from coordinator.rounds.machine import RunMachine, Snapshot
+from coordinator.rounds import events
+from coordinator.rounds.events import Snapshot
+from coordinator.rounds.instructions import (
+    Abandon,
+    AddLeases,
+    Announce,
+    CloseLease,
+    Commit,
+    Finish,
+    Fold,
+    Freeze,
+    Instruction,
+    OpenRound,
+    SaveDeadline,
+    SaveUpdate,
+    SendAssign,
+    SendReceipt,
+)
+from coordinator.rounds.machine import RunMachine
 from coordinator.store.rows import OPEN_LEASE, LeaseRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client.records import Evaluation
@@ -49,9 +66,9 @@ class World:
         self.offered: list[LeaseRow] = []  # every assignment that was sent
         self.accepted: dict[str, str] = {}  # lease -> hash, of every `accepted` receipt
         self.frozen: dict[tuple[int, int], tuple[str, ...]] = {}  # attempt -> leases of its set
-        self.folding: rounds.Fold | None = None
+        self.folding: Fold | None = None
         self.stop_asked: bool | None = None
-        self.finish: rounds.Finish | None = None
+        self.finish: Finish | None = None
         self.start()
 
     def start(self) -> None:
@@ -76,9 +93,9 @@ class World:
         self.machine = RunMachine(
             snapshot, slices=slice_choice(self.file), new_id=self._new_id, new_issue=self._new_issue, now=self.now
         )
-        self.carry_out(self.machine.begin(), None)
+        self.carry_out(self.machine.handle(events.Resumed(), self.now), None)
         if self.stop_asked is not None:
-            self.carry_out(self.machine.handle(rounds.StopAsked(self.stop_asked), self.now), None)
+            self.carry_out(self.machine.handle(events.StopAsked(self.stop_asked), self.now), None)
 
     def _new_id(self) -> str:
         self.num_ids += 1
@@ -88,50 +105,50 @@ class World:
         self.issue += 1
         return self.issue - 1
 
-    def handle(self, event: rounds.Event, die_after: int | None = None) -> None:
+    def handle(self, event: events.Event, die_after: int | None = None) -> None:
         """One event, its instructions, and perhaps a crash before the `die_after`-th of them."""
         try:
             self.carry_out(self.machine.handle(event, self.now), die_after)
         except _Died:
             self.start()
 
-    def carry_out(self, instructions: list[rounds.Instruction], die_after: int | None) -> None:
+    def carry_out(self, instructions: list[Instruction], die_after: int | None) -> None:
         for number, instruction in enumerate(instructions):
             if number == die_after:
                 raise _Died
             self._do(instruction)
 
-    def _do(self, instruction: rounds.Instruction) -> None:
+    def _do(self, instruction: Instruction) -> None:
         store = self.store
         match instruction:
-            case rounds.OpenRound(round_, leases):
+            case OpenRound(round_, leases):
                 store.rounds.open(round_, leases)
-            case rounds.AddLeases(leases):
+            case AddLeases(leases):
                 store.leases.add(leases)
-            case rounds.SendAssign(lease, deadline_s):
+            case SendAssign(lease, deadline_s):
                 assert deadline_s >= 0
                 assert store.leases.get(lease.id) is not None, "a lease is written before it is offered"
                 self.offered.append(lease)
-            case rounds.CloseLease(lease_id, state, code, detail, log):
+            case CloseLease(lease_id, state, code, detail, log):
                 store.leases.set_state(lease_id, state, code=code, detail=detail, log=log)
-            case rounds.SaveUpdate(lease_id, update, evaluation):
+            case SaveUpdate(lease_id, update, evaluation):
                 store.updates.save(update, evaluation, lease_id)
-            case rounds.SendReceipt():
+            case SendReceipt():
                 self._receipt(instruction)
-            case rounds.Freeze(round_, set_hash):
+            case Freeze(round_, set_hash):
                 store.rounds.freeze(RUN, round_.number, round_.attempt, set_hash)
-            case rounds.Fold():
+            case Fold():
                 self._fold(instruction)
-            case rounds.Commit(round_, model):
+            case Commit(round_, model):
                 newest = store.models.last(RUN)
                 assert newest is not None
                 assert model.version == newest.version + 1, "I3: no gap"
                 store.rounds.commit(round_.number, round_.attempt, model)
-            case rounds.Announce(round_, _):
+            case Announce(round_, _):
                 store.rounds.announce(RUN, round_.number, round_.attempt)
-            case rounds.Abandon(round_, reason):
+            case Abandon(round_, reason):
                 store.rounds.abandon(RUN, round_.number, round_.attempt, reason)
-            case rounds.SaveDeadline(round_):
+            case SaveDeadline(round_):
                 store.rounds.save_deadline(
                     RUN,
                     round_.number,
@@ -140,11 +157,11 @@ class World:
                     extended=round_.extended,
                     elapsed_s=round_.elapsed_s,
                 )
-            case rounds.Finish(state, reason):
+            case Finish(state, reason):
                 store.runs.set_state(RUN, state, reason)
                 self.finish = instruction
 
-    def _receipt(self, receipt: rounds.SendReceipt) -> None:
+    def _receipt(self, receipt: SendReceipt) -> None:
         lease = self.store.leases.get(receipt.lease)
         assert lease is not None
         assert lease.device == receipt.device
@@ -158,7 +175,7 @@ class World:
             assert update.sha256 == receipt.sha256
         self.accepted[receipt.lease] = receipt.sha256
 
-    def _fold(self, fold: rounds.Fold) -> None:
+    def _fold(self, fold: Fold) -> None:
         key = (fold.round.number, fold.round.attempt)
         row = self.store.rounds.last(RUN)
         assert row is not None
@@ -175,13 +192,13 @@ class World:
             return
         fold, self.folding = self.folding, None
         model = model_row(self.machine.version + 1, set_hash=fold.set_hash)
-        self.handle(rounds.Folded(model), die_after)
+        self.handle(events.Folded(model), die_after)
 
     def store_update(self, lease: LeaseRow, text: str, die_after: int | None) -> None:
         """An update arrives that passed every check."""
         evaluation = Evaluation(num_samples=4, num_correct=3, loss_sum=1.0) if lease.evaluate else None
         told = report(evaluation=evaluation, num_samples=10 if lease.train else 0)
-        stored = rounds.Stored(lease=lease.id, sha256=digest(text), length=9, norm=1.0, report=told)
+        stored = events.Stored(lease=lease.id, sha256=digest(text), length=9, norm=1.0, report=told)
         self.handle(stored, die_after)
 
     def check(self) -> None:
@@ -224,9 +241,9 @@ class World:
             if self.machine.finished:
                 return
             self.now += 1.0
-            self.handle(rounds.Tick(self.online, len(DEVICES)))
+            self.handle(events.Tick(self.online, len(DEVICES)))
             for lease in [x for x in self.machine.leases.values() if x.state in OPEN_LEASE]:
-                self.handle(rounds.Accepted(lease.id))
+                self.handle(events.Accepted(lease.id))
                 self.store_update(lease, f"good {lease.id}", None)
             self.answer_fold(None)
             self.check()
@@ -256,7 +273,7 @@ class RoundsMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.3, 2.5, 4.0, 16.0, 61.0]), die_after=deaths)
     def time_passes(self, seconds: float, die_after: int | None) -> None:
         self.world.now += seconds
-        self.world.handle(rounds.Tick(self.world.online, len(DEVICES)), die_after)
+        self.world.handle(events.Tick(self.world.online, len(DEVICES)), die_after)
 
     @rule(die_after=deaths)
     def a_round_is_due(self, die_after: int | None) -> None:
@@ -268,13 +285,13 @@ class RoundsMachine(RuleBasedStateMachine):
     def a_device_accepts(self, data: st.DataObject, die_after: int | None) -> None:
         if self._leases():
             lease = data.draw(st.sampled_from(self._leases()[-8:]))
-            self.world.handle(rounds.Accepted(lease.id), die_after)
+            self.world.handle(events.Accepted(lease.id), die_after)
 
     @rule(data=st.data(), die_after=deaths)
     def a_device_declines(self, data: st.DataObject, die_after: int | None) -> None:
         if self._leases():
             lease = data.draw(st.sampled_from(self._leases()[-8:]))
-            self.world.handle(rounds.Declined(lease=lease.id, code="crashed"), die_after)
+            self.world.handle(events.Declined(lease=lease.id, code="crashed"), die_after)
 
     @rule(data=st.data(), other=st.booleans(), die_after=deaths)
     def an_update_is_stored(self, data: st.DataObject, other: bool, die_after: int | None) -> None:
@@ -294,18 +311,18 @@ class RoundsMachine(RuleBasedStateMachine):
     def an_update_is_refused(self, data: st.DataObject, die_after: int | None) -> None:
         if self._leases():
             lease = data.draw(st.sampled_from(self._leases()[-8:]))
-            refused = rounds.Refused(lease=lease.id, sha256=digest("bad"), code="norm", detail="too far")
+            refused = events.Refused(lease=lease.id, sha256=digest("bad"), code="norm", detail="too far")
             self.world.handle(refused, die_after)
 
     @rule(device=st.sampled_from(DEVICES), data=st.data())
     def a_device_tells_what_it_holds(self, device: str, data: st.DataObject) -> None:
         held = data.draw(st.sampled_from([None, *(x.id for x in self._leases()[-8:])]))
-        self.world.handle(rounds.Holding(device, held))
+        self.world.handle(events.Holding(device, held))
 
     @rule(device=st.sampled_from(DEVICES), die_after=deaths)
     def a_device_is_removed(self, device: str, die_after: int | None) -> None:
         self.world.online -= {device}
-        self.world.handle(rounds.Removed(device), die_after)
+        self.world.handle(events.Removed(device), die_after)
 
     @rule(die_after=deaths)
     def the_fold_is_done(self, die_after: int | None) -> None:
@@ -321,7 +338,7 @@ class RoundsMachine(RuleBasedStateMachine):
     def somebody_stops_the_run(self, at_once: bool, really: int) -> None:
         if really == 0 and self.world.stop_asked is None:
             self.world.stop_asked = at_once
-            self.world.handle(rounds.StopAsked(at_once))
+            self.world.handle(events.StopAsked(at_once))
 
     @invariant()
     def nothing_is_lost_or_counted_twice(self) -> None:

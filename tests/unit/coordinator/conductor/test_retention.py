@@ -13,8 +13,9 @@ from coordinator.aggregation.job_child import AGGREGATOR, JobChild
 from coordinator.conductor.conductor import Conductor
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Downloads, Uploads
-from coordinator.rounds import machine as rounds
+from coordinator.rounds.instructions import Announce, Commit, OpenRound, SaveScore, SaveUpdate
 from coordinator.state import RETAINED_MODELS
+from coordinator.store.base import ModelRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client.transport.blobs import BlobStore
 
@@ -47,7 +48,7 @@ class Site:
         self.blobs.write(text.encode(), sha256, point="test")
         return sha256
 
-    def model(self, version: int) -> rounds.ModelRow:
+    def model(self, version: int) -> ModelRow:
         return model_row(version, sha256=self.put(f"model {version}"), sent_sha256=self.put(f"sent {version}"))
 
     def run_round(self, number: int) -> None:
@@ -55,12 +56,12 @@ class Site:
         round_ = round_row(number)
         lease = lease_row(number, round=number)
         update = update_row(lease=lease.id, round=number, sha256=self.put(f"update {number}"))
-        self.conductor._carry_out([rounds.OpenRound(round_, (lease,)), rounds.SaveUpdate(lease.id, update, None)])
+        self.conductor._carry_out([OpenRound(round_, (lease,)), SaveUpdate(lease.id, update, None)])
         assert self.blobs.has(update.sha256)
-        self.conductor._carry_out([rounds.Commit(round_, self.model(number)), rounds.Announce(round_, number)])
+        self.conductor._carry_out([Commit(round_, self.model(number)), Announce(round_, number)])
 
     def judge(self, version: int, best: int) -> None:
-        self.conductor._carry_out([rounds.SaveScore(version, 0.5, best)])
+        self.conductor._carry_out([SaveScore(version, 0.5, best)])
 
     def versions(self) -> list[int]:
         """Those whose two blobs are here; never only one of them. Beside them only the settings are."""

@@ -35,7 +35,7 @@ from coordinator.aggregation import job_child
 from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, new_password
 from coordinator.requests.commands import Commands
 from coordinator.results.similarity_record import Compared, Comparison, Similarity, setting_of
-from coordinator.rounds import machine as rounds
+from coordinator.rounds.instructions import Fold
 from coordinator.server.service import Service, ServiceOptions
 from coordinator.store.rows import PartRow
 from coordinator.store.sqlite import SqliteStore
@@ -359,7 +359,7 @@ def test_a_fold_that_ends_after_its_run_stops_nobody(site: Site, monkeypatch: py
         job = conductor._encoding(conductor.run, conductor.model.sha256, "width:1/2", site.folder / "out")
         cut = functools.partial(conductor._was_cut, conductor.run, conductor.model, "width:1/2", site.folder / "out")
         conductor._aggregation.submit(job, cut)
-        conductor._fold(rounds.Fold(round_row(), tuple(site.store.updates.of_attempt("r-1", 1, 1)), "hash"))
+        conductor._fold(Fold(round_row(), tuple(site.store.updates.of_attempt("r-1", 1, 1)), "hash"))
         _read_until(service, lambda: conductor.machine is None)
         assert conductor._aggregation.idle
         site.store.runs.add(run_row("r-2"))
