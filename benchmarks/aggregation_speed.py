@@ -41,6 +41,7 @@ def _fold(folder: Path, repeats: int) -> dict[str, list[float]]:
     import torch
 
     from coordinator.aggregation import aggregator
+    from coordinator.aggregation.jobs import FoldedModel, FoldJob, InitJob, UpdateRef
     from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
     from edge_client.params import coverage_mean
@@ -51,9 +52,9 @@ def _fold(folder: Path, repeats: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
     model = {"name": "resnet18", "input": [3, 32, 32]}
     table = {"name": "bench", "model": model, "classes": [str(c) for c in range(10)]}
-    run = to_map(parse_table(RunFile, table, source="benchmark"))
+    run = parse_table(RunFile, table, source="benchmark")
     start = folder / "model.bin"
-    aggregator.answer({"job": "init", "run": run, "out": str(start)})
+    aggregator.do(InitJob(run=run, out=str(start)))
     with ContainerReader(start) as reader:
         tensors = {name: reader.tensor(name) for name in reader.names(MODEL_PREFIX)}
     listed = [(name, codec_for(tensor, "fp32"), tuple(tensor.shape)) for name, tensor in tensors.items()]
@@ -62,15 +63,16 @@ def _fold(folder: Path, repeats: int) -> dict[str, list[float]]:
     for number in range(_NUM_UPDATES):
         path = folder / f"update-{number}.bin"
         write_container(path, report, listed, tensors.values())
-        updates.append({"device": f"d{number}", "path": str(path), "num_samples": 10})
+        updates.append(UpdateRef(device=f"d{number}", path=str(path), num_samples=10))
     num_gb = _NUM_UPDATES * sum(t.nbytes for t in tensors.values()) / 1e9
-    job = {"job": "fold", "run": run, "round": 1, "model": str(start), "base": str(start), "updates": updates}
+    model_file, out = str(start), str(folder / "next.bin")
+    job = FoldJob(run=run, round=1, model=model_file, base=model_file, updates=tuple(updates), out=out)
     fold, mean = [], []
     for _ in range(repeats + 1):
         begin = time.process_time()
-        told = aggregator.answer({**job, "out": str(folder / "next.bin")})
+        answer = aggregator.do(job)
         fold.append(num_gb / (time.process_time() - begin))
-        assert told["ok"], told
+        assert isinstance(answer, FoldedModel), answer
         begin = time.process_time()
         for tensor in tensors.values():
             coverage_mean(tensor, ((tensor, None, 10.0) for _ in range(_NUM_UPDATES)))

@@ -46,6 +46,7 @@ def _times(folder: Path, turns: int) -> dict[str, list[float]]:
 
     from coordinator.aggregation import aggregator
     from coordinator.aggregation.frozen import FrozenSet, FrozenUpdate, ModelState
+    from coordinator.aggregation.jobs import InitJob
     from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
     from edge_client.methods.base import Frozen, State
@@ -60,8 +61,8 @@ def _times(folder: Path, turns: int) -> dict[str, list[float]]:
     model = {"name": "resnet26", "input": [3, 32, 32]}
     table = {"name": "bench", "method": {"name": "inco"}, "model": model, "classes": [str(c) for c in range(10)]}
     start = folder / "model.bin"
-    run = to_map(parse_table(RunFile, table, source="benchmark"))
-    assert aggregator.answer({"job": "init", "run": run, "out": str(start)})["ok"]
+    run = parse_table(RunFile, table, source="benchmark")
+    aggregator.do(InitJob(run=run, out=str(start)))
     with ContainerReader(start) as reader:
         tensors = {name: reader.tensor(name) for name in reader.names()}
     listed = [(name, codec_for(tensor, "fp32"), tuple(tensor.shape)) for name, tensor in tensors.items()]

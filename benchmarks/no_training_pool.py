@@ -10,10 +10,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from benchmarks.no_training_worker import num_samples_of, update_pieces
-from coordinator.aggregation.job_child import Answer, answer_jobs
+from coordinator.aggregation.job_child import answer_jobs
+from coordinator.aggregation.jobs import Job, WorkerExit, WorkJob
 from edge_client.device import guard
 
 __all__ = ["main"]
@@ -26,8 +26,9 @@ def main() -> int:
     return 0
 
 
-def _work(job: dict[str, Any]) -> Answer:
-    folder = Path(job["folder"])
+def _work(job: Job[object]) -> WorkerExit:
+    assert isinstance(job, WorkJob)
+    folder = Path(job.folder)
     order = json.loads((folder / "order.json").read_bytes())
     device, digest, length = order["device"], hashlib.sha256(), 0
     with open(folder / "update.bin", "wb", buffering=0) as out:
@@ -36,7 +37,7 @@ def _work(job: dict[str, Any]) -> Answer:
             length += out.write(piece)
     manifest = {"sha256": digest.hexdigest(), "length": length, "num_samples": num_samples_of(device)}
     (folder / "update.json").write_text(json.dumps(manifest), encoding="utf-8")
-    return {"id": job["id"], "ok": True, "code": 0}
+    return WorkerExit(code=0)
 
 
 if __name__ == "__main__":

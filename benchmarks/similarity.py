@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.federation import scratch
 from benchmarks.figures import Figure
+from coordinator.aggregation.jobs import EvaluateJob, Failure, InitJob, Job, ProbedUpdate, ProbeJob
 from edge_client.device import guard
 
 __all__ = ["measure"]
@@ -52,13 +53,14 @@ def _times(folder: Path, model: str, turns: int) -> dict[str, list[float]]:
     for turn in range(turns + 1):
         for name, job in jobs.items():
             begin = time.process_time()
-            assert aggregator.answer(job)["ok"]
+            answer = aggregator.do(job)
+            assert not isinstance(answer, Failure), answer
             if turn:  # the first warms up
                 found[name].append(time.process_time() - begin)
     return found
 
 
-def _jobs(folder: Path, model: str) -> dict[str, dict[str, Any]]:
+def _jobs(folder: Path, model: str) -> dict[str, Job[Any]]:
     """The job of each kind, with all files that it reads."""
     import numpy as np
 
@@ -70,8 +72,8 @@ def _jobs(folder: Path, model: str) -> dict[str, dict[str, Any]]:
 
     table = {"name": "bench", "model": {"name": model, "input": [3, 32, 32]}, "classes": [str(c) for c in range(10)]}
     start, data = folder / "model.bin", folder / "test.npz"
-    run = to_map(parse_table(RunFile, table, source="benchmark"))
-    assert aggregator.answer({"job": "init", "run": run, "out": str(start)})["ok"]
+    run = parse_table(RunFile, table, source="benchmark")
+    aggregator.do(InitJob(run=run, out=str(start)))
     x = np.random.default_rng(1).random((_NUM_SAMPLES, 3, 32, 32), dtype=np.float32)
     np.savez(data, x=x, y=np.arange(_NUM_SAMPLES) % 10)
     report = to_map(Report(num_samples=10, steps=1, payload="params"))
@@ -82,11 +84,11 @@ def _jobs(folder: Path, model: str) -> dict[str, dict[str, Any]]:
     for number in range(_NUM_DEVICES):
         path = folder / f"update-{number}.bin"
         write_container(path, report, listed, iter(tensors.values()))
-        updates.append({"device": f"d{number}", "path": str(path)})
-    common = {"run": run, "model": str(start), "data": str(data)}
+        updates.append(ProbedUpdate(device=f"d{number}", path=str(path)))
+    model_file = str(start)
     return {
-        "probe": {"job": "probe", "round": 1, "base": str(start), "updates": updates, **common},
-        "evaluate": {"job": "evaluate", **common},
+        "probe": ProbeJob(run=run, round=1, model=model_file, base=model_file, updates=tuple(updates), data=str(data)),
+        "evaluate": EvaluateJob(run=run, model=model_file, data=str(data)),
     }
 
 

@@ -1,27 +1,10 @@
 """The coordinator's child process that touches values: makes, encodes, checks and folds models.
 
-`python -m coordinator.aggregation.aggregator` reads one JSON job per line and answers each with one JSON line, in
-order, with the
-job's `id`; it ends at the end of its input, and dies with its parent. Paths are absolute.
+`python -m coordinator.aggregation.aggregator` does the jobs of `jobs` in the order in which they come; it ends at the
+end of its input, and dies with its parent.
 
-    job     fields                                   answer
-    init    run, task, start, started, out           sha256, length: the first model of a run and the tensors of its
-                                                     method, functions of its seed, or those of the model `start`
-    calibrate run, task                              rows: slice -> what its units cost
-    (`edge_client.measuring.calibration`)
-    encode  run, task, model, slice, out             sha256, length: the tensors of a slice as they travel
-    tell    run, model, slice, device, round, out    sha256, length: the knowledge that devices are told
-    study   run, model, version                      begins what the method makes of a version beside the next round
-    check   base, update, max_norm, max_ratio, ...   norm: of the update's delta; or not_finite, norm, range, ...
-    fold    run, round, model, base, updates, ...    sha256, length: the next model; left_out: knowledge of which
-                                                     devices could not be used, and why; study: when it was done
-    evaluate run, task, model, data                  results: of each slice num_samples, num_correct, loss_sum and
-                                                     confusion on an npz file
-    probe   run, task, round, model, base, updates,  comparison, labels, pictures: how alike the devices' models are
-            data                                     (`similarity_record.Findings`)
-
-`{"ok": false, "code", "detail"}` answers what is refused or did not work. A bug ends the process with a traceback and
-exit code 1; whoever started it starts another.
+What fedfit raises on purpose, and what the disk refuses, becomes a `Failure`. A bug ends the process with a traceback
+and exit code 1; whoever started it starts another.
 
 Covers: the process and its jobs. One thread: sums have the same bits on every machine of a kind.
 Does not cover: which updates count, and what becomes permanent: `out` is a plain file that the coordinator publishes.
@@ -39,26 +22,40 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregation.job_child import answer_jobs
+from coordinator.aggregation.jobs import (
+    CalibrateJob,
+    Calibration,
+    CheckedUpdate,
+    CheckJob,
+    EncodeJob,
+    EvaluateJob,
+    Failure,
+    FoldedModel,
+    FoldJob,
+    InitJob,
+    Job,
+    ProbeJob,
+    ServerEvaluation,
+    SliceEvaluation,
+    StudyJob,
+    StudyStarted,
+    StudyTimes,
+    TellJob,
+    WrittenFile,
+    name_of,
+)
 from coordinator.aggregation.task_source import recipe_of, task_place
+from coordinator.results.similarity_record import Findings
 from edge_client import durable, faults, records
 from edge_client.config.run_file import RunFile
 from edge_client.device import guard
-from edge_client.errors import (
-    DiskFullError,
-    FedfitError,
-    InputError,
-    MachineError,
-    NoSuchNameError,
-    PayloadError,
-)
-from edge_client.knowledge.schema import Limits
+from edge_client.errors import FedfitError, InputError, MachineError, PayloadError
 from edge_client.methods import user_methods as own
-from edge_client.records import Between, Count, Positive, Report
+from edge_client.records import Report
 from edge_client.wire.container import EXTRA_PREFIX, MEMORY_PREFIX, MODEL_PREFIX, TableRow
 
 # torch is imported inside the jobs: malloc must be pinned before it is loaded
@@ -74,170 +71,30 @@ if TYPE_CHECKING:
     from edge_client.task.run_model import Recipe
     from edge_client.wire.tensors import ContainerReader
 
-__all__ = ["answer", "check_first_model", "main"]
+__all__ = ["check_first_model", "do", "main"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_COUNTER = 2**53
-_CODES: Sequence[tuple[type[FedfitError], str]] = (
-    (DiskFullError, "disk_full"),
-    (MachineError, "machine"),
-    (NoSuchNameError, "unknown_name"),
-    (InputError, "input"),
-    (FedfitError, "failed"),
-)
-Reply = dict[str, Any]
 _CUTTERS: dict[str, Cutter] = {}
 _STUDIES: list[Studies] = []  # one, once it is needed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitJob:
-    """Make the first model of a run."""
-
-    run: RunFile
-    task: str | None = None  # path of the task's source
-    start: str | None = None  # a model whose tensors are taken instead of random ones
-    started: RunFile | None = None  # the run that it is of
-    out: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateJob:
-    """Measure the model of a run, for devices that need not do it then."""
-
-    run: RunFile
-    task: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateJob:
-    """Judge a model on test data of the server."""
-
-    run: RunFile
-    task: str | None = None
-    model: str
-    data: str  # path of an npz file
-    round: Count | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbedUpdate:
-    """An update of the frozen set whose device's model is compared with others."""
-
-    device: records.Id
-    path: str
-    slice: records.SliceText = "full"
-    own: str | None = None  # of a simulated device: the folder of the tensors that it keeps for itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeJob:
-    """Compare the models that devices sent, on test data of the server."""
-
-    run: RunFile
-    task: str | None = None
-    round: Count
-    model: str  # what was made of the updates
-    base: str  # what they change
-    updates: tuple[ProbedUpdate, ...]
-    data: str  # path of an npz file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodeJob:
-    """Encode a slice of a model as it travels to the devices."""
-
-    run: RunFile
-    task: str | None = None
-    model: str
-    slice: records.SliceText = "full"
-    out: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TellJob:
-    """Write down what the devices of a slice, or one device, are told before a round."""
-
-    run: RunFile
-    model: str
-    slice: records.SliceText = "full"
-    device: str = ""
-    public: bool = False  # only the shared samples
-    round: Count
-    out: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyJob:
-    """Begin to make of a version what its method makes beside the next round."""
-
-    run: RunFile
-    model: str
-    version: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckJob:
-    """Look at every value of an update that passed the intake."""
-
-    base: str
-    update: str
-    max_norm: Annotated[float, Between(0, 1e300)] | None = None
-    max_ratio: Annotated[float, Between(0, 1e300)] | None = None  # without max_norm: times (norm of the base + 1)
-    knowledge: Limits | None = None  # what may be there beside the model
-    codec: str = "fp32"  # of the run
-    max_passes: Positive = 1  # forward passes of one step; a counter of batches grows by one in each
-    round: Count | None = None  # for fault points that name one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRef:
-    """An update of the frozen set."""
-
-    device: records.Id
-    path: str
-    num_samples: Count
-    slice: records.SliceText = "full"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoldJob:
-    """Make the next model out of the frozen set."""
-
-    run: RunFile
-    task: str | None = None
-    round: Count
-    model: str
-    base: str  # what was sent; deltas are added to `model` itself, see `coordinator/aggregation/frozen.py`
-    updates: tuple[UpdateRef, ...]
-    num_devices: Count = 0  # of the run: those that could have been chosen for a round, or ever were
-    out: str
-
-
-def answer(request: Mapping[str, Any]) -> Reply:
+def do(job: Job[Any]) -> object:
     """Do one job; what fedfit raises on purpose, and what the disk refuses, becomes an answer."""
-    faults.in_round(request.get("round"))
-    name = request.get("job")
-    fields = {key: value for key, value in request.items() if key not in ("id", "job")}
+    faults.in_round(getattr(job, "round", None))  # of jobs that belong to one
+    name = name_of(job)
     try:
-        if not isinstance(name, str) or name not in _JOBS:
-            raise PayloadError("malformed", f"unknown job {name!r}; known: {', '.join(_JOBS)}")
-        kind, do = _JOBS[name]
-        job = records.from_map(kind, fields, where=f"job {name!r}")
-        with _asking(job, f"the server's {name}"), durable.disk_errors(f"aggregator job {name!r}"):
-            reply = do(job)
-    except PayloadError as error:
-        return {"id": request.get("id"), "ok": False, "code": error.code, "detail": error.detail}
+        with _user_method(job, f"the server's {name}"), durable.disk_errors(f"aggregator job {name!r}"):
+            return _DO[type(job)](job)
     except FedfitError as error:
-        code = next(code for kind, code in _CODES if isinstance(error, kind))
-        return {"id": request.get("id"), "ok": False, "code": code, "detail": str(error)}
-    return {"id": request.get("id"), "ok": True, **reply}
+        return Failure.of(error)
 
 
-def _asking(job: Any, doing: str) -> AbstractContextManager[object]:
-    """Of a method of one's own, errors name its file."""
-    return nullcontext() if isinstance(job, CheckJob) else own.around(job.run.method.name, doing)
+def _user_method(job: Job[Any], doing: str) -> AbstractContextManager[object]:
+    """Errors of a user's method name its file."""
+    run = getattr(job, "run", None)  # a check has none
+    return own.around(run.method.name, doing) if run is not None else nullcontext()
 
 
 def check_first_model(run: RunFile, task: str | None) -> None:
@@ -249,7 +106,7 @@ def check_first_model(run: RunFile, task: str | None) -> None:
         _first_model(InitJob(run=run, task=task, out=""))
 
 
-def _init(job: InitJob) -> Reply:
+def _init(job: InitJob) -> WrittenFile:
     from edge_client.wire import tensors
 
     state, meta = _first_model(job)
@@ -279,8 +136,8 @@ def _first_model(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     if job.start is not None and method.travel.inherits_extra:
         state |= _inherited(state, job.start)
     state |= _slices(recipe, cutter, state)
-    if job.start is not None and job.started is not None:
-        _take_sizes(state, job, cutter, cutter.of_another(job.started))
+    if job.start is not None and job.start_run is not None:
+        _take_sizes(state, job, cutter, cutter.of_another(job.start_run))
     state |= first_memory(method.knowledge.teacher, job.run)
     meta = coverage.describe(
         method.plans, stem=model.order[0], kept=method.travel.never_returned(model), notes=method.travel.notes(model)
@@ -347,9 +204,9 @@ def _start_from(job: InitJob, model: Model, cutter: Cutter) -> None:
     with ContainerReader(Path(str(job.start))) as reader:
         _check_start(table, reader, job.run)
         built = cutter.method.slices.network("full")
-        if job.started is not None and built not in (
+        if job.start_run is not None and built not in (
             "full",
-            cutter.of_another(job.started).method.slices.network("full"),
+            cutter.of_another(job.start_run).method.slices.network("full"),
         ):
             raise InputError(
                 f"init = {job.run.init!r}: {job.run.method.name!r} has networks of {built} side by side, and the model "
@@ -375,7 +232,7 @@ def _take_sizes(state: Mapping[str, Tensor], job: InitJob, cutter: Cutter, other
     from edge_client.models.slicing import parse, take_tensor
     from edge_client.wire.tensors import ContainerReader
 
-    assert job.started is not None
+    assert job.start_run is not None
     with ContainerReader(Path(str(job.start))) as reader:
         for rung in cutter.rungs:
             if (
@@ -383,7 +240,7 @@ def _take_sizes(state: Mapping[str, Tensor], job: InitJob, cutter: Cutter, other
                 or not cutter.method.slices.network(rung) == other.method.slices.network(rung) == rung
             ):
                 continue
-            if job.run.section(rung) != job.started.section(rung) and parse(rung).model:
+            if job.run.section(rung) != job.start_run.section(rung) and parse(rung).model:
                 raise InputError(
                     f"init = {job.run.init!r}: the slice {rung!r} is another model there; call this run's otherwise, "
                     "and it begins at random"
@@ -396,14 +253,14 @@ def _take_sizes(state: Mapping[str, Tensor], job: InitJob, cutter: Cutter, other
                     state[place.name].copy_(value)
 
 
-def _calibrate(job: CalibrateJob) -> Reply:
+def _calibrate(job: CalibrateJob) -> Calibration:
     """Rows, or none where the shape of a sample is known to the devices alone, or this machine cannot measure it."""
     from edge_client.measuring.calibration import calibrated, job_for
     from edge_client.methods import registry
 
     shape = recipe_of(job.run, job.task).input_shape
     if shape is None:
-        return {"rows": {}}
+        return Calibration(rows={})
     rules = registry.plan_rules(job.run.method.name, job.run.method.parameters)
     task = f"{job.task}:{task_place(job.run)[1]}" if job.task is not None else None
     try:
@@ -413,8 +270,8 @@ def _calibrate(job: CalibrateJob) -> Reply:
         }
     except (InputError, MachineError) as error:
         _log.warning("devices will measure the model themselves: %s", error)
-        return {"rows": {}}
-    return {"rows": records.to_map(rows)}
+        return Calibration(rows={})
+    return Calibration(rows=rows)
 
 
 def _cutter(run: RunFile, task: str | None) -> Cutter:
@@ -461,12 +318,12 @@ def _short(name: str) -> str:
     return repr(name.removeprefix(MODEL_PREFIX)[:80])
 
 
-def _evaluate(job: EvaluateJob) -> Reply:
+def _evaluate(job: EvaluateJob) -> ServerEvaluation:
     faults.point("aggregator.evaluate")
     recipe = recipe_of(job.run, job.task)
     samples = _test_samples(recipe, job.data)
     rungs = _cutter(job.run, job.task).rungs
-    return {"results": [_evaluate_slice(job, recipe, samples, rung) for rung in rungs]}
+    return ServerEvaluation(results=tuple(_evaluate_slice(job, recipe, samples, rung) for rung in rungs))
 
 
 def _test_samples(recipe: Recipe, path: str) -> Samples:
@@ -476,7 +333,7 @@ def _test_samples(recipe: Recipe, path: str) -> Samples:
     return all_samples(npz(path, test=True), recipe.run.classes, recipe.input_shape)
 
 
-def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: str) -> Reply:
+def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: str) -> SliceEvaluation:
     from coordinator.aggregation.probing import microbatch
     from edge_client.models.slicing import parse
     from edge_client.task.run_model import fill
@@ -491,16 +348,16 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
     model.requires_grad_(False)
     with recipe.user_code("evaluation"):
         result = evaluate(model, predict, samples, num_classes=len(job.run.classes), microbatch=microbatch(model))
-    return {
-        "slice": rung,
-        "num_samples": result.num_samples,
-        "num_correct": result.num_correct,
-        "loss_sum": result.finite_loss_sum,
-        "confusion": result.confusion.flatten().tolist(),
-    }
+    return SliceEvaluation(
+        slice=rung,
+        num_samples=result.num_samples,
+        num_correct=result.num_correct,
+        loss_sum=result.finite_loss_sum,
+        confusion=tuple(result.confusion.flatten().tolist()),
+    )
 
 
-def _probe(job: ProbeJob) -> Reply:
+def _probe(job: ProbeJob) -> Findings:
     """Of devices that train several networks at once, as the server has them, there is no one model to look at."""
     from coordinator.aggregation.probing import Probed, Probing
     from edge_client.methods import registry
@@ -508,24 +365,25 @@ def _probe(job: ProbeJob) -> Reply:
     faults.point("aggregator.probe")
     recipe, cutter = recipe_of(job.run, job.task), _cutter(job.run, job.task)
     probed = [
-        Probed(device=u.device, slice=u.slice, update=Path(u.path), own=Path(u.own) if u.own is not None else None)
+        Probed(
+            device=u.device, slice=u.slice, update=Path(u.path), own=Path(u.method_state) if u.method_state else None
+        )
         for u in job.updates
     ]
     several, method = cutter.method.slices.predicts_by_client, job.run.method
     samples = _test_samples(recipe, job.data)
     if len(samples) == 0:
         raise InputError(f"{job.data}: expected at least one test sample, got none")
-    found = Probing(recipe, cutter, samples).findings(
+    return Probing(recipe, cutter, samples).findings(
         [] if several else probed,
         round_=job.round,
         before=Path(job.base),
         after=Path(job.model),
         is_global=not several and registry.has_global_model(method.name, method.parameters),
     )
-    return dict(records.to_map(found))
 
 
-def _encode(job: EncodeJob) -> Reply:
+def _encode(job: EncodeJob) -> WrittenFile:
     from edge_client.wire.tensors import ContainerReader
 
     cutter = _cutter(job.run, job.task)
@@ -534,7 +392,7 @@ def _encode(job: EncodeJob) -> Reply:
         return _write(job.out, table, cutter.tensors(job.slice, reader), cutter.meta(job.slice, reader.header))
 
 
-def _tell(job: TellJob) -> Reply:
+def _tell(job: TellJob) -> WrittenFile:
     from coordinator.aggregation.teaching import public, told
     from edge_client.wire.tensors import ContainerReader
 
@@ -548,10 +406,10 @@ def _tell(job: TellJob) -> Reply:
     return _write(job.out, table, iter(tensors), {})
 
 
-def _study(job: StudyJob) -> Reply:
+def _study(job: StudyJob) -> StudyStarted:
     """Answers at once: the fold of the next round waits for what comes out of it."""
     _studies().begin(job.run, Path(job.model), job.version)
-    return {}
+    return StudyStarted()
 
 
 def _studies() -> Studies:
@@ -569,7 +427,7 @@ def _does_study(run: RunFile) -> bool:
     return rules is not None and rules.studies
 
 
-def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta: Mapping[str, Any]) -> Reply:
+def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta: Mapping[str, Any]) -> WrittenFile:
     """Write a container; a file that could not be finished is removed."""
     from edge_client.wire.tensors import write_container
 
@@ -580,10 +438,10 @@ def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta:
     except (FedfitError, OSError):
         path.unlink(missing_ok=True)
         raise
-    return {"sha256": sha256, "length": length}
+    return WrittenFile(sha256=sha256, length=length)
 
 
-def _check(job: CheckJob) -> Reply:
+def _check(job: CheckJob) -> CheckedUpdate:
     from coordinator.aggregation.teaching import check_values
     from edge_client.wire.tensors import ContainerReader
 
@@ -601,7 +459,7 @@ def _check(job: CheckJob) -> Reply:
     norm = math.sqrt(squares)
     if norm > most:
         raise PayloadError("norm", f"the update moves the model by {norm:.6g}, at most {most:.6g} is accepted")
-    return {"norm": norm}
+    return CheckedUpdate(norm=norm)
 
 
 def _max_norm(job: CheckJob, base: ContainerReader) -> float:
@@ -647,32 +505,32 @@ def _check_counts(name: str, value: Tensor, *, low: int) -> None:
         raise PayloadError("range", f"{name!r} has values outside of {low} to {_MAX_COUNTER}")
 
 
-def _fold(job: FoldJob) -> Reply:
+def _fold(job: FoldJob) -> FoldedModel:
     from coordinator.aggregation.teaching import learnt
     from edge_client.wire.tensors import ContainerReader
 
     faults.point("aggregator.fold.begin")
     with ContainerReader(Path(job.model)) as reader:
         teacher = _cutter(job.run, job.task).method.knowledge.teacher
-        studied, told = _joined(job)
+        studied, times = _joined(job)
         (rows, memory), missing = learnt(teacher, reader, _updates(job), job.run, round_=job.round, studied=studied)
         model = [entry for entry in reader.header.entries if not entry.name.startswith(MEMORY_PREFIX)]
         table = [*((entry.name, entry.codec, entry.shape) for entry in model), *rows]
         remembered = ((name, tensor) for (name, _, _), tensor in zip(rows, memory, strict=True))
         folded = itertools.chain(_folded(job, reader), remembered)
-        reply = _write(job.out, table, _in_order(folded, table), reader.header.meta)
+        written = _write(job.out, table, _in_order(folded, table), reader.header.meta)
     faults.point("aggregator.fold.written")
-    return {**reply, "left_out": [records.to_map(found) for found in missing], **told}
+    return FoldedModel(sha256=written.sha256, length=written.length, left_out=tuple(missing), study=times)
 
 
-def _joined(job: FoldJob) -> tuple[Mapping[str, Tensor], Reply]:
+def _joined(job: FoldJob) -> tuple[Mapping[str, Tensor], StudyTimes | None]:
     """What the method made of the version before, beside the round; and how long this fold waited for it."""
     if not _does_study(job.run):
-        return {}, {}
+        return {}, None
     begin = time.monotonic()
     study = _studies().result(job.run, Path(job.model), job.round - 1)
     waited_s = time.monotonic() - begin
-    return study.made, {"study": {"began_s": study.began_s, "ended_s": study.ended_s, "waited_s": waited_s}}
+    return study.made, StudyTimes(began_s=study.began_s, ended_s=study.ended_s, waited_s=waited_s)
 
 
 def _updates(job: FoldJob) -> list[FrozenUpdate]:
@@ -722,16 +580,16 @@ def _in_order(folded: Iterator[tuple[str, Tensor]], table: Sequence[TableRow]) -
         yield tensor
 
 
-_JOBS: Mapping[str, tuple[type[Any], Callable[[Any], Reply]]] = {
-    "init": (InitJob, _init),
-    "calibrate": (CalibrateJob, _calibrate),
-    "encode": (EncodeJob, _encode),
-    "tell": (TellJob, _tell),
-    "study": (StudyJob, _study),
-    "check": (CheckJob, _check),
-    "fold": (FoldJob, _fold),
-    "evaluate": (EvaluateJob, _evaluate),
-    "probe": (ProbeJob, _probe),
+_DO: Mapping[type, Callable[[Any], object]] = {
+    InitJob: _init,
+    CalibrateJob: _calibrate,
+    EncodeJob: _encode,
+    TellJob: _tell,
+    StudyJob: _study,
+    CheckJob: _check,
+    FoldJob: _fold,
+    EvaluateJob: _evaluate,
+    ProbeJob: _probe,
 }
 
 
@@ -746,7 +604,7 @@ def main() -> int:
     import torch
 
     torch.set_num_threads(1)
-    answer_jobs(answer)
+    answer_jobs(do)
     return 0
 
 

@@ -1,68 +1,48 @@
 """The process of `coordinator run export`: builds a run's model, fills it, and writes it as ONNX.
 
-`python -m coordinator.aggregation.export_job` reads one JSON job (`ExportJob`) and answers with one JSON line, as
-`control` does. A
-process of its own: a run's model may be a task's code, and commands stay free of torch.
+`python -m coordinator.aggregation.export_job` does each `ExportJob` on its standard input. It is a process of its own
+because a run's model may be a task's code, and because commands stay free of torch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from coordinator import control
 from coordinator.aggregation.job_child import answer_jobs
+from coordinator.aggregation.jobs import ExportedModel, ExportJob, Failure, Job, QuantizationLoss
 from coordinator.aggregation.task_source import recipe_of
-from edge_client import durable, records
-from edge_client.config.run_file import RunFile
+from edge_client import durable
 from edge_client.device import guard
 from edge_client.errors import FedfitError, InputError, MachineError, PayloadError
-from edge_client.records import Count
 
 if TYPE_CHECKING:
     from torch import nn
 
     from edge_client.onnx.export import Written
+    from edge_client.onnx.file import Facts
     from edge_client.task.run_model import Recipe
 
-__all__ = ["ExportJob", "do", "main"]
+__all__ = ["do", "main"]
 
-_BATCH = 64  # of the judgement; as the aggregator's
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportJob:
-    """What to write."""
-
-    run: RunFile
-    name: str  # of the run, for people
-    version: Count
-    task: str | None = None  # path of the task's source
-    model: str  # path of the container
-    sha256: str
-    architecture: records.SliceText
-    input: tuple[int, ...] | None = None  # of a task that does not tell
-    int8: bool = False
-    data: str = ""  # to judge int8 with; empty: there is none
-    out: str
+_BATCH = 64  # of the samples that int8 is measured on; as the aggregator's
 
 
-def do(request: Json) -> Json:
-    """One job; what fedfit raises on purpose becomes an answer."""
+def do(job: Job[object]) -> ExportedModel | Failure:
+    """Do one job; what fedfit raises on purpose becomes an answer."""
+    assert isinstance(job, ExportJob)
     try:
-        job = records.from_map(ExportJob, request, where="export")
         with durable.disk_errors("export"):
-            return {"ok": True, "result": _export(job)}
+            return _export(job)
     except PayloadError as error:
-        return control.told(InputError(error.detail))
+        return Failure.of(InputError(error.detail))
     except FedfitError as error:
-        return control.told(error)
+        return Failure.of(error)
 
 
-def _export(job: ExportJob) -> Json:
+def _export(job: ExportJob) -> ExportedModel:
     _need_onnx()
     import torch
 
@@ -88,9 +68,9 @@ def _export(job: ExportJob) -> Json:
         plain = Path(folder) / "fp32.onnx" if job.int8 else out
         written = write_onnx(_asked(job, recipe, shape), facts, plain)
         if not job.int8:
-            return _answer(job, written, facts=written.facts)
-        small = quantize(plain, written.facts, out)
-        return {**_answer(job, written, facts=small), "int8": _judged(job.data, plain, out)}
+            return _exported(job, written, written.facts)
+        quantized = quantize(plain, written.facts, out)
+        return _exported(job, written, quantized, _quantization_loss(job.data, plain, out))
 
 
 def _need_onnx() -> None:
@@ -128,39 +108,40 @@ def _asked(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> nn.Module:
         raise InputError(f"version {job.version} of {job.name} was removed meanwhile; name a newer one") from error
 
 
-def _answer(job: ExportJob, written: Written, *, facts: Any) -> Json:
+def _exported(job: ExportJob, written: Written, facts: Facts, int8: QuantizationLoss | None = None) -> ExportedModel:
     out = Path(job.out)
-    return {
-        **records.to_map(facts),
-        "onnx": job.out,
-        "onnx_sha256": durable.sha256_file(out),
-        "bytes": out.stat().st_size,
-        "max_difference": written.max_difference,
-        "largest_output": written.largest_output,
-        "relative_difference": written.relative_difference,
-    }
+    return ExportedModel(
+        **{field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)},
+        onnx=job.out,
+        onnx_sha256=durable.sha256_file(out),
+        bytes=out.stat().st_size,
+        max_difference=written.max_difference,
+        largest_output=written.largest_output,
+        relative_difference=written.relative_difference,
+        int8=int8,
+    )
 
 
-def _judged(data: str, plain: Path, small: Path) -> Json | None:
-    """Accuracy before and after, on test data, if there is any."""
+def _quantization_loss(data: str, plain: Path, quantized: Path) -> QuantizationLoss | None:
+    """The accuracy of both files on test data; None without any."""
     if not data:
         return None
     from edge_client.onnx.file import OnnxModel
     from edge_client.onnx.infer import ask, num_correct, open_samples
 
-    models = [OnnxModel(path) for path in (plain, small)]
+    models = [OnnxModel(path) for path in (plain, quantized)]
     samples = open_samples(data, models[0])
     if samples.labels is None:
         raise InputError(f"--data: expected samples with labels, {data} has none")
     before, after = (num_correct(ask(model, samples, _BATCH).logits, samples.labels) for model in models)
-    return {
-        "data": data,
-        "num_samples": len(samples),
-        "fp32_bytes": plain.stat().st_size,
-        "fp32_accuracy": before / len(samples),
-        "accuracy": after / len(samples),
-        "accuracy_lost": (before - after) / len(samples),
-    }
+    return QuantizationLoss(
+        data=data,
+        num_samples=len(samples),
+        fp32_bytes=plain.stat().st_size,
+        fp32_accuracy=before / len(samples),
+        accuracy=after / len(samples),
+        accuracy_lost=(before - after) / len(samples),
+    )
 
 
 def main() -> int:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["AGGREGATOR", "Answer", "JobChild", "answer_jobs"]
+from coordinator.aggregation.jobs import AnswerLine, Failure, Job, answer_line, encode_job, name_of, read_answer
+from edge_client.errors import PayloadError
+
+__all__ = ["JobChild", "aggregator", "answer_jobs"]
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +29,24 @@ _IDLE_S = 300.0
 _MAX_ANSWER_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20  # holds the fold of some thousand devices
 
-AGGREGATOR = "coordinator.aggregation.aggregator"
+A = TypeVar("A")
 
-Answer = dict[str, Any]
-Done = Callable[[Answer], None]
+
+class _Queued(NamedTuple):
+    number: int
+    job: Job[Any]
+    then: Callable[[Any], None]
 
 
 class JobChild:
     """Used by one loop only; `fd` is to be watched, `read` called when it is readable."""
 
-    def __init__(self, module: str, *, environment: Mapping[str, str] | None = None) -> None:
-        """`python -m module` reads a JSON job per line and answers each with a line that has its `id`."""
+    def __init__(self, module: str, *, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """`python -m module` calls `answer_jobs`; people read `name` in the log, such as `the aggregator`."""
         self._module = module
-        self._name = f"the {module.rpartition('.')[2].replace('_', ' ')}"  # for people
+        self._name = name
         self._environment = environment
-        self._jobs: deque[tuple[dict[str, Any], Done]] = deque()
+        self._jobs: deque[_Queued] = deque()
         self._tries = 0
         self._number = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,10 +89,10 @@ class JobChild:
             self._rest = self._unsent = b""
             self._used_at = None
 
-    def submit(self, job: dict[str, Any], done: Done) -> None:
-        """Queue a job; `done` gets its answer from inside `read`."""
+    def submit(self, job: Job[A], then: Callable[[A | Failure], None]) -> None:
+        """Queue a job; `read` calls `then` with its answer."""
         self._number += 1
-        self._jobs.append(({**job, "id": self._number}, done))
+        self._jobs.append(_Queued(self._number, job, then))
         self._send_next()
 
     def forget_jobs(self) -> None:
@@ -103,7 +108,7 @@ class JobChild:
         self.warm_up()
         self._in_flight = True
         self._tries += 1
-        self._unsent = json.dumps(self._jobs[0][0]).encode() + b"\n"
+        self._unsent = encode_job(self._jobs[0].number, self._jobs[0].job)
         self._flush()
 
     def _flush(self) -> None:
@@ -132,36 +137,47 @@ class JobChild:
         try:
             if len(self._rest) > _MAX_ANSWER_BYTES:
                 raise ValueError(f"a line of more than {_MAX_ANSWER_BYTES} bytes")
-            answers = [json.loads(line) for line in lines]
-        except ValueError as error:  # a library wrote to its output: what follows cannot be trusted either
-            log.error("%s answered with something else than JSON (%s)", self._name, error)
-            assert self._process is not None
-            self._process.kill()
-            self._died()
+            answers = [read_answer(line) for line in lines]
+        except ValueError as error:
+            self._distrust(error)
             return
+        process = self._process
         for answer in answers:
-            self._answered(answer)
+            if self._process is process:  # nothing that a child said counts once it is not trusted
+                self._answered(answer)
 
-    def _answered(self, answer: Answer) -> None:
-        if not self._jobs or answer.get("id") != self._jobs[0][0]["id"]:
+    def _answered(self, line: AnswerLine) -> None:
+        if not self._jobs or line.number != self._jobs[0].number:
             return
-        _, done = self._jobs.popleft()
+        try:
+            answer = line.answer_to(self._jobs[0].job)
+        except PayloadError as error:
+            self._distrust(error)
+            return
+        queued = self._jobs.popleft()
         self._in_flight = False
         self._tries = 0
-        done(answer)
+        queued.then(answer)
         self._send_next()
+
+    def _distrust(self, error: Exception) -> None:
+        """A library wrote to the child's output: what follows cannot be trusted either."""
+        log.error("%s answered with something else than JSON (%s)", self._name, error)
+        assert self._process is not None
+        self._process.kill()
+        self._died()
 
     def _died(self) -> None:
         code = self._reap()
         if not self._in_flight:
             return
         self._in_flight = False
-        job, done = self._jobs[0]
-        log.warning("%s ended with code %s during %r (try %d)", self._name, code, job["job"], self._tries)
+        job = self._jobs[0].job
+        log.warning("%s ended with code %s during %r (try %d)", self._name, code, name_of(job), self._tries)
         if self._tries >= _MAX_TRIES:
-            self._jobs.popleft()
+            queued = self._jobs.popleft()
             self._tries = 0
-            done({"ok": False, "code": "crashed", "detail": f"{self._name} crashed {_MAX_TRIES} times on it"})
+            queued.then(Failure(code="crashed", detail=f"{self._name} crashed {_MAX_TRIES} times on it"))
         self._send_next()
 
     def _reap(self) -> int | None:
@@ -192,7 +208,12 @@ class JobChild:
         self._in_flight = False
 
 
-def answer_jobs(do: Callable[[dict[str, Any]], Answer]) -> None:
+def aggregator() -> JobChild:
+    """The child that does all jobs with values of models."""
+    return JobChild("coordinator.aggregation.aggregator", name="the aggregator")
+
+
+def answer_jobs(do: Callable[[Job[Any]], object]) -> None:
     """The child's side: answer every line of the standard input, until it ends.
 
     The real standard output is kept for answers; whatever else prints goes to standard error.
@@ -200,9 +221,9 @@ def answer_jobs(do: Callable[[dict[str, Any]], Answer]) -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as stream:
         os.dup2(2, 1)
         for line in sys.stdin:
-            answer = do(json.loads(line))
+            answered = answer_line(line, do)
             try:
-                stream.write(json.dumps(answer, allow_nan=False) + "\n")
+                stream.write(answered)
                 stream.flush()
             except BrokenPipeError:  # the parent died before we asked to die with it; closing would flush again
                 os._exit(0)

@@ -14,10 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coordinator import control
+from coordinator.aggregation.jobs import ExportJob
 from coordinator.cli import export as cli_export
 from coordinator.cli import tables
 from coordinator.cli.devices import parse_labels
@@ -65,12 +67,15 @@ def _deploy(options: argparse.Namespace) -> None:
         return
     plan = _plan(options)
     file = from_map(RunFile, plan["file"])
-    by_cut = _by_architecture(file, plan["devices"], options.architecture)
+    by_architecture = _by_architecture(file, plan["devices"], options.architecture)
     job = _job(options, plan, file)
     with contextlib.ExitStack() as made:
         files = [
-            {**made.enter_context(_file(options.state_dir, plan["made"], {**job, "architecture": cut})), "devices": who}
-            for cut, who in by_cut.items()
+            {
+                **made.enter_context(_file(options.state_dir, plan["made"], replace(job, architecture=architecture))),
+                "devices": who,
+            }
+            for architecture, who in by_architecture.items()
         ]
         about = {"run": plan["run"], "version": plan["version"]}
         begun = control.request(options.state_dir, "deploy-start", **about, files=files)
@@ -95,19 +100,21 @@ def _who(options: argparse.Namespace) -> Json:
     return {"devices": options.device, "labels": parse_labels(options.label, may_drop=False)[0]}
 
 
-def _job(options: argparse.Namespace, plan: Json, file: RunFile) -> Json:
-    """An `export_job.ExportJob` without its slice and its file."""
-    return {
-        "run": plan["file"],
-        "name": plan["run"],
-        "version": plan["version"],
-        "task": plan["task"],
-        "model": plan["path"],
-        "sha256": plan["sha256"],
-        "input": cli_export.typed_input(options.input),
-        "int8": options.int8,
-        "data": (options.data or cli_export.test_data(file)) if options.int8 else "",
-    }
+def _job(options: argparse.Namespace, plan: Json, file: RunFile) -> ExportJob:
+    """The export of the plan's model, whose architecture and place are yet to be filled in."""
+    return ExportJob(
+        run=file,
+        name=plan["run"],
+        version=plan["version"],
+        task=plan["task"],
+        model=plan["path"],
+        sha256=plan["sha256"],
+        architecture="",
+        input=cli_export.typed_input(options.input),
+        int8=options.int8,
+        data=(options.data or cli_export.test_data(file)) if options.int8 else "",
+        out="",
+    )
 
 
 def _by_architecture(file: RunFile, devices: Json, asked: str | None) -> dict[str, list[str]]:
@@ -119,18 +126,17 @@ def _by_architecture(file: RunFile, devices: Json, asked: str | None) -> dict[st
 
 
 @contextlib.contextmanager
-def _file(state_dir: Path, made: Json, job: Json) -> Iterator[Json]:
+def _file(state_dir: Path, made: Json, job: ExportJob) -> Iterator[Json]:
     """A `deploy_commands.MadeFile` without its devices: one that is here already, or a new one in `STATE/tmp`."""
-    cut = job["architecture"]
-    known = {"architecture": cut, "precision": "int8" if job["int8"] else "fp32"}
-    if cut in made:
-        yield {**known, **made[cut], "name": None}
+    known = {"architecture": job.architecture, "precision": "int8" if job.int8 else "fp32"}
+    if job.architecture in made:
+        yield {**known, **made[job.architecture], "name": None}
         return
     name = new_name()
     place = state_dir / "tmp" / name
-    print(f"exporting {job['name']} version {job['version']} ({cut}, {known['precision']})", file=sys.stderr)
+    print(f"exporting {job.name} version {job.version} ({job.architecture}, {known['precision']})", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="fedfit-deploy-") as folder:
-        facts = _export({**job, "out": str(Path(folder) / "model.onnx")})
+        facts = _export(replace(job, out=str(Path(folder) / "model.onnx")))
         _copy(Path(folder) / "model.onnx", place, state_dir)
     try:
         yield {**known, **facts, "name": name}
@@ -150,13 +156,13 @@ def _copy(made: Path, place: Path, state_dir: Path) -> None:
         shutil.copyfileobj(source, target)
 
 
-def _export(job: Json) -> Json:
+def _export(job: ExportJob) -> Json:
     """Write the file and check it as `run export` does; what the coordinator has to know of it."""
-    told = cli_export.in_a_process(job)
-    if job["int8"]:
-        print(cli_export.lost(told["int8"]), file=sys.stderr)
-    facts = {"input": told["input"], "classes_sha256": classes_hash(told["classes"])}
-    return {**facts, "sha256": told["onnx_sha256"], "length": told["bytes"]}
+    exported = cli_export.in_a_process(job)
+    if job.int8:
+        print(cli_export.lost(exported.int8), file=sys.stderr)
+    facts = {"input": exported.input, "classes_sha256": classes_hash(exported.classes)}
+    return {**facts, "sha256": exported.onnx_sha256, "length": exported.bytes}
 
 
 def _watch(options: argparse.Namespace, begun: Json) -> None:

@@ -7,7 +7,6 @@ is shown. Does not cover: the writing (`export_job`, `edge_client.onnx.export`).
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import control
+from coordinator.aggregation.jobs import ExportedModel, ExportJob, Failure, QuantizationLoss, encode_job, read_answer
 from coordinator.aggregation.task_source import with_task
 from coordinator.cli.options import formatted, show, verb
 from coordinator.results import run_folders
@@ -53,20 +53,24 @@ def _export(options: argparse.Namespace) -> None:
     found = _in_folder(place, options.version) if of_a_folder else _of_coordinator(options)
     file = from_map(RunFile, found["file"])
     check_has_model(file, found["run"], str(options.onnx))
-    job = {
-        "run": found["file"],
-        "name": found["run"],
-        "version": found["version"],
-        "task": found["task"],
-        "model": found["path"],
-        "sha256": found["sha256"],
-        "architecture": chosen_architecture(file, options.architecture),
-        "input": typed_input(options.input),
-        "int8": options.int8,
-        "data": (options.data or test_data(file)) if options.int8 else "",
-        "out": str(options.onnx.absolute()),
-    }
-    show(options, in_a_process(job), _told)
+    job = ExportJob(
+        run=file,
+        name=found["run"],
+        version=found["version"],
+        task=found["task"],
+        model=found["path"],
+        sha256=found["sha256"],
+        architecture=chosen_architecture(file, options.architecture),
+        input=typed_input(options.input),
+        int8=options.int8,
+        data=(options.data or test_data(file)) if options.int8 else "",
+        out=str(options.onnx.absolute()),
+    )
+    exported = in_a_process(job)
+    data = to_map(exported)
+    if not job.int8:
+        del data["int8"]
+    show(options, data, lambda _: _told(exported))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -78,13 +82,13 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError("--data: only with --int8, to tell the accuracy lost; see also: edge-client infer")
 
 
-def typed_input(text: str | None) -> list[int] | None:
+def typed_input(text: str | None) -> tuple[int, ...] | None:
     """`--input`."""
     if text is None:
         return None
     if not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", text):
         raise InputError(f"--input: expected a shape such as 3x96x96, got {text!r}")
-    return [int(part) for part in text.split("x")]
+    return tuple(int(part) for part in text.split("x"))
 
 
 def _of_coordinator(options: argparse.Namespace) -> Json:
@@ -136,43 +140,42 @@ def test_data(file: RunFile) -> str:
     return "" if file.evaluate.on == "devices" else file.evaluate.on
 
 
-def in_a_process(job: Json) -> Json:
-    """Do an `export_job.ExportJob`; raises what it answered."""
+def in_a_process(job: ExportJob) -> ExportedModel:
+    """Export a model in a process of its own; raises what went wrong there."""
     done = subprocess.run(
         [sys.executable, "-m", "coordinator.aggregation.export_job"],
-        input=json.dumps(job) + "\n",
+        input=encode_job(1, job),
         stdout=subprocess.PIPE,
-        text=True,
         check=False,
     )
     try:
-        answer = json.loads(done.stdout)
-    except ValueError:
+        answer = read_answer(done.stdout).answer_to(job)
+    except (ValueError, PayloadError):
         raise MachineError(f"the export ended with code {done.returncode}; its last words are above") from None
-    if not answer["ok"]:
-        raise control.failure(answer, "the export did not say why it failed")
-    result: Json = answer["result"]
-    return result
+    if isinstance(answer, Failure):
+        raise answer.error()
+    return answer
 
 
-def _told(data: Json) -> str:
+def _told(exported: ExportedModel) -> str:
     lines = [
-        f"{data['onnx']}: {data['run']} version {data['version']}, {data['model']} ({data['architecture']}), "
-        f"{data['precision']}, {format_bytes(data['bytes'])}",
-        f"fp32 against torch: max difference {data['max_difference']:.2g}, outputs up to {data['largest_output']:.3g}",
+        f"{exported.onnx}: {exported.run} version {exported.version}, {exported.model} ({exported.architecture}), "
+        f"{exported.precision}, {format_bytes(exported.bytes)}",
+        f"fp32 against torch: max difference {exported.max_difference:.2g}, "
+        f"outputs up to {exported.largest_output:.3g}",
     ]
-    if data["precision"] == "int8":
-        lines.append(lost(data["int8"]))
-    if data["batch_statistics"]:
+    if exported.precision == "int8":
+        lines.append(lost(exported.int8))
+    if exported.batch_statistics:
         lines.append("its BatchNorms use the statistics of each batch: ask it about many samples at a time")
     return "\n".join(lines)
 
 
-def lost(judged: Json | None) -> str:
+def lost(loss: QuantizationLoss | None) -> str:
     """What int8 costs, for people."""
-    if judged is None:
+    if loss is None:
         return "accuracy lost by int8: not known, the server has no test data; name some with --data"
     return (
-        f"accuracy lost by int8: {judged['accuracy_lost']:.4f} ({judged['fp32_accuracy']:.4f} -> "
-        f"{judged['accuracy']:.4f} on {judged['num_samples']} samples)"
+        f"accuracy lost by int8: {loss.accuracy_lost:.4f} ({loss.fp32_accuracy:.4f} -> "
+        f"{loss.accuracy:.4f} on {loss.num_samples} samples)"
     )

@@ -18,7 +18,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coordinator.aggregation.job_child import Answer, JobChild
+from coordinator.aggregation.job_child import JobChild
+from coordinator.aggregation.jobs import (
+    CalibrateJob,
+    Calibration,
+    CheckedUpdate,
+    CheckJob,
+    EncodeJob,
+    EvaluateJob,
+    Failure,
+    FoldedModel,
+    FoldJob,
+    InitJob,
+    ProbedUpdate,
+    ProbeJob,
+    ServerEvaluation,
+    StudyJob,
+    TellJob,
+    UpdateRef,
+    WrittenFile,
+)
 from coordinator.conductor import intake
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Arrived, Downloads, Uploads
@@ -55,7 +74,7 @@ from coordinator.store.base import Store
 from coordinator.store.rows import SERVER, EvaluationRow, LeaseRow, LeftOutRow, ModelRow, PartRow, RunRow, UpdateRow
 from edge_client import durable, faults
 from edge_client.config.run_file import RunFile
-from edge_client.errors import DiskFullError, InputError, MachineError, PayloadError
+from edge_client.errors import InputError, PayloadError
 from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART, KnowledgeRules
 from edge_client.logs import about
 from edge_client.methods import registry as methods
@@ -200,32 +219,36 @@ class Conductor:
         self._preparing = run.id
         out = self._blobs.temporary_path(f"init-{run.id}")
         try:
-            start, started = self._start_of(run)
+            file, task = from_map(RunFile, run.file), self._task_path(run)
+            start, start_run = self._start_of(run)
         except InputError as error:
             self._fail(run.id, f"input: {error}")
             return
-        job = {"job": "init", "run": run.file, "task": self._task_path(run), "out": str(out)}
-        job |= {"start": start, "started": started}
+        except PayloadError as error:  # of a version that knew other keys
+            self._fail(run.id, str(error))
+            return
+        job = InitJob(run=file, task=task, start=start, start_run=start_run, out=str(out))
 
-        def measured(answer: Answer) -> None:
-            if self._succeeded(run, answer):
-                begin = partial(self._begin, rows=answer["rows"])
-                self._aggregation.submit(job, lambda made: self._made(run, 0, out, "", made, begin))
+        def calibrated(answer: Calibration | Failure) -> None:
+            if isinstance(answer, Failure):
+                self._job_failed(run, answer)
+                return
+            begin = partial(self._begin, rows=answer.rows)
+            self._aggregation.submit(job, lambda made: self._made(run, 0, out, "", made, begin))
 
-        wanted = {"job": "calibrate", "run": run.file, "task": self._task_path(run)}
-        self._aggregation.submit(wanted, measured)
+        self._aggregation.submit(CalibrateJob(run=file, task=task), calibrated)
 
     def _task_path(self, run: RunRow) -> str | None:
         return str(self._blobs.path(run.task_sha256)) if run.task_sha256 else None
 
-    def _start_of(self, run: RunRow) -> tuple[str | None, Mapping[str, Any] | None]:
+    def _start_of(self, run: RunRow) -> tuple[str | None, RunFile | None]:
         """The model that a run goes on from, and its run; raises `InputError` if it is not there any more."""
         init = from_map(RunFile, run.file).init
         if init == "random":
             return None, None
         model = self.model_named(init.removeprefix("run:"))
         other = self._store.runs.get(model.run)
-        return str(self._blobs.path(model.sha256)), other.file if other is not None else None
+        return str(self._blobs.path(model.sha256)), from_map(RunFile, other.file) if other is not None else None
 
     def model_named(self, name: str, *, option: str = "init") -> ModelRow:
         """A kept model by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError` that names the option."""
@@ -248,10 +271,10 @@ class Conductor:
             )
         return model
 
-    def _begin(self, run: RunRow, model: ModelRow, rows: dict[str, Any] | None) -> None:
+    def _begin(self, run: RunRow, model: ModelRow, rows: Mapping[str, ModelRows]) -> None:
         """`rows` travel with the run's file: devices of this machine's kind need not measure the model."""
         self._preparing = ""
-        settings = json.dumps({**run.file, "x-rows": rows}, sort_keys=True).encode()
+        settings = json.dumps({**run.file, "x-rows": to_map(rows)}, sort_keys=True).encode()
         sha256 = hashlib.sha256(settings).hexdigest()
         self._blobs.write(settings, sha256, point="settings")
         self._store.runs.start(model, sha256, len(settings))
@@ -266,20 +289,21 @@ class Conductor:
         version: int,
         out: Path,
         set_hash: str,
-        answer: Answer,
+        answer: WrittenFile | Failure,
         then: Callable[[RunRow, ModelRow], None],
     ) -> None:
         """A model file is there: make it a blob, then the form in which it travels, then `then`."""
-        if not self._succeeded(run, answer):
+        if isinstance(answer, Failure):
+            self._job_failed(run, answer)
             return
-        self._blobs.adopt(out, answer["sha256"], point="model")
+        self._blobs.adopt(out, answer.sha256, point="model")
         row = ModelRow(
             run=run.id,
             version=version,
-            sha256=answer["sha256"],
-            length=answer["length"],
-            sent_sha256=answer["sha256"],
-            sent_length=answer["length"],
+            sha256=answer.sha256,
+            length=answer.length,
+            sent_sha256=answer.sha256,
+            sent_length=answer.length,
             set_hash=set_hash,
         )
         file = from_map(RunFile, run.file)
@@ -288,26 +312,24 @@ class Conductor:
             return
         encoded = self._blobs.temporary_path(f"sent-{run.id}")
 
-        def sent(answer: Answer) -> None:
-            if self._succeeded(run, answer):
-                self._blobs.adopt(encoded, answer["sha256"], point="sent")
-                travels = {"sent_sha256": answer["sha256"], "sent_length": answer["length"]}
-                then(run, ModelRow(**{**to_map(row), **travels}))
+        def sent(answer: WrittenFile | Failure) -> None:
+            if isinstance(answer, Failure):
+                self._job_failed(run, answer)
+                return
+            self._blobs.adopt(encoded, answer.sha256, point="sent")
+            then(run, dataclasses.replace(row, sent_sha256=answer.sha256, sent_length=answer.length))
 
         self._aggregation.submit(self._encoding(run, row.sha256, "full", encoded), sent)
 
-    def _encoding(self, run: RunRow, sha256: str, cut: str, out: Path) -> dict[str, Any]:
+    def _encoding(self, run: RunRow, sha256: str, slice_name: str, out: Path) -> EncodeJob:
         """The job that makes what travels of a model."""
-        what = {"run": run.file, "task": self._task_path(run), "model": str(self._blobs.path(sha256)), "slice": cut}
-        return {"job": "encode", **what, "out": str(out)}
+        file, model = from_map(RunFile, run.file), str(self._blobs.path(sha256))
+        return EncodeJob(run=file, task=self._task_path(run), model=model, slice=slice_name, out=str(out))
 
-    def _succeeded(self, run: RunRow, answer: Answer) -> bool:
-        """Whether the aggregator did it; a full disk passes, anything else ends the run with its reason."""
-        if answer["ok"]:
-            return True
-        _raise_disk_error(answer)
-        self._fail(run.id, f"{answer['code']}: {answer['detail']}")
-        return False
+    def _job_failed(self, run: RunRow, failure: Failure) -> None:
+        """A full disk passes; anything else ends the run with its reason."""
+        _raise_disk_error(failure)
+        self._fail(run.id, f"{failure.code}: {failure.detail}")
 
     def _fail(self, run_id: str, reason: str) -> None:
         """End a run that cannot go on; its open round is abandoned with it."""
@@ -526,17 +548,17 @@ class Conductor:
             return
         self._checking[offer.lease] = offer
         assert self.model is not None
-        job = {
-            "job": "check",
-            "base": str(self._blobs.path(self._sent(lease).sha256)),
-            "update": str(arrived.path),
-            "max_norm": self._max_norm(lease.slice),
-            "max_ratio": self._file().rounds.max_norm_ratio,
-            "max_passes": self._file().train.batch,
-            "round": lease.round,
-            "knowledge": to_map(methods.knowledge_limits(self._file())),
-            "codec": self._file().rounds.codec,
-        }
+        file = self._file()
+        job = CheckJob(
+            base=str(self._blobs.path(self._sent(lease).sha256)),
+            update=str(arrived.path),
+            max_norm=self._max_norm(lease.slice),
+            max_ratio=file.rounds.max_norm_ratio,
+            max_passes=file.train.batch,
+            round=lease.round,
+            knowledge=methods.knowledge_limits(file),
+            codec=file.rounds.codec,
+        )
         self._aggregation.submit(job, lambda answer: self._checked(offer, report, confusion, answer))
 
     def _expected(self, lease: LeaseRow, offer: Offer) -> intake.Expected:
@@ -577,20 +599,22 @@ class Conductor:
             self._norm_bounds = (version, {cut: statistics.median(own) * ratio for cut, own in usual.items() if own})
         return self._norm_bounds[1].get(slice_)
 
-    def _checked(self, offer: Offer, report: Report, confusion: tuple[int, ...], answer: Answer) -> None:
+    def _checked(
+        self, offer: Offer, report: Report, confusion: tuple[int, ...], answer: CheckedUpdate | Failure
+    ) -> None:
         now = time.monotonic()
         self._checking.pop(offer.lease, None)
         faults.point("coordinator.checked")
-        if not answer["ok"]:
+        if isinstance(answer, Failure):
             _raise_disk_error(answer)
             self._drop_blob(offer.sha256)
-            self._refuse(offer, PayloadError(answer["code"], answer["detail"]), now)
+            self._refuse(offer, PayloadError(answer.code, answer.detail), now)
             return
         stored = events.Stored(
             lease=offer.lease,
             sha256=offer.sha256,
             length=offer.length,
-            norm=answer["norm"],
+            norm=answer.norm,
             report=report,
             confusion=confusion,
         )
@@ -721,30 +745,32 @@ class Conductor:
         run, model = self.run, self.model
         assert run is not None
         assert model is not None
-        job = {"job": "evaluate", "run": run.file, "task": self._task_path(run), "data": self._test_file()}
+        blob = str(self._blobs.path(model.sha256))
+        job = EvaluateJob(run=self._file(), task=self._task_path(run), model=blob, data=self._test_file())
 
-        def judged(answer: Answer) -> None:
-            if not self._succeeded(run, answer):
+        def judged(answer: ServerEvaluation | Failure) -> None:
+            if isinstance(answer, Failure):
+                self._job_failed(run, answer)
                 return
             rows = [
                 EvaluationRow(
                     run=run.id,
                     version=version,
                     device=SERVER,
-                    num_samples=result["num_samples"],
-                    num_correct=result["num_correct"],
-                    loss_sum=result["loss_sum"],
-                    slice=result["slice"],
-                    confusion=tuple(result["confusion"]),
+                    num_samples=result.num_samples,
+                    num_correct=result.num_correct,
+                    loss_sum=result.loss_sum,
+                    slice=result.slice,
+                    confusion=result.confusion,
                 )
-                for result in answer["results"]
+                for result in answer.results
             ]
             self._tell_untested(rows)
             for row in rows:
                 self._store.evaluations.save(row)
             self._handle(events.Judged(rows), time.monotonic())
 
-        self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, judged)
+        self._aggregation.submit(job, judged)
 
     def _tell_untested(self, rows: Sequence[EvaluationRow]) -> None:
         """Log that the server's test data is none, once: what it says of every version is the same."""
@@ -781,19 +807,26 @@ class Conductor:
         if is_begun:
             return
         out = self._blobs.temporary_path(f"part-{hashlib.sha256(name.encode()).hexdigest()[:16]}")
-        telling = {"job": "tell", "run": run.file, "slice": lease.slice, "device": lease.device, "round": lease.round}
-        what = {"public": name == PUBLIC_PART, "model": str(self._blobs.path(model.sha256)), "out": str(out)}
-        job = {**telling, **what}
         if name == lease.slice:
-            job = self._encoding(run, model.sha256, lease.slice, out)
+            job: EncodeJob | TellJob = self._encoding(run, model.sha256, lease.slice, out)
+        else:
+            job = TellJob(
+                run=self._file(),
+                model=str(self._blobs.path(model.sha256)),
+                slice=lease.slice,
+                device=lease.device,
+                public=name == PUBLIC_PART,
+                round=lease.round,
+                out=str(out),
+            )
         self._aggregation.submit(job, lambda answer: self._was_cut(run, model, name, out, answer))
 
     def _study(self, model: ModelRow) -> None:
         """Let the aggregator make what takes long while devices train."""
         rules = self._rules
         if rules is not None and rules.studies and self.run is not None:
-            job = {"job": "study", "run": self.run.file, "version": model.version}
-            self._aggregation.submit({**job, "model": str(self._blobs.path(model.sha256))}, lambda answer: None)
+            path = str(self._blobs.path(model.sha256))
+            self._aggregation.submit(StudyJob(run=self._file(), model=path, version=model.version), lambda answer: None)
 
     def _lacking(self, lease: LeaseRow) -> list[str]:
         """What a lease needs and is not there yet."""
@@ -808,11 +841,14 @@ class Conductor:
         told = _knowledge_key(lease) if rules.per_device else f"{TOLD_PART}{lease.slice}"
         return [lease.slice, told, *([PUBLIC_PART] if rules.public else [])]
 
-    def _was_cut(self, run: RunRow, model: ModelRow, cut: str, out: Path, answer: Answer) -> None:
+    def _was_cut(self, run: RunRow, model: ModelRow, cut: str, out: Path, answer: WrittenFile | Failure) -> None:
         waiting = self._cutting.pop(cut, {})
-        if self.model != model or not self._succeeded(run, answer):
+        if self.model != model:
             return
-        part = PartRow(run=run.id, version=model.version, slice=cut, sha256=answer["sha256"], length=answer["length"])
+        if isinstance(answer, Failure):
+            self._job_failed(run, answer)
+            return
+        part = PartRow(run=run.id, version=model.version, slice=cut, sha256=answer.sha256, length=answer.length)
         self._blobs.adopt(out, part.sha256, point="part")
         for old in self._store.models.add_part(part):
             self._drop_blob(old.sha256)
@@ -869,34 +905,41 @@ class Conductor:
         assert model is not None
         out = self._blobs.temporary_path(f"fold-{run.id}")
         weights = counted_samples(fold.updates, self._file().devices.max_weight_ratio)
-        job = {
-            "job": "fold",
-            "run": run.file,
-            "task": self._task_path(run),
-            "round": fold.round.number,
-            "model": str(self._blobs.path(model.sha256)),
-            "base": str(self._blobs.path(model.sent_sha256)),
-            "updates": [
-                {
-                    "device": u.device,
-                    "path": str(self._blobs.path(u.sha256)),
-                    "num_samples": weight,
-                    "slice": self._slice_of(u.lease),
-                }
-                for u, weight in zip(fold.updates, weights, strict=True)
-            ],
-            "num_devices": max(fold.round.num_available, len(self._store.runs.device_info(run.id))),
-            "out": str(out),
-        }
+        updates = [
+            UpdateRef(
+                device=update.device,
+                path=str(self._blobs.path(update.sha256)),
+                num_samples=weight,
+                slice=self._slice_of(update.lease),
+            )
+            for update, weight in zip(fold.updates, weights, strict=True)
+        ]
+        job = FoldJob(
+            run=self._file(),
+            task=self._task_path(run),
+            round=fold.round.number,
+            model=str(self._blobs.path(model.sha256)),
+            base=str(self._blobs.path(model.sent_sha256)),
+            updates=tuple(updates),
+            num_devices=max(fold.round.num_available, len(self._store.runs.device_info(run.id))),
+            out=str(out),
+        )
 
-        def folded(answer: Answer) -> None:
-            missing, number = answer.get("left_out", ()), fold.round.number
-            self._left_out = [LeftOutRow(run=run.id, round=number, **found) for found in missing]
-            if study := answer.get("study"):
-                took = (study["ended_s"] - study["began_s"], study["began_s"], study["waited_s"])
-                whose = about(run=run.id, round=number)
-                said = "run %s round %d: a study beside it took %.3f s from %.3f on, its fold waited %.3f s for that"
-                log.info(said, run.id, number, *took, extra=whose)
+        def folded(answer: FoldedModel | Failure) -> None:
+            number = fold.round.number
+            self._left_out = []
+            if isinstance(answer, FoldedModel):
+                self._left_out = [
+                    LeftOutRow(run=run.id, round=number, device=left.device, code=left.code, detail=left.detail)
+                    for left in answer.left_out
+                ]
+                if answer.study is not None:
+                    study = answer.study
+                    took = (study.ended_s - study.began_s, study.began_s, study.waited_s)
+                    what = (
+                        "run %s round %d: a study beside it took %.3f s from %.3f on, its fold waited %.3f s for that"
+                    )
+                    log.info(what, run.id, number, *took, extra=about(run=run.id, round=number))
             self._made(run, model.version + 1, out, fold.set_hash, answer, committed)
 
         def committed(_run: RunRow, row: ModelRow) -> None:
@@ -922,23 +965,22 @@ class Conductor:
             then()
             return
 
-        def probed(answer: Answer) -> None:
+        def probed(answer: Findings | Failure) -> None:
             run, number = fold.round.run, fold.round.number
             key = similarity_record.setting_of(run)
             kept = similarity_record.parse(self._store.settings.get(key))
-            if answer["ok"]:
-                found = {f.name: answer[f.name] for f in dataclasses.fields(Findings)}
-                kept = similarity_record.added(kept, from_map(Findings, found))
-            else:
+            if isinstance(answer, Failure):
                 what = "the devices' models could not be compared: %s: %s"
-                log.warning(what, answer["code"], answer["detail"], extra=about(run=run, round=number))
-                kept = similarity_record.failed(kept, number, str(answer["detail"]))
+                log.warning(what, answer.code, answer.detail, extra=about(run=run, round=number))
+                kept = similarity_record.failed(kept, number, answer.detail)
+            else:
+                kept = similarity_record.added(kept, answer)
             self._store.settings.set(key, similarity_record.text_of(kept))
             then()
 
         self._aggregation.submit(job, probed)
 
-    def _probing(self, fold: Fold, made: ModelRow) -> dict[str, Any] | None:
+    def _probing(self, fold: Fold, made: ModelRow) -> ProbeJob | None:
         """The job that compares the models of a round; None if nobody wants it, or nothing is here to do it with."""
         run, model, file = self.run, self.model, self._file()
         assert run is not None
@@ -949,24 +991,24 @@ class Conductor:
         personal = not methods.has_global_model(file.method.name, file.method.parameters)
         updates = {update.device: update for update in fold.updates}
         every = [Compared(device=u.device, slice=self._slice_of(u.lease)) for u in fold.updates]
-        return {
-            "job": "probe",
-            "run": run.file,
-            "task": self._task_path(run),
-            "round": fold.round.number,
-            "model": str(self._blobs.path(made.sha256)),
-            "base": str(self._blobs.path(model.sha256)),
-            "data": self._test_file(),
-            "updates": [
-                {
-                    "device": one.device,
-                    "path": str(self._blobs.path(updates[one.device].sha256)),
-                    "slice": one.slice,
-                    "own": self._own_folder(one.device) if personal else None,
-                }
-                for one in similarity_record.architectures_first(every)
-            ],
-        }
+        probed = [
+            ProbedUpdate(
+                device=one.device,
+                path=str(self._blobs.path(updates[one.device].sha256)),
+                slice=one.slice,
+                method_state=self._own_folder(one.device) if personal else None,
+            )
+            for one in similarity_record.architectures_first(every)
+        ]
+        return ProbeJob(
+            run=file,
+            task=self._task_path(run),
+            round=fold.round.number,
+            model=str(self._blobs.path(made.sha256)),
+            base=str(self._blobs.path(model.sha256)),
+            updates=tuple(probed),
+            data=self._test_file(),
+        )
 
     def _own_folder(self, device: str) -> str | None:
         """Where a virtual device keeps what its method keeps."""
@@ -1046,12 +1088,10 @@ def _knowledge_key(lease: LeaseRow) -> str:
     return f"{TOLD_PART}{lease.slice}@{lease.device}"
 
 
-def _raise_disk_error(answer: Answer) -> None:
+def _raise_disk_error(failure: Failure) -> None:
     """What this machine did wrong is not the run's fault, nor the device's."""
-    if answer["code"] == "disk_full":
-        raise DiskFullError(answer["detail"])
-    if answer["code"] == "machine":
-        raise MachineError(answer["detail"])
+    if failure.code in ("disk_full", "machine"):
+        raise failure.error()
 
 
 def _receipt(instruction: SendReceipt) -> Receipt:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.aggregation.job_child import AGGREGATOR, JobChild
+from coordinator.aggregation.job_child import JobChild, aggregator
 from coordinator.broker.broker import DeviceAccess, EmbeddedBroker
 from coordinator.conductor.conductor import Conductor
 from coordinator.control import Answer, ControlServer
@@ -126,7 +126,7 @@ class Service:
         self.federation = store.settings.federation(secrets.token_hex(6))
         self.topics = Topics(self.federation)
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
-        self._aggregation = aggregation or JobChild(AGGREGATOR)
+        self._aggregation = aggregation or aggregator()
         self._supervisor = supervisor or Supervisor()
         self.observers: list[Callable[[Service, float], None]] = []  # called from the loop, several times a second
         self._stopping = self._begun = self._was_connected = self.connected = False

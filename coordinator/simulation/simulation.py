@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from coordinator.aggregation.job_child import AGGREGATOR, JobChild
+from coordinator.aggregation.job_child import JobChild, aggregator
 from coordinator.requests.commands import Commands
 from coordinator.results.reference_bytes import whole_model_bytes
 from coordinator.results.run_directory import LOG, RunDirectory
@@ -83,7 +83,7 @@ class Processes:
     """What trains and what aggregates: loaded once for all runs of a command."""
 
     pool: WorkerPool
-    aggregator: JobChild = field(default_factory=lambda: JobChild(AGGREGATOR))
+    aggregator: JobChild = field(default_factory=aggregator)
 
     def close(self) -> None:
         """End them all, whatever they are doing."""

@@ -1,9 +1,8 @@
 """A worker of a simulation: `python -m coordinator.simulation.worker` does one assignment after another.
 
-It reads a JSON job per line, `{"job": "work", "folder": ...}` with the folder of
-`edge_client.client.workers.write_order`, and
-answers with the exit code that a worker of its own would have ended with. torch is loaded once; data that was opened
-stays open. Each assignment begins as in a new process: its peak is its own, and no limit of the one before holds.
+It does each `WorkJob` and answers with the exit code that a worker for this assignment alone would have ended with.
+torch is loaded once; data that was opened stays open. Each assignment begins as in a new process: its peak is its own,
+and no limit of the one before holds.
 
 Covers: the process. Does not cover: the work (`edge_client.worker.assignment`), whose turn it is
 (`coordinator.simulation.worker_pool`).
@@ -15,9 +14,9 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import Any
 
-from coordinator.aggregation.job_child import Answer, answer_jobs
+from coordinator.aggregation.job_child import answer_jobs
+from coordinator.aggregation.jobs import Job, WorkerExit, WorkJob
 from edge_client import durable
 from edge_client.device import guard, meter
 from edge_client.worker import exit_codes
@@ -37,15 +36,16 @@ def main() -> int:
     kept = Kept()
     failed = False
 
-    def work(job: dict[str, Any]) -> Answer:
+    def work(job: Job[object]) -> WorkerExit:
         nonlocal failed
+        assert isinstance(job, WorkJob)
         if failed:
             sys.exit(1)  # the job is given to a new process
         guard.lift_limit()
         meter.reset_peak()
-        code = worker.attempt(Path(job["folder"]), kept)
+        code = worker.attempt(Path(job.folder), kept)
         failed = code not in _UNHARMED
-        return {"id": job["id"], "ok": True, "code": code}
+        return WorkerExit(code=code)
 
     with durable.relaxed():
         answer_jobs(work)

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from coordinator.aggregation.job_child import Answer, JobChild
+from coordinator.aggregation.job_child import JobChild
+from coordinator.aggregation.jobs import Failure, WorkerExit, WorkJob
 from edge_client.client import workers
 from edge_client.client.session import Event, WorkerFailed
 
@@ -28,7 +29,7 @@ class WorkerPool:
     def __init__(self, num: int, *, threads: int = 1, module: str = WORKER) -> None:
         """`num` processes with `threads` threads each; they start when they are needed, or at `warm_up`."""
         environment = {"FEDFIT_PARENT_PID": str(os.getpid()), "OMP_NUM_THREADS": str(threads)}
-        self._children = [JobChild(module, environment=environment) for _ in range(num)]
+        self._children = [JobChild(module, name="the worker", environment=environment) for _ in range(num)]
         self._waiting: deque[tuple[str, Path, Done]] = deque()
 
     def warm_up(self) -> None:
@@ -61,13 +62,13 @@ class WorkerPool:
                 self._start(child, lease, folder, done)
 
     def _start(self, child: JobChild, lease: str, folder: Path, done: Done) -> None:
-        def answered(answer: Answer) -> None:
-            if answer["ok"]:
-                done(workers.ended(lease, folder, answer["code"]))
+        def ended(answer: WorkerExit | Failure) -> None:
+            if isinstance(answer, Failure):
+                done(WorkerFailed(lease=lease, code="crashed", detail=answer.detail, final=True))
             else:
-                done(WorkerFailed(lease=lease, code="crashed", detail=answer["detail"], final=True))
+                done(workers.ended(lease, folder, answer.code))
 
-        child.submit({"job": "work", "folder": str(folder)}, answered)
+        child.submit(WorkJob(folder=str(folder)), ended)
 
     def fds(self) -> list[int]:
         """What to watch."""

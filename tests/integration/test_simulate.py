@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from page import Page
 
+from coordinator.aggregation.jobs import Job, ProbeJob
 from coordinator.cli import main as cli
 from coordinator.results.run_folders import read_run
 from coordinator.simulation import data as simulation_data
@@ -153,12 +154,12 @@ def test_models_are_compared_as_the_devices_made_them(
     weights: dict[str, dict[str, np.ndarray]] = {}  # device -> tensor -> values
     submit = processes.aggregator.submit
 
-    def keep(job: Json, done: Callable[[Json], None]) -> None:
+    def keep(job: Job[Any], then: Callable[[Any], None]) -> None:
         """The updates are gone when the round is over."""
-        for update in job["updates"] if job["job"] == "probe" else ():
-            with ContainerReader(Path(update["path"])) as reader:
-                weights[update["device"]] = {name: reader.tensor(name).numpy() for name in reader.names("model/")}
-        submit(job, done)
+        for update in job.updates if isinstance(job, ProbeJob) else ():
+            with ContainerReader(Path(update.path)) as reader:
+                weights[update.device] = {name: reader.tensor(name).numpy() for name in reader.names("model/")}
+        submit(job, then)
 
     monkeypatch.setattr(processes.aggregator, "submit", keep)
     fields: Json = {"name": "t", "model": "mlp", "devices": 4, "rounds": 1, "data": f"npz:{tmp_path / 'd.npz'}"}

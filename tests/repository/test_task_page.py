@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from aggregator_jobs import do_job
 from PIL import Image
 from worker_runs import make_work, read_update, run_worker
 
-from coordinator.aggregation import aggregator
 from edge_client.config.files import load_device_file
 from edge_client.config.run_file import load_run_file
 from edge_client.config.task_files import task_sha256
@@ -56,7 +56,7 @@ def test_the_task_of_the_page_is_trained_from_its_own_files(tmp_path: Path) -> N
     work = make_work(tmp_path / "w", device_file=to_map(load_device_file(tmp_path / "device.toml")))
     (work / "run.json").write_text(json.dumps(run))
     job = {"job": "init", "run": run, "task": str(tmp_path / "defects.py"), "out": str(work / "model.bin")}
-    assert aggregator.answer(job)["ok"]
+    assert do_job(job)["ok"]
     assert run_worker(work) == 0, (work / "stderr").read_text()
     report, tensors = read_update(work)
     assert (report.num_samples, report.num_test) == (20, 6)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from aggregator_jobs import do_job
 from torch import Tensor
 
-from coordinator.aggregation import aggregator
 from coordinator.aggregation.frozen import FrozenSet, FrozenUpdate
 from coordinator.conductor.intake import Expected, check_header
 from edge_client import durable
@@ -64,7 +64,7 @@ def _report(payload: str, num_samples: int = 10, steps: int = 0) -> dict[str, An
 
 def _check(base: Path, update: Path, max_norm: float | None = None, **more: Any) -> dict[str, Any]:
     job = {"id": 1, "job": "check", "base": str(base), "update": str(update), "max_norm": max_norm}
-    return aggregator.answer(job | more)
+    return do_job(job | more)
 
 
 def _fold_job(model: Path, updates: list[tuple[str, Path, int]], out: Path, base: Path | None = None) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _fold_job(model: Path, updates: list[tuple[str, Path, int]], out: Path, base
 def test_init_is_a_function_of_the_seed(tmp_path: Path) -> None:
     """The same seed twice: the same bytes; another seed: others. An mlp 2-3-2 has 6 + 3 + 6 + 2 = 17 parameters."""
     replies = [
-        aggregator.answer({"id": i, "job": "init", "run": RUN | {"seed": seed}, "out": str(tmp_path / f"{i}")})
+        do_job({"id": i, "job": "init", "run": RUN | {"seed": seed}, "out": str(tmp_path / f"{i}")})
         for i, seed in enumerate([5, 5, 6])
     ]
     assert all(reply["ok"] for reply in replies)
@@ -101,7 +101,7 @@ def test_encode_keeps_names_and_order_and_applies_the_rule(tmp_path: Path) -> No
     model = _save(
         tmp_path / "m", {"w": torch.tensor([[127.0, -127.0]]), "b": torch.tensor([0.1]), "n": torch.tensor(3)}
     )
-    reply = aggregator.answer({"id": 1, "job": "encode", "run": _INT8, "model": str(model), "out": str(tmp_path / "o")})
+    reply = do_job({"id": 1, "job": "encode", "run": _INT8, "model": str(model), "out": str(tmp_path / "o")})
     assert reply["ok"]
     with ContainerReader(tmp_path / "o") as reader:
         assert [(e.name, e.codec) for e in reader.header.entries] == [
@@ -212,7 +212,7 @@ def test_fold_is_the_weighted_mean(tmp_path: Path) -> None:
     model = _save(tmp_path / "m", {"w": torch.tensor([0.0, 0.0]), "n": torch.tensor(1)})
     a = _save(tmp_path / "a", {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(7)}, meta=_report("params"))
     b = _save(tmp_path / "b", {"w": torch.tensor([5.0, 2.0]), "n": torch.tensor(4)}, meta=_report("params"))
-    reply = aggregator.answer(_fold_job(model, [("a", a, 10), ("b", b, 30)], tmp_path / "out"))
+    reply = do_job(_fold_job(model, [("a", a, 10), ("b", b, 30)], tmp_path / "out"))
     assert reply["ok"]
     assert reply["sha256"] == durable.sha256_file(tmp_path / "out")
     new = _load(tmp_path / "out")
@@ -233,8 +233,8 @@ def test_fold_does_not_depend_on_the_order_of_arrival(tmp_path: Path) -> None:
         )
         for i in range(5)
     ]
-    first = aggregator.answer(_fold_job(model, updates, tmp_path / "one"))
-    second = aggregator.answer(_fold_job(model, updates[::-1], tmp_path / "two"))
+    first = do_job(_fold_job(model, updates, tmp_path / "one"))
+    second = do_job(_fold_job(model, updates[::-1], tmp_path / "two"))
     assert first["sha256"] == second["sha256"]
 
 
@@ -248,8 +248,8 @@ def test_steps_below_the_rounding_of_the_codec_add_up(tmp_path: Path) -> None:
     delta = _save(tmp_path / "d", {"w": torch.tensor([[0.0, 0.1]])}, codec="int8", meta=_report("delta"))
     for r in range(20):
         sent = tmp_path / f"sent{r}"
-        aggregator.answer({"id": 0, "job": "encode", "run": _INT8, "model": str(model), "out": str(sent)})
-        reply = aggregator.answer(_fold_job(model, [("a", delta, 10)], tmp_path / f"m{r + 1}", base=sent))
+        do_job({"id": 0, "job": "encode", "run": _INT8, "model": str(model), "out": str(sent)})
+        reply = do_job(_fold_job(model, [("a", delta, 10)], tmp_path / f"m{r + 1}", base=sent))
         assert reply["ok"]
         model = tmp_path / f"m{r + 1}"
     assert _load(model)["w"].flatten().tolist() == pytest.approx([127.0, 12.0], rel=1e-5)
@@ -260,7 +260,7 @@ def test_a_variance_pushed_below_zero_by_a_delta_counts_as_zero(tmp_path: Path) 
     model = _save(tmp_path / "m", {"bn.running_var": torch.tensor([0.1])})
     a = _save(tmp_path / "a", {"bn.running_var": torch.tensor([-0.5])}, meta=_report("delta"))
     b = _save(tmp_path / "b", {"bn.running_var": torch.tensor([0.3])}, meta=_report("delta"))
-    assert aggregator.answer(_fold_job(model, [("a", a, 1), ("b", b, 1)], tmp_path / "out"))["ok"]
+    assert do_job(_fold_job(model, [("a", a, 1), ("b", b, 1)], tmp_path / "out"))["ok"]
     assert float(_load(tmp_path / "out")["bn.running_var"]) == pytest.approx(0.2)
 
 
@@ -268,7 +268,7 @@ def test_a_fold_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     """An update that was never checked; the half-written model is gone."""
     model = _save(tmp_path / "m", {"a": torch.zeros(2), "w": torch.zeros(2)})
     bad = _save(tmp_path / "u", {"a": torch.zeros(2), "w": torch.tensor([1.0, float("inf")])}, meta=_report("params"))
-    reply = aggregator.answer(_fold_job(model, [("a", bad, 1)], tmp_path / "out"))
+    reply = do_job(_fold_job(model, [("a", bad, 1)], tmp_path / "out"))
     assert (reply["ok"], reply["code"]) == (False, "not_finite")
     assert not (tmp_path / "out").exists()
 
@@ -291,7 +291,7 @@ def test_a_fold_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_done_is_an_answer(job: dict[str, Any], code: str) -> None:
     """The process goes on; the coordinator decides."""
-    reply = aggregator.answer({"id": 7} | job)
+    reply = do_job({"id": 7} | job)
     assert (reply["id"], reply["ok"], reply["code"]) == (7, False, code)
     assert reply["detail"]
 
@@ -447,7 +447,7 @@ def _task_run(tmp_path: Path, between: str = "", input_: str = "", **run: Any) -
 
 def _init(tmp_path: Path, name: str, fields: dict[str, Any], start: Path | None = None) -> dict[str, Any]:
     job = {"id": 1, "job": "init", "start": str(start) if start else None, "out": str(tmp_path / name)}
-    return aggregator.answer(job | fields)
+    return do_job(job | fields)
 
 
 def test_the_first_model_of_a_task_is_a_function_of_the_seed(tmp_path: Path) -> None:
@@ -464,11 +464,11 @@ def test_the_first_model_of_a_task_is_a_function_of_the_seed(tmp_path: Path) -> 
 
 def test_a_task_is_measured_for_the_devices(tmp_path: Path) -> None:
     """A head of 4 x 2 + 2 floats; nothing if only the devices know the shape of a sample."""
-    reply = aggregator.answer({"id": 1, "job": "calibrate", **_task_run(tmp_path, input_="input=(4,)")})
+    reply = do_job({"id": 1, "job": "calibrate", **_task_run(tmp_path, input_="input=(4,)")})
     assert reply["ok"], reply
     units = reply["rows"]["full"]["modes"]["plain"]
     assert [(unit["name"], unit["parameter_bytes"]) for unit in units] == [("stem", 0), ("head", 40)]
-    assert aggregator.answer({"id": 2, "job": "calibrate", **_task_run(tmp_path)})["rows"] == {}
+    assert do_job({"id": 2, "job": "calibrate", **_task_run(tmp_path)})["rows"] == {}
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_a_start_that_is_another_model_is_refused_with_the_first_difference(
 def _evaluate(tmp_path: Path, fields: dict[str, Any], **arrays: np.ndarray) -> dict[str, Any]:
     np.savez(tmp_path / "test.npz", **arrays)
     job = {"id": 1, "job": "evaluate", "model": str(tmp_path / "m"), "data": str(tmp_path / "test.npz")}
-    return aggregator.answer(job | fields)
+    return do_job(job | fields)
 
 
 def test_a_model_is_judged_on_the_servers_own_test_data(tmp_path: Path) -> None:
@@ -588,7 +588,7 @@ def test_test_data_without_samples_judges_nothing(tmp_path: Path) -> None:
     (reply,) = _evaluate(tmp_path, fields, **none)["results"]
     assert (reply["num_samples"], reply["num_correct"], reply["loss_sum"], reply["confusion"]) == (0, 0, 0.0, [0] * 4)
     probe = {"id": 1, "job": "probe", "round": 1, "model": str(tmp_path / "m"), "base": str(tmp_path / "m")}
-    compared = aggregator.answer({**probe, "updates": [], "data": str(tmp_path / "test.npz"), **fields})
+    compared = do_job({**probe, "updates": [], "data": str(tmp_path / "test.npz"), **fields})
     assert (compared["ok"], compared["code"]) == (False, "input")
     assert "expected at least one test sample, got none" in compared["detail"]
 
@@ -632,7 +632,7 @@ def test_a_methods_own_tensors_are_made_with_the_model(tmp_path: Path) -> None:
     metas = [read_header(tmp_path / name).meta for name in ("avg", "deep", "m")]
     assert metas == [{}, {"stem": "stem"}, {"stem": "stem"}]
     encode = {"id": 1, "job": "encode", "run": _INT8, "model": str(tmp_path / "m"), "out": str(tmp_path / "e")}
-    assert aggregator.answer(encode)["ok"]
+    assert do_job(encode)["ok"]
     assert read_header(tmp_path / "e").meta == {"stem": "stem"}
     assert list(_load(tmp_path / "e")) == list(heads)
 
@@ -699,7 +699,7 @@ def test_the_mean_of_a_tensor_is_over_those_who_trained_it(tmp_path: Path, avera
         moved = sum(v.numel() for n, v in sent.items() if _stored(n) not in trained and v.is_floating_point())
         assert _check(model, path)["norm"] == pytest.approx(value * math.sqrt(moved))
         updates.append((device, path, num_samples))
-    reply = aggregator.answer(_fold_job(model, updates, tmp_path / "out") | {"run": run})
+    reply = do_job(_fold_job(model, updates, tmp_path / "out") | {"run": run})
     assert reply["ok"], reply
     new = _load(tmp_path / "out")
     assert list(new) == list(old)
@@ -722,7 +722,7 @@ def test_deltas_of_a_methods_tensors_are_added_to_its_own(tmp_path: Path) -> Non
     a = _save(tmp_path / "a", {"w": torch.ones(1), "extra/h": torch.tensor([0.5])}, meta=_report("delta"))
     b = _save(tmp_path / "b", {"w": torch.ones(1)}, meta=_report("delta"))
     assert _check(model, a)["norm"] == pytest.approx(math.sqrt(1.25))
-    assert aggregator.answer(_fold_job(model, [("a", a, 1), ("b", b, 3)], tmp_path / "out"))["ok"]
+    assert do_job(_fold_job(model, [("a", a, 1), ("b", b, 3)], tmp_path / "out"))["ok"]
     assert {name: value.tolist() for name, value in _load(tmp_path / "out").items()} == {"w": [1.0], "extra/h": [2.5]}
 
 
@@ -764,7 +764,7 @@ SLICED = to_map(
 def _cut(tmp_path: Path, run: dict[str, Any], cut: str) -> Path:
     out = tmp_path / cut.replace("/", "-")
     job = {"id": 1, "job": "encode", "run": run, "model": str(tmp_path / "m"), "slice": cut, "out": str(out)}
-    reply = aggregator.answer(job)
+    reply = do_job(job)
     assert reply["ok"], reply
     return out
 
@@ -780,14 +780,14 @@ def _fold_slices(tmp_path: Path, run: dict[str, Any], values: Mapping[str, float
         updates.append({"device": f"d{value:g}", "path": str(path), "num_samples": 10, "slice": cut})
     out = tmp_path / "folded"
     job = {"job": "fold", "run": run, "round": 1, "model": str(tmp_path / "m"), "base": "", "updates": updates}
-    reply = aggregator.answer({"id": 1, **job, "out": str(out)})
+    reply = do_job({"id": 1, **job, "out": str(out)})
     assert reply["ok"], reply
     return _load(out)
 
 
 def test_a_slice_is_cut_and_put_back_at_its_place(tmp_path: Path) -> None:
     """4 hidden units, the slice has the first two: where both devices are, (1 + 3) / 2; elsewhere 1."""
-    assert aggregator.answer({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})["ok"]
+    assert do_job({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})["ok"]
     whole, half = _load(tmp_path / "m"), _load(_cut(tmp_path, SLICED, "width:1/2"))
     assert torch.equal(half["block1.linear.weight"], whole["block1.linear.weight"][:2])
     assert torch.equal(half["head.weight"], whole["head.weight"][:, :2])
@@ -800,7 +800,7 @@ def test_a_slice_is_cut_and_put_back_at_its_place(tmp_path: Path) -> None:
 
 def test_what_no_slice_covers_keeps_its_bits(tmp_path: Path) -> None:
     """Only the half takes part."""
-    aggregator.answer({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})
+    do_job({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})
     before = _load(tmp_path / "m")["block1.linear.weight"]
     after = _fold_slices(tmp_path, SLICED, {"width:1/2": 3.0})["block1.linear.weight"]
     assert after[:2].tolist() == [[3.0, 3.0], [3.0, 3.0]]
@@ -810,7 +810,7 @@ def test_what_no_slice_covers_keeps_its_bits(tmp_path: Path) -> None:
 def test_architectures_may_share_nothing(tmp_path: Path) -> None:
     """Each slice is a model of its own, and begins as the part of the first model that it is."""
     run = SLICED | {"sharing": "architecture"}
-    aggregator.answer({"id": 0, "job": "init", "run": run, "out": str(tmp_path / "m")})
+    do_job({"id": 0, "job": "init", "run": run, "out": str(tmp_path / "m")})
     first = _load(tmp_path / "m")
     own = "slice:width:1/2/model/block1.linear.weight"
     assert torch.equal(first[own], first["block1.linear.weight"][:2])
@@ -824,7 +824,7 @@ def test_architectures_may_share_nothing(tmp_path: Path) -> None:
 
 def test_every_slice_is_judged(tmp_path: Path) -> None:
     """All weights 0 and a bias for b: both are right about the two of three samples that are b's."""
-    aggregator.answer({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})
+    do_job({"id": 0, "job": "init", "run": SLICED, "out": str(tmp_path / "m")})
     zeros = {name: torch.zeros_like(value) for name, value in _load(tmp_path / "m").items()}
     _save(tmp_path / "m", zeros | {"head.bias": torch.tensor([0.0, 1.0])})
     x, y = np.zeros((3, 2), dtype=np.float32), np.array(["b", "a", "b"])
@@ -835,6 +835,6 @@ def test_every_slice_is_judged(tmp_path: Path) -> None:
 def test_a_slice_that_the_model_has_not_ends_the_run_before_it_begins(tmp_path: Path) -> None:
     """An mlp with one block has no two stages."""
     run = SLICED | {"slices": ["full", "depth:1.1"]}
-    reply = aggregator.answer({"id": 0, "job": "init", "run": run, "out": str(tmp_path / "m")})
+    reply = do_job({"id": 0, "job": "init", "run": run, "out": str(tmp_path / "m")})
     assert (reply["ok"], reply["code"]) == (False, "input")
     assert "no blocks that can be left out" in reply["detail"]

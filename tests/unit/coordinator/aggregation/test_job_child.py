@@ -13,22 +13,26 @@ from typing import Any
 import pytest
 
 from coordinator.aggregation import job_child
-from coordinator.aggregation.job_child import AGGREGATOR, JobChild
+from coordinator.aggregation.job_child import JobChild, aggregator
+from coordinator.aggregation.jobs import Failure, WorkerExit, WorkJob
 
 _CHILD = """
 import json, os, sys
 for line in sys.stdin:
     job = json.loads(line)
-    if job["job"] == "die":
+    what = job["folder"]
+    if what == "die":
         os._exit(9)
-    if job["job"] == "noise":
+    if what == "noise":
         sys.stdout.write("a library's warning\\n")
-    if job["job"] == "endless":
+    if what == "endless":
         sys.stdout.write("x" * (3 << 20))
-    if job["job"] == "stale":
+    if what == "stale":
         print(json.dumps({"id": job["id"] - 1, "ok": False}))
-    length = len(job.get("more", ""))
-    print(json.dumps({"id": job["id"], "ok": True, "pid": os.getpid(), "job": job["job"], "more": length}), flush=True)
+    if what == "another kind":
+        print(json.dumps({"id": job["id"], "ok": True, "norm": 1.0}))
+    code = os.getpid() if len(what) < 100 else len(what)
+    print(json.dumps({"id": job["id"], "ok": True, "code": code}), flush=True)
 """
 
 
@@ -42,42 +46,50 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobChild]:
         return real([sys.executable, "-c", _CHILD], **options)
 
     monkeypatch.setattr(job_child.subprocess, "Popen", start)
-    made = JobChild(AGGREGATOR)
-    yield made
-    made.close()
+    child = aggregator()
+    yield child
+    child.close()
 
 
-def _answers(child: JobChild, jobs: list[str], now: float = 1000.0) -> list[dict[str, Any]]:
-    got: list[dict[str, Any]] = []
+Answers = dict[str, WorkerExit | Failure]
+
+
+def _submit(child: JobChild, job: str, answers: Answers) -> None:
+    child.submit(WorkJob(folder=job), lambda answer: answers.update({job: answer}))
+
+
+def _answers(child: JobChild, *jobs: str, now: float = 1000.0) -> Answers:
+    """By job, in the order in which they came; the code of a success is the process id of the child."""
+    answers: Answers = {}
     for job in jobs:
-        child.submit({"job": job}, got.append)
-    while len(got) < len(jobs):
+        _submit(child, job, answers)
+    while len(answers) < len(jobs):
         fd = child.fd
         assert fd is not None
         select.select([fd], [], [], 20)
         child.read(now)
-    return got
+    return answers
 
 
 def test_jobs_are_answered_in_order_by_one_child(child: JobChild) -> None:
     """Three jobs, one process."""
-    answers = _answers(child, ["a", "b", "c"])
-    assert [answer["job"] for answer in answers] == ["a", "b", "c"]
-    assert {answer["pid"] for answer in answers} == {child.pid}
+    answers = _answers(child, "a", "b", "c")
+    assert list(answers) == ["a", "b", "c"]
+    assert child.pid is not None
+    assert set(answers.values()) == {WorkerExit(code=child.pid)}
 
 
-@pytest.mark.parametrize("job", ["die", "noise", "endless"])
+@pytest.mark.parametrize("job", ["die", "noise", "endless", "another kind"])
 def test_a_job_that_breaks_its_child_three_times_fails_and_the_next_one_works(child: JobChild, job: str) -> None:
-    """A crash, words on the output that are no answer, an answer without an end."""
-    first, second = _answers(child, [job, "good"])
-    assert (first["ok"], first["code"]) == (False, "crashed")
-    assert second["ok"]
+    """A crash, words on the output that are no answer, an answer without an end, an answer to another kind of job."""
+    answers = _answers(child, job, "good")
+    assert answers[job] == Failure(code="crashed", detail="the aggregator crashed 3 times on it")
+    assert isinstance(answers["good"], WorkerExit)
 
 
 def test_an_answer_to_another_job_is_ignored(child: JobChild) -> None:
     """Its id tells."""
-    (answer,) = _answers(child, ["stale"])
-    assert answer["ok"]
+    assert isinstance(_answers(child, "stale")["stale"], WorkerExit)
 
 
 def test_a_child_that_was_warmed_up_stays_until_it_was_idle_for_long(child: JobChild) -> None:
@@ -87,8 +99,8 @@ def test_a_child_that_was_warmed_up_stays_until_it_was_idle_for_long(child: JobC
     child.tick(1_000_000.0)
     child.tick(1_000_300.0)
     assert child.pid == pid
-    (answer,) = _answers(child, ["a"], now=1_000_301.0)
-    assert answer["pid"] == pid
+    assert pid is not None
+    assert _answers(child, "a", now=1_000_301.0) == {"a": WorkerExit(code=pid)}
     child.tick(1_000_601.0)
     assert child.pid == pid
     child.tick(1_000_602.0)
@@ -97,14 +109,13 @@ def test_a_child_that_was_warmed_up_stays_until_it_was_idle_for_long(child: JobC
 
 def test_forgotten_jobs_are_never_answered(child: JobChild) -> None:
     """The service started over: the job in flight and the one behind it are gone with their child."""
-    got: list[dict[str, Any]] = []
-    child.submit({"job": "a"}, got.append)
-    child.submit({"job": "b"}, got.append)
+    answers: Answers = {}
+    _submit(child, "a", answers)
+    _submit(child, "b", answers)
     child.forget_jobs()
     assert child.pid is None
-    (answer,) = _answers(child, ["c"])
-    assert answer["job"] == "c"
-    assert got == []
+    assert list(_answers(child, "c")) == ["c"]
+    assert answers == {}
 
 
 def test_a_child_that_died_while_idle_is_replaced(child: JobChild) -> None:
@@ -113,8 +124,7 @@ def test_a_child_that_died_while_idle_is_replaced(child: JobChild) -> None:
     assert child._process is not None
     child._process.kill()
     child._process.wait()
-    (answer,) = _answers(child, ["a"])
-    assert answer["ok"]
+    assert isinstance(_answers(child, "a")["a"], WorkerExit)
 
 
 def test_a_long_job_for_a_child_that_does_not_read_yet_keeps_nobody_waiting(child: JobChild) -> None:
@@ -122,13 +132,14 @@ def test_a_long_job_for_a_child_that_does_not_read_yet_keeps_nobody_waiting(chil
     child.warm_up()
     assert child.pid is not None
     os.kill(child.pid, signal.SIGSTOP)
-    got: list[dict[str, Any]] = []
-    child.submit({"job": "long", "more": "x" * 3_000_000}, got.append)
+    answers: Answers = {}
+    job = "x" * 3_000_000
+    _submit(child, job, answers)
     assert child._unsent
     os.kill(child.pid, signal.SIGCONT)
-    while not got:
+    while not answers:
         child.tick(0.0)
         assert child.fd is not None
         select.select([child.fd], [], [], 0.01)
         child.read(0.0)
-    assert (got[0]["ok"], got[0]["more"]) == (True, 3_000_000)
+    assert answers == {job: WorkerExit(code=3_000_000)}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from aggregator_jobs import do_job
 from rows import run_file
 from torch import Tensor
 
-from coordinator.aggregation import aggregator
 from coordinator.run_check import check_run
 from edge_client.errors import InputError
 from edge_client.records import to_map
@@ -31,7 +31,7 @@ def _run(method: str, **more: Any) -> dict[str, Any]:
 
 
 def _answer(job: str, out: Path, **fields: Any) -> dict[str, Any]:
-    return aggregator.answer({"id": 1, "job": job, "out": str(out), **fields})
+    return do_job({"id": 1, "job": job, "out": str(out), **fields})
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

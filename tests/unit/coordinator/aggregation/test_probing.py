@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from aggregator_jobs import do_job
 from rows import report
 from torch import Tensor
 from torch.nn import functional as F
 
-from coordinator.aggregation import aggregator
 from coordinator.aggregation.probing import _pooled, _spread
 from coordinator.results.similarity_record import Findings
 from coordinator.store.rows import SERVER
@@ -69,7 +69,7 @@ def probe(folder: Path, run: dict[str, Any], **updates: Any) -> dict[str, Any]:
     """Device -> its update's file, or more about it; `before` and `after` are the server's models."""
     told = [{"device": name, **(own if isinstance(own, dict) else {"path": str(own)})} for name, own in updates.items()]
     job = {"id": 1, "job": "probe", "run": run, "round": 2, "updates": told, "data": str(folder / "test.npz")}
-    return aggregator.answer(job | {"model": str(folder / "after"), "base": str(folder / "before")})
+    return do_job(job | {"model": str(folder / "after"), "base": str(folder / "before")})
 
 
 def found_by(folder: Path, run: dict[str, Any], **updates: Any) -> Findings:
@@ -188,7 +188,7 @@ def test_what_a_simulated_device_keeps_for_itself_counts(tmp_path: Path, samples
     update = save(tmp_path / "update", {}, payload="params")
     told = {}
     for name in ("a", "b", "c"):
-        told[name] = {"path": str(update), "own": str(tmp_path / name)}
+        told[name] = {"path": str(update), "method_state": str(tmp_path / name)}
         if name != "c":
             write_state(tmp_path / name, own)
             (tmp_path / name / "next").rename(tmp_path / name / "current")
@@ -212,7 +212,7 @@ def test_maps_are_averaged_over_their_positions(tmp_path: Path) -> None:
     means: dict[str, list[np.ndarray]] = {}
     for seed, name in enumerate(("before", "a", "b")):
         out = tmp_path / f"{name}.model"
-        assert aggregator.answer({"id": 1, "job": "init", "run": run | {"seed": seed}, "out": str(out)})["ok"]
+        assert do_job({"id": 1, "job": "init", "run": run | {"seed": seed}, "out": str(out)})["ok"]
         with ContainerReader(out) as reader:
             own = {key.removeprefix("model/"): reader.tensor(key) for key in reader.names()}
         save(tmp_path / name, own, payload="" if name == "before" else "params")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from aggregator_jobs import do_job
 from rows import run_file
 from torch import Tensor
 
-from coordinator.aggregation import aggregator
 from edge_client.config.run_file import RunFile
 from edge_client.methods import coverage, registry
 from edge_client.models import registry as models
@@ -37,13 +37,13 @@ def _run(method: str) -> RunFile:
 
 
 def _answer(job: str, run: RunFile, folder: Path, **fields: Any) -> dict[str, Any]:
-    reply = aggregator.answer({"id": 1, "job": job, "run": to_map(run), "model": str(folder / "m"), **fields})
+    reply = do_job({"id": 1, "job": job, "run": to_map(run), "model": str(folder / "m"), **fields})
     assert reply["ok"], reply
     return reply
 
 
 def _init(run: RunFile, folder: Path) -> None:
-    reply = aggregator.answer({"id": 1, "job": "init", "run": to_map(run), "out": str(folder / "m")})
+    reply = do_job({"id": 1, "job": "init", "run": to_map(run), "out": str(folder / "m")})
     assert reply["ok"], reply
 
 
@@ -188,7 +188,7 @@ def test_what_is_shared_unless_a_run_says_it(tmp_path: Path, method: str, said: 
 def test_a_size_of_its_own_that_shares_nothing_is_refused(tmp_path: Path) -> None:
     """Three personal units of the whole model's four are fine, of a slice's two they are all."""
     run = _deep_run("fedper", sharing="architecture", personal=3)
-    reply = aggregator.answer({"id": 1, "job": "init", "run": to_map(run), "out": str(tmp_path / "m")})
+    reply = do_job({"id": 1, "job": "init", "run": to_map(run), "out": str(tmp_path / "m")})
     assert (reply["ok"], reply["code"]) == (False, "input")
     assert "personal = 3 shares nothing, the model has 3 units with parameters" in reply["detail"]
 
@@ -200,8 +200,8 @@ def _started(run: RunFile, other: RunFile, folder: Path, values: Callable[[str],
         tensors = {name: torch.full_like(reader.tensor(name), values(name)) for name in reader.names()}
         table = [(name, codec_for(value, "fp32"), value.shape) for name, value in tensors.items()]
         write_container(folder / "start", reader.header.meta, table, tensors.values())
-    job = {"id": 1, "job": "init", "run": to_map(run), "started": to_map(other), "start": str(folder / "start")}
-    reply = aggregator.answer({**job, "out": str(folder / "begun")})
+    job = {"id": 1, "job": "init", "run": to_map(run), "start_run": to_map(other), "start": str(folder / "start")}
+    reply = do_job({**job, "out": str(folder / "begun")})
     assert reply["ok"], reply
     return _tensors(folder / "begun")
 
@@ -211,7 +211,7 @@ def _sizes(run: RunFile, folder: Path) -> dict[str, dict[str, set[float]]]:
     found: dict[str, dict[str, set[float]]] = {}
     for cut in DEEP:
         reply = {"id": 1, "job": "encode", "run": to_map(run), "model": str(folder / "begun"), "slice": cut}
-        assert aggregator.answer({**reply, "out": str(folder / "sent")})["ok"]
+        assert do_job({**reply, "out": str(folder / "sent")})["ok"]
         for name, value in _own(_tensors(folder / "sent")).items():
             found.setdefault(cut, {}).setdefault(name.partition(".")[0], set()).update(value.flatten().tolist())
     return found
@@ -272,7 +272,7 @@ def test_bases_begin_only_with_as_many_bases(tmp_path: Path, method: str, bases:
     made = {"name": method, **({"bases": bases} if bases else {})}
     other = run_file(model=model, classes=["a", "b"], method=made)
     _init(other, tmp_path)
-    job = {"id": 1, "job": "init", "run": to_map(_run("splitmix")), "started": to_map(other)}
-    reply = aggregator.answer({**job, "start": str(tmp_path / "m"), "out": str(tmp_path / "begun")})
+    job = {"id": 1, "job": "init", "run": to_map(_run("splitmix")), "start_run": to_map(other)}
+    reply = do_job({**job, "start": str(tmp_path / "m"), "out": str(tmp_path / "begun")})
     assert reply["ok"] is ok
     assert ok or "start from a run with the same method and bases, or leave init out" in reply["detail"]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from aggregator_jobs import do_job
 from rows import run_file
 from torch import Tensor
 
-from coordinator.aggregation import aggregator
 from coordinator.conductor.intake import Expected, check_header
 from edge_client.config.run_file import RunFile
 from edge_client.errors import PayloadError
@@ -29,7 +29,7 @@ def _run(method: str, **more: Any) -> dict[str, Any]:
 
 
 def _answer(job: str, out: Path, **fields: Any) -> dict[str, Any]:
-    return aggregator.answer({"id": 1, "job": job, "out": str(out), **fields})
+    return do_job({"id": 1, "job": job, "out": str(out), **fields})
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ def test_a_study_is_the_same_whether_it_was_begun_before_or_not(tmp_path: Path) 
     results = []
     for begun in (True, False):
         if begun:
-            assert aggregator.answer({"id": 1, "job": "study", "run": run, "model": str(first), "version": 1})["ok"]
+            assert do_job({"id": 1, "job": "study", "run": run, "model": str(first), "version": 1})["ok"]
         results.append(_tensors(_fold(tmp_path, run, 2, first, **said)))
     assert results[0].keys() == results[1].keys()
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
@@ -223,7 +223,7 @@ def test_values_that_would_spoil_a_mean_are_refused(item: ClassTable, code: str,
     limits = registry.knowledge_limits(from_map(RunFile, run))
     update = _update(tmp_path / "u", tmp_path / "m", item)
     base = {"base": str(tmp_path / "m"), "update": str(update), "knowledge": to_map(limits)}
-    reply = aggregator.answer({"id": 1, "job": "check", **base})
+    reply = do_job({"id": 1, "job": "check", **base})
     assert (reply["ok"], reply["code"]) == (False, code)
 
 

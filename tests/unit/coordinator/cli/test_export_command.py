@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from aggregator_jobs import do_job
 from typed import typed
 
-from coordinator.aggregation import aggregator, export_job
+from coordinator.aggregation import export_job
+from coordinator.aggregation.jobs import ExportedModel, ExportJob
 from edge_client import records
 from edge_client.config import files
 from edge_client.config.run_file import RunFile
@@ -167,14 +169,22 @@ def test_a_file_says_what_the_server_judges(tmp_path: Path, method: str) -> None
     data = {"x": rng.random((64, *SIZED[method]["input"]), dtype=np.float32), "y": rng.integers(0, 10, 64)}
     np.savez(tmp_path / "t.npz", **data)
     model = str(tmp_path / "model.bin")
-    assert aggregator.answer({"job": "init", "run": file, "out": model})["ok"]
-    judged = aggregator.answer({"job": "evaluate", "run": file, "model": model, "data": str(tmp_path / "t.npz")})
+    assert do_job({"job": "init", "run": file, "out": model})["ok"]
+    judged = do_job({"job": "evaluate", "run": file, "model": model, "data": str(tmp_path / "t.npz")})
     assert judged["ok"], judged
     results = judged["results"][:: max(1, len(judged["results"]) - 1)]
     for result in results:
         out = tmp_path / "m.onnx"
-        asked = {"run": file, "name": "r-1", "version": 0, "model": model, "sha256": "", "out": str(out)}
-        done = export_job.do({**asked, "architecture": result["slice"]})
-        assert done["ok"], done
+        job = ExportJob(
+            run=records.from_map(RunFile, file),
+            name="r-1",
+            version=0,
+            model=model,
+            sha256="",
+            architecture=result["slice"],
+            out=str(out),
+        )
+        exported = export_job.do(job)
+        assert isinstance(exported, ExportedModel), exported
         said = OnnxModel(out).run(data["x"])
         assert int((said.argmax(1) == data["y"]).sum()) == result["num_correct"]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aggregator_jobs import do_job
 from rows import run_file
 
-from coordinator.aggregation import aggregator
 from coordinator.cli import main as cli
 from edge_client.methods import registry
 from edge_client.records import to_map
@@ -44,10 +44,10 @@ def test_the_bytes_down_are_those_of_the_file_that_a_run_sends(
         method={"name": name},
         rounds={"codec": codec},
     )
-    made = aggregator.answer({"id": 1, "job": "init", "run": to_map(run), "out": str(tmp_path / "m")})
+    made = do_job({"id": 1, "job": "init", "run": to_map(run), "out": str(tmp_path / "m")})
     assert made["ok"], made
     job = {"id": 2, "job": "encode", "run": to_map(run), "model": str(tmp_path / "m"), "out": str(tmp_path / "sent")}
-    sent = aggregator.answer(job)
+    sent = do_job(job)
     words = ["--model", "har-cnn", "--input", "9x32", "--classes", "3", "--codec", codec]
     shown = _json(capsys, "show", name, *words)
     assert shown["bytes_down"] == sent["length"] == (tmp_path / "sent").stat().st_size

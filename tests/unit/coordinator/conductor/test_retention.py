@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rows import lease_row, model_row, round_row, run_row, update_row
 
-from coordinator.aggregation.job_child import AGGREGATOR, JobChild
+from coordinator.aggregation.job_child import aggregator
 from coordinator.conductor.conductor import Conductor
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Downloads, Uploads
@@ -32,7 +32,7 @@ class Site:
             blobs=self.blobs,
             uploads=self.uploads,
             downloads=Downloads(self.blobs),
-            aggregation=JobChild(AGGREGATOR),
+            aggregation=aggregator(),
             send=lambda device, message: None,
             announce=lambda what: None,
             roster=Roster("f1", [], epoch=1, heartbeat_s=1.0),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from aggregator_jobs import do_job
 from rows import run_file
 
-from coordinator.aggregation import aggregator
 from coordinator.results.reference_bytes import whole_model_bytes
 from edge_client.records import to_map
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
@@ -18,9 +18,9 @@ from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 def test_it_is_what_a_run_of_fedavg_encodes(tmp_path: Path, codec: str) -> None:
     """The length of the container that the aggregator makes for its devices."""
     run = to_map(run_file(rounds={"codec": codec}))
-    assert aggregator.answer({"id": 1, "job": "init", "run": run, "out": str(tmp_path / "m")})["ok"]
+    assert do_job({"id": 1, "job": "init", "run": run, "out": str(tmp_path / "m")})["ok"]
     job = {"id": 1, "job": "encode", "run": run, "model": str(tmp_path / "m"), "out": str(tmp_path / "sent")}
-    assert aggregator.answer(job)["length"] == whole_model_bytes(tmp_path / "m", codec)
+    assert do_job(job)["length"] == whole_model_bytes(tmp_path / "m", codec)
 
 
 def test_what_a_method_keeps_beside_the_model_is_not_fedavgs(tmp_path: Path) -> None:

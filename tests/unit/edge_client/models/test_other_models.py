@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from aggregator_jobs import do_job
 from rows import run_file
 from torch import Tensor, nn
 
-from coordinator.aggregation import aggregator
 from coordinator.cli import main as cli
 from coordinator.cli.methods import describe_method
 from coordinator.rounds.slice_choice import SliceChoice
@@ -182,7 +182,7 @@ def test_a_label_may_be_a_models_name() -> None:
 
 
 def answer(job: str, run: RunFile, **fields: Any) -> dict[str, Any]:
-    reply = aggregator.answer({"id": 1, "job": job, "run": to_map(run), **fields})
+    reply = do_job({"id": 1, "job": job, "run": to_map(run), **fields})
     assert reply["ok"], reply
     return reply
 
@@ -291,8 +291,8 @@ def test_every_model_is_judged(tmp_path: Path) -> None:
 def started(run: RunFile, other: RunFile, folder: Path) -> dict[str, Any]:
     """A run that begins with another's, all of whose tensors are 7."""
     values = {name: torch.full_like(value, 7) for name, value in begun(other, folder / "o").items()}
-    job = {"id": 1, "job": "init", "run": to_map(run), "started": to_map(other), "out": str(folder / "b")}
-    return aggregator.answer({**job, "start": str(write(folder / "s", values))})
+    job = {"id": 1, "job": "init", "run": to_map(run), "start_run": to_map(other), "out": str(folder / "b")}
+    return do_job({**job, "start": str(write(folder / "s", values))})
 
 
 def test_a_run_goes_on_with_the_other_models_of_another(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from aggregator_jobs import do_job
 from PIL import Image
 from torch import nn
 from worker_runs import CLASSES, DIGITS, make_work, read_error, read_update, run_worker
 
-from coordinator.aggregation import aggregator
 from coordinator.cli.methods import describe_method
 from coordinator.conductor.intake import Expected, check_header
 from edge_client.config.files import DataSection, parse_table
@@ -604,7 +604,7 @@ def make_deep_work(folder: Path, *, codec: str = "fp32", **plan: Any) -> Path:
     given = {"microbatch": 32, "budget_bytes": 10**10, "predicted_bytes": 10**9, **plan}
     work = make_work(folder, run=run, plan=given, evaluate=False)
     job = {"id": 1, "job": "init", "run": json.loads((work / "run.json").read_text()), "out": str(work / "model.bin")}
-    reply = aggregator.answer(job)
+    reply = do_job(job)
     assert reply["ok"], reply
     return work
 
@@ -639,7 +639,7 @@ def test_groups_are_trained_by_plan_and_only_they_are_sent(tmp_path: Path, codec
     )  # fmt: skip
     assert check_header(work / "update.bin", expected).plan == report.plan
     check = {"job": "check", "base": str(work / "model.bin"), "update": str(work / "update.bin"), "max_passes": 32}
-    assert aggregator.answer(check)["ok"]
+    assert do_job(check)["ok"]
     (work / "state/next").rename(work / "state/current")
     kept = assignment.read_state(work / "state")
     assert {name.partition(".")[0] for name in kept} == {"peer/1", "peer/1/extra/block5"}
