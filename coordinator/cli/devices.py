@@ -16,7 +16,7 @@ from coordinator.broker import access_rules as broker_lines
 from coordinator.cli import tables
 from coordinator.cli.options import formatted, listing, show, show_list, verb
 from coordinator.requests import devices as device_commands
-from coordinator.server.service import access_of
+from coordinator.server.broker_accounts import access_of
 from coordinator.state import STATE_KIND, STATE_VERSION, default_state_dir
 from coordinator.store.rows import DeviceRow
 from edge_client import durable

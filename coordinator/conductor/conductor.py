@@ -40,6 +40,7 @@ from coordinator.aggregation.jobs import (
 )
 from coordinator.conductor import intake
 from coordinator.fleet.roster import Roster
+from coordinator.fleet.traffic import TrafficMeter
 from coordinator.fleet.transfers import Arrived, Downloads, Uploads
 from coordinator.results import similarity_record
 from coordinator.results.similarity_record import Compared, Findings
@@ -109,6 +110,7 @@ class Conductor:
         blobs: BlobStore,
         uploads: Uploads,
         downloads: Downloads,
+        traffic: TrafficMeter,
         aggregation: JobChild,
         send: Send,
         announce: Callable[[dict[str, Any]], None],
@@ -124,6 +126,7 @@ class Conductor:
         self._blobs = blobs
         self._uploads = uploads
         self._downloads = downloads
+        self._traffic = traffic
         self._aggregation = aggregation
         self._send = send
         self._announce = announce
@@ -147,7 +150,6 @@ class Conductor:
         self._issue = store.leases.next_issue()
         self._boots: dict[str, str] = {}
         self._remembered: set[str] = set()  # devices of the active run whose profile is stored
-        self.traffic: dict[str, tuple[int, int]] = {}
 
     # runs
 
@@ -360,6 +362,7 @@ class Conductor:
             simulated=self._simulated,
         )
         self.run, self.model = run, model
+        self._traffic.take_all()  # what moved before is no part of this run
         self._is_cut = _is_cut(snapshot.file)
         self._rules = methods.knowledge(snapshot.file.method.name, snapshot.file.method.parameters)
         parts = [part for part in self._store.models.parts(run.id) if part.version == model.version]
@@ -711,8 +714,7 @@ class Conductor:
     def _save_update(self, lease_id: str, update: UpdateRow | None, judged: EvaluationRow | None) -> None:
         """With what travelled for it: whatever becomes of this process, those bytes are counted once."""
         lease = self.machine.leases.get(lease_id) if self.machine else None
-        moved = self.traffic.pop(lease.device, None) if lease is not None else None
-        traffic = {lease.device: moved} if lease is not None and moved is not None else {}
+        traffic = self._traffic.take(lease.device) if lease is not None else {}
         self._store.updates.save(update, judged, lease_id, traffic)
 
     def _save_score(self, version: int, score: float, best_version: int) -> None:
@@ -1040,15 +1042,8 @@ class Conductor:
 
     def save_traffic(self) -> None:
         """Write down what travelled since the last time."""
-        if self.run is not None and self.traffic:
-            self._store.traffic.add(self.run.id, self.traffic)
-            self.traffic = {}
-
-    def count(self, device: str, *, up: int = 0, down: int = 0) -> None:
-        """Bytes of a message, as published."""
-        if self.run is not None:
-            before = self.traffic.get(device, (0, 0))
-            self.traffic[device] = (before[0] + up, before[1] + down)
+        if self.run is not None and self._traffic.moved:
+            self._store.traffic.add(self.run.id, self._traffic.take_all())
 
     def _finish(self, state: str, reason: str) -> None:
         assert self.run is not None

@@ -1,7 +1,7 @@
 """What people ask about devices, and the answers: enrol, label, list, show, remove.
 
 Covers: the running coordinator (`DeviceCommands`), and the store alone when none runs (`without_coordinator`).
-Does not cover: who is let in at the broker (`service`), what stands on the screen (`tables`, `cli_devices`).
+Does not cover: the order of a change (`coordinator.server.enrolment`), what is shown (`coordinator.cli`).
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ class DeviceCommands:
         """Enrol devices, or give enrolled ones fresh secrets: their old bundles end at once."""
         service = self._service
         rows = _fresh(names, labels, service.store.devices.all(), again=replace)
-        service.add_devices(rows, replace=replace)
+        service.enrolment.add(rows, replace=replace)
         bundles = [
             bundle_for(row, federation=service.federation, brokers=service.brokers, ca=service.ca) for row in rows
         ]
-        return {"bundles": [to_map(bundle) for bundle in bundles], "external": service.broker_is_external}
+        return {"bundles": [to_map(bundle) for bundle in bundles], "external": service.enrolment.is_external}
 
     def _list(self) -> Json:
         """All devices in a line each."""
@@ -206,14 +206,14 @@ class DeviceCommands:
         rows = service.store.devices.all()
         _check_known([name], rows)
         given = next(row.labels for row in rows if row.name == name)
-        service.set_labels(name, changed_labels(given, put, drop))
+        service.enrolment.set_labels(name, changed_labels(given, put, drop))
         return {"id": name, "labels": service.roster.labels_of(name)}
 
     def _remove(self, names: tuple[str, ...]) -> Json:
         """Forget devices; all, or none and an error."""
         _check_known(names, self._service.store.devices.all())
-        self._service.remove_devices(list(dict.fromkeys(names)))
-        return {"removed": list(dict.fromkeys(names)), "external": self._service.broker_is_external}
+        self._service.enrolment.remove(list(dict.fromkeys(names)))
+        return {"removed": list(dict.fromkeys(names)), "external": self._service.enrolment.is_external}
 
 
 def _failure(lease: LeaseRow) -> Json:

@@ -235,7 +235,7 @@ class RunCommands:
         """
         store = self._service.store
         traffic, remembered = store.traffic.by_device(run.id), store.runs.device_info(run.id)
-        live = self._service.conductor.traffic if self._is_active(run.id) else {}
+        live = self._service.traffic.moved if self._is_active(run.id) else {}
         devices: dict[str, Json] = {}
         for update in store.updates.recent(run.id, _SHOWN_UPDATES):
             plan = update.report.plan

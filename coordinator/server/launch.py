@@ -15,7 +15,8 @@ from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, TlsFiles, ne
 from coordinator.control import Answer
 from coordinator.server import addresses
 from coordinator.server.addresses import Place, bracketed, is_loopback
-from coordinator.server.service import Service, ServiceOptions, access_of
+from coordinator.server.broker_accounts import access_of
+from coordinator.server.service import Service, ServiceOptions
 from coordinator.state import STATE_KIND, STATE_VERSION, default_state_dir
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable, logs

@@ -144,7 +144,7 @@ def _runs(service: Service) -> Iterator[Sample]:
     if best is not None and best.score is not None:
         yield _sample("fedfit_run_best_score", best.score, run=machine.run, metric=machine.file.stop.metric)
     for number, way in enumerate(("up", "down")):
-        total = sum(counts[number] for counts in service.conductor.traffic.values())
+        total = sum(counts[number] for counts in service.traffic.moved.values())
         yield _sample("fedfit_run_bytes", total, run=machine.run, direction=way)
 
 

@@ -201,7 +201,7 @@ class Simulation:
         self._opened.callback(self._close_devices)
         self._make_devices(begun)
         self._hub.poll()  # everybody says hello, and is let in, before any round is thought of
-        self._service.conductor.traffic.clear()  # connecting is no part of a round
+        self._service.traffic.take_all()  # connecting is no part of a round
         self._watch_announcements()
         if begun is None:
             request = {"request": "run-start", "file": to_map(self._file), "task_source": self._setup.task_source}

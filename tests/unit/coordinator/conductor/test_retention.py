@@ -12,6 +12,7 @@ from rows import lease_row, model_row, round_row, run_row, update_row
 from coordinator.aggregation.job_child import aggregator
 from coordinator.conductor.conductor import Conductor
 from coordinator.fleet.roster import Roster
+from coordinator.fleet.traffic import TrafficMeter
 from coordinator.fleet.transfers import Downloads, Uploads
 from coordinator.rounds.instructions import Announce, Commit, OpenRound, SaveScore, SaveUpdate
 from coordinator.state import RETAINED_MODELS
@@ -32,6 +33,7 @@ class Site:
             blobs=self.blobs,
             uploads=self.uploads,
             downloads=Downloads(self.blobs),
+            traffic=TrafficMeter(),
             aggregation=aggregator(),
             send=lambda device, message: None,
             announce=lambda what: None,

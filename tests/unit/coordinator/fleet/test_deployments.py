@@ -119,7 +119,7 @@ class Site:
         key, context = bytes.fromhex(device_row(device).key), context_up(self.service.federation, device)
         session = self.sessions.get(device, "")
         data = seal_message(message, session=session, seq=self.seq, key=key, context=context)
-        self.service._received(self.service.topics.device(device, "up"), data, now)
+        self.service.router.receive(self.service.topics.device(device, "up"), data, now)
         self.hub.poll()
 
     def hello(self, device: str, *, deploys: bool = True, now: float | None = None) -> None:
@@ -325,7 +325,7 @@ def test_what_a_device_waits_for_is_shown(site: Site) -> None:
 def test_how_it_stands_on_some_devices_can_be_asked(site: Site) -> None:
     """By name or by label; one that has none of this run's models is not listed."""
     with site.serving() as service:
-        service.set_labels("b", {"line": "x"})
+        service.enrolment.set_labels("b", {"line": "x"})
         site.add(deployment_row(1, "a"), deployment_row(1, "b"))
         asked = [{"devices": ["a", "c"]}, {"labels": {"line": "x"}}, {"devices": ["c"]}]
         shown = [site.request("deploy-show", run="r-1", **who)["devices"] for who in asked]
@@ -354,7 +354,7 @@ def test_a_pending_device_may_fetch_the_file_and_nobody_else(site: Site) -> None
         site.add(deployment_row(1, "a"))
         for device in "ab":
             site.say(device, Pull(sha256=SHA, ranges=((0, 1),)))
-        service.downloads.send(lambda: 0, service._send_chunk, service._share_chunk)
+        service.downloads.send(lambda: 0, service.chunks.send, service.chunks.share)
         site.hub.poll()
         (chunk,) = site.chunks
         assert bytes(parse_chunk(chunk).body) == FILE
@@ -372,7 +372,7 @@ def test_the_blob_is_kept_and_in_a_backup_while_a_device_needs_it(site: Site) ->
         assert (site.folder / "snapshot" / snapshot.blob_name(SHA)).read_bytes() == FILE
         site.say("a", done("rolled_back", "self_test"))
         assert site.blobs.has(SHA)
-        service.remove_devices(["b"])
+        service.enrolment.remove(["b"])
         assert not site.blobs.has(SHA)
         assert site.states() == {"a": ("rolled_back", "self_test")}
 
@@ -407,7 +407,7 @@ def test_each_device_gets_what_it_trained(site: Site) -> None:
         assert found["devices"] == {"a": "width:1/2", "b": None, "c": None}
         assert (found["run"], found["version"]) == ("r-1", 2)
         assert plan(site, version="1", devices=["c", "c"])["devices"] == {"c": None}
-        service.set_labels("b", {"line": "x", "site": "n"})
+        service.enrolment.set_labels("b", {"line": "x", "site": "n"})
         assert list(plan(site, labels={"line": "x"})["devices"]) == ["b"]
 
 
@@ -448,7 +448,7 @@ def test_a_run_without_a_trained_version_cannot_be_deployed(site: Site) -> None:
 def test_without_devices_there_is_nothing_to_deploy_to(site: Site) -> None:
     """One line with what to type."""
     with site.serving() as service:
-        service.remove_devices(["a", "b", "c"])
+        service.enrolment.remove(["a", "b", "c"])
         with pytest.raises(NoSuchNameError, match="coordinator device add NAME"):
             plan(site)
 

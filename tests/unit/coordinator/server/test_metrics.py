@@ -8,17 +8,17 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import test_service
+import service_site
 from rows import PROFILE
 
 from coordinator.server.metrics import Metrics, picture
 from edge_client import __version__
 from edge_client.errors import MachineError
 
-aggregator = test_service.aggregator  # no job is done here
+pytestmark = pytest.mark.usefixtures("aggregator")  # no job is done here
 
 
-def figures(site: test_service.Site, now: float) -> dict[tuple[str, ...], float]:
+def figures(site: service_site.Site, now: float) -> dict[tuple[str, ...], float]:
     """By name and labels' values."""
     samples = picture(site.service, now)
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
@@ -26,7 +26,7 @@ def figures(site: test_service.Site, now: float) -> dict[tuple[str, ...], float]
 
 def test_a_picture_has_devices_by_state_and_what_each_said(tmp_path: Path) -> None:
     """Two are enrolled; a spoke 7 s ago and is online until 25 s, b never did."""
-    site = test_service.Site(tmp_path)
+    site = service_site.Site(tmp_path)
     with site.serving():
         site.hello("a", 3.0)
         seen = figures(site, 10.0)
@@ -45,10 +45,11 @@ def test_a_picture_has_devices_by_state_and_what_each_said(tmp_path: Path) -> No
 
 def test_a_picture_has_the_open_run(tmp_path: Path) -> None:
     """Its rounds, and the bytes of its messages both ways."""
-    site = test_service.Site(tmp_path)
-    test_service._with_run(site)
+    site = service_site.Site(tmp_path)
+    service_site.with_run(site)
     with site.serving() as service:
-        service.conductor.traffic = {"a": (10, 200), "b": (5, 100)}
+        service.traffic.count("a", up=10, down=200)
+        service.traffic.count("b", up=5, down=100)
         seen = figures(site, 1.0)
     assert seen["fedfit_run_bytes", "r-1", "up"] == 15
     assert seen["fedfit_run_bytes", "r-1", "down"] == 300
@@ -60,7 +61,7 @@ def test_a_picture_has_the_open_run(tmp_path: Path) -> None:
 def test_the_last_picture_is_answered_over_http(tmp_path: Path) -> None:
     """As text that Prometheus reads; a port that is taken is told."""
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    site = test_service.Site(tmp_path)
+    site = service_site.Site(tmp_path)
     with site.serving() as service:
         metrics = Metrics(0)
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import test_service
+import service_site
 from test_daemon import World
 
 from edge_client.client import workers
@@ -105,7 +105,7 @@ def test_every_turn_of_the_coordinator_feeds_the_watchdog_and_tells_what_it_does
     tmp_path: Path, systemd: socket.socket
 ) -> None:
     """Two devices are enrolled, none is there."""
-    site = test_service.Site(tmp_path)
+    site = service_site.Site(tmp_path)
     with site.serving() as service:
         service._supervisor = Supervisor(systemd.getsockname(), watchdog_s=1e-9)
         service._broker = None  # a tick would start it
