@@ -50,9 +50,9 @@ def _times(folder: Path, turns: int) -> dict[str, list[float]]:
     from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
     from edge_client.methods.base import Frozen, State
+    from edge_client.methods.cards.inco import InCoParameters
     from edge_client.methods.fedavg import CoverageServer
     from edge_client.methods.inco import InCoServer
-    from edge_client.methods.parameters import InCoParameters
     from edge_client.params import coverage_mean
     from edge_client.records import Report, to_map
     from edge_client.wire.tensors import ContainerReader, codec_for, write_container

@@ -73,12 +73,12 @@ def add_methods(nouns: Any) -> None:
 def _list(options: argparse.Namespace) -> None:
     rows = [{"name": name} for name in registry.names()]
     if not options.quiet:
-        rows = [{"name": row["name"], **_about(registry.get(row["name"], {}))} for row in rows]
+        rows = [{"name": row["name"], **_about(row["name"], {})} for row in rows]
     show_list(options, rows, _list_table, name="name")
 
 
-def _about(method: Method) -> Json:
-    return {"paper": method.paper, "exchanges": to_map(method.exchange)}
+def _about(name: str, parameters: Mapping[str, Any]) -> Json:
+    return {"paper": registry.paper(name), "exchanges": to_map(registry.exchange(name, parameters))}
 
 
 def _list_table(rows: Sequence[Json]) -> str:
@@ -125,7 +125,7 @@ def describe_method(
     sizes = list(run_bytes(file, None).values())
     return {
         "name": name,
-        **_about(registry.of_run(file)),
+        **_about(name, parameters),
         "parameters": [row for cls in registry.parameter_types(name) for row in _parameters(cls)],
         "model": {"name": model, "input": list(input_shape), "classes": num_classes, "codec": codec},
         **{key: value for key, value in sizes[0].items() if key != "slice"},

@@ -41,7 +41,6 @@ from edge_client.errors import InputError
 from edge_client.knowledge.kinds import DraftSet, PublicSamples, one
 from edge_client.methods.base import (
     Batch,
-    Exchange,
     Header,
     Job,
     KnowledgeExchange,
@@ -54,9 +53,9 @@ from edge_client.methods.base import (
     Traffic,
     Travel,
 )
+from edge_client.methods.cards.draftfed import DraftFedParameters
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.local import keep_the_model
-from edge_client.methods.parameters import DraftFedParameters
 from edge_client.methods.shared_samples import (
     SharedSamplesClient,
     load_public,
@@ -361,16 +360,8 @@ def _traffic(parameters: DraftFedParameters, model: Model) -> Traffic:
 def method(parameters: DraftFedParameters) -> Method:
     """DraftFed, for the registry."""
     return Method(
-        name="draftfed",
-        paper="Liao et al., DraftFed",
-        parameters=parameters,
         client=partial(DraftFedClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(
-            down="targets of drafts (shared samples and the first model, once)",
-            up="drafts for shared samples",
-            device="model and the states of its optimizers",
-        ),
         check=check,
         travel=Travel(never_returned=keep_the_model),
         knowledge=KnowledgeExchange(

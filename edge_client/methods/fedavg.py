@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from edge_client.methods.base import Frozen, Header, Method, PlainClient, State
-from edge_client.methods.parameters import FedAvgParameters
+from edge_client.methods.cards.fedavg import FedAvgParameters
 from edge_client.params import coverage_mean
 
 __all__ = ["CoverageServer", "method"]
@@ -44,9 +44,6 @@ class CoverageServer:
 def method(parameters: FedAvgParameters) -> Method:
     """FedAvg, for the registry."""
     return Method(
-        name="fedavg",
-        paper="McMahan et al., AISTATS 2017, arXiv:1602.05629",
-        parameters=parameters,
         client=PlainClient,
         server=CoverageServer(),
     )

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import InputError, PayloadError
-from edge_client.methods.base import Batch, Client, Exchange, Job, Method, Outcome, Phase, PlainClient, Term
-from edge_client.methods.parameters import FeDepthParameters
+from edge_client.methods.base import Batch, Client, Job, Method, Outcome, Phase, PlainClient, Term
+from edge_client.methods.cards.fedepth import FeDepthParameters
 from edge_client.models import heads
 from edge_client.models.contract import Model
 from edge_client.records import TrainingPlan
@@ -42,7 +42,6 @@ from edge_client.wire.container import EXTRA_PREFIX
 __all__ = ["FeDepthClient", "method"]
 
 _PEER = "peer/"
-_PAPER = "Zhang et al., arXiv:2303.04887"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,20 +339,11 @@ def _auxiliary_tensors(below: Callable[[Model], Mapping[str, Tensor]], model: Mo
 
 def method(parameters: FeDepthParameters, base: Method, *, auxiliary: bool = False) -> Method:
     """FeDepth or m-FeDepth over another method, for the registry."""
-    own = ", auxiliary heads" if auxiliary else ""
     extra_tensors = base.travel.extra_tensors
     if auxiliary:
         extra_tensors = partial(_auxiliary_tensors, extra_tensors)
     return replace(
         base,
-        name="m-fedepth" if auxiliary else "fedepth",
-        paper=_PAPER if base.name == "fedavg" else f"{_PAPER}; {base.paper}",
-        parameters=parameters,
         client=partial(FeDepthClient, parameters, base.client, auxiliary=auxiliary),
-        exchange=Exchange(
-            down=f"model{own}",
-            up=f"what was trained of model{own}",
-            device=f"weights of its other models{own and ' and their heads'}, if mutual is above 1",
-        ),
         travel=replace(base.travel, extra_tensors=extra_tensors),
     )

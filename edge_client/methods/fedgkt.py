@@ -39,7 +39,6 @@ from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeatureMaps, SampleLogits, one
 from edge_client.methods.base import (
     Batch,
-    Exchange,
     Job,
     KnowledgeExchange,
     LeftOut,
@@ -52,12 +51,13 @@ from edge_client.methods.base import (
     Traffic,
     Travel,
 )
+from edge_client.methods.cards.fedgkt import FedGktParameters
 from edge_client.methods.class_means import device_number
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedin import extractor
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.local import keep_the_model
-from edge_client.methods.parameters import FedGktParameters
+from edge_client.methods.registry import rungs
 from edge_client.methods.shared_samples import window
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse
@@ -196,8 +196,6 @@ class GktTeacher:
 
     def _upper(self, lesson: Lesson, shape: tuple[int, ...]) -> tuple[Model, str] | None:
         """The largest slice of the run whose extractor puts out such maps, and the unit after it."""
-        from edge_client.methods.registry import rungs  # it knows this module
-
         assert lesson.run is not None
         for rung in rungs(lesson.run):
             model, place = _built(lesson.run, rung)
@@ -230,8 +228,6 @@ class GktTeacher:
 
     def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
         """Maps of a shape that no slice of the run's model continues."""
-        from edge_client.methods.registry import rungs  # it knows this module
-
         assert lesson.run is not None
         known = {_map_shape(*_built(lesson.run, rung)) for rung in rungs(lesson.run)}
         listed = ", ".join(_shape_text(shape) for shape in sorted(known))
@@ -308,16 +304,8 @@ def _traffic(parameters: FedGktParameters, model: Model) -> Traffic:
 def method(parameters: FedGktParameters) -> Method:
     """FedGKT, for the registry."""
     return Method(
-        name="fedgkt",
-        paper="He et al., NeurIPS 2020, arXiv:2007.14513",
-        parameters=parameters,
         client=partial(FedGktClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(
-            down="the server's logits for its samples (the first model, once)",
-            up="feature maps, labels and logits of its samples",
-            device="model, the state of its optimizer, the server's logits",
-        ),
         check=check_gkt,
         travel=Travel(never_returned=keep_the_model),
         knowledge=KnowledgeExchange(teacher=GktTeacher(parameters), traffic=partial(_traffic, parameters)),

@@ -20,12 +20,12 @@ from functools import partial
 
 from torch import Tensor
 
-from edge_client.methods.base import Batch, Exchange, Job, KnowledgeExchange, Method, Outcome, Phase, Term, Travel
+from edge_client.methods.base import Batch, Job, KnowledgeExchange, Method, Outcome, Phase, Term, Travel
+from edge_client.methods.cards.fedhe import FedHeParameters
 from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.local import keep_the_model
-from edge_client.methods.parameters import FedHeParameters
 from edge_client.training.objectives import cross_entropy
 
 __all__ = ["FedHeClient", "method"]
@@ -71,16 +71,8 @@ class FedHeClient(PersonalClient):
 def method(parameters: FedHeParameters) -> Method:
     """FedHe, for the registry."""
     return Method(
-        name="fedhe",
-        paper="Chan and Ngai, MSN 2021, arXiv:2110.09910",
-        parameters=parameters,
         client=partial(FedHeClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(
-            down="class means of logits (the first model, once)",
-            up="its own class means of logits",
-            device="model and the state of its optimizer",
-        ),
         travel=Travel(never_returned=keep_the_model),
         knowledge=KnowledgeExchange(teacher=ClassTeacher(), traffic=partial(class_traffic, labels=("logit",))),
     )

@@ -40,7 +40,6 @@ from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs, one
 from edge_client.methods.base import (
     Batch,
-    Exchange,
     Header,
     Job,
     KnowledgeExchange,
@@ -53,10 +52,11 @@ from edge_client.methods.base import (
     Term,
     Traffic,
 )
+from edge_client.methods.cards.fedin import FedInParameters
+from edge_client.methods.cards.fedprox import FedProxParameters
 from edge_client.methods.class_means import device_number
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedprox import FedProxClient
-from edge_client.methods.parameters import FedInParameters, FedProxParameters
 from edge_client.models.contract import Model
 from edge_client.models.layout import precision
 from edge_client.models.recompute import Begin
@@ -466,12 +466,8 @@ def _traffic(parameters: FedInParameters, model: Model) -> Traffic:
 def method(parameters: FedInParameters) -> Method:
     """FedIN, for the registry."""
     return Method(
-        name="fedin",
-        paper="Chan et al., arXiv:2304.00759",
-        parameters=parameters,
         client=partial(FedInClient, parameters),
         server=CoverageServer(uniform=parameters.uniform),
-        exchange=Exchange(down="model, feature pairs of others", up="model, its own feature pairs"),
         check=check,
         knowledge=KnowledgeExchange(teacher=PairTeacher(parameters), traffic=partial(_traffic, parameters)),
     )

@@ -28,7 +28,6 @@ from edge_client.config.run_file import RunFile
 from edge_client.knowledge.kinds import PublicSamples, SampleLogits, one
 from edge_client.methods.base import (
     Batch,
-    Exchange,
     Job,
     KnowledgeExchange,
     LeftOut,
@@ -40,9 +39,9 @@ from edge_client.methods.base import (
     Traffic,
     Travel,
 )
+from edge_client.methods.cards.fedmd import FedMdParameters
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.local import keep_the_model
-from edge_client.methods.parameters import FedMdParameters
 from edge_client.methods.shared_samples import (
     SharedSamplesClient,
     load_public,
@@ -166,16 +165,8 @@ def _traffic(parameters: FedMdParameters, model: Model) -> Traffic:
 def method(parameters: FedMdParameters) -> Method:
     """FedMD, for the registry."""
     return Method(
-        name="fedmd",
-        paper="Li and Wang, arXiv:1910.03581",
-        parameters=parameters,
         client=partial(FedMdClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(
-            down="mean logits for shared samples (those and the first model, once)",
-            up="logits for shared samples",
-            device="model and the states of its optimizers",
-        ),
         travel=Travel(never_returned=keep_the_model),
         knowledge=KnowledgeExchange(teacher=ConsensusTeacher(parameters), traffic=partial(_traffic, parameters)),
     )

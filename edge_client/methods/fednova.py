@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from edge_client.methods.base import Frozen, Method, PlainClient
+from edge_client.methods.cards.fednova import FedNovaParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import FedNovaParameters
 from edge_client.params import IndexMap, Part, coverage_mean, coverage_sum, is_buffer
 
 __all__ = ["FedNovaServer", "carried", "method"]
@@ -75,9 +75,6 @@ def _scale(old: Tensor, owners: list[tuple[IndexMap | None, float, float]]) -> T
 def method(parameters: FedNovaParameters) -> Method:
     """FedNova, for the registry."""
     return Method(
-        name="fednova",
-        paper="Wang et al., NeurIPS 2020, arXiv:2007.07481",
-        parameters=parameters,
         client=PlainClient,
         server=FedNovaServer(),
     )

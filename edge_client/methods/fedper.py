@@ -24,9 +24,9 @@ from itertools import takewhile
 from torch import Tensor
 
 from edge_client.errors import InputError, PayloadError
-from edge_client.methods.base import Exchange, Job, Method, Outcome, Phase, PlainClient, Travel
+from edge_client.methods.base import Job, Method, Outcome, Phase, PlainClient, Travel
+from edge_client.methods.cards.fedper import FedPerParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import FedPerParameters
 from edge_client.models.contract import Model
 from edge_client.models.slicing import FULL, index_map, kept_units, parse
 from edge_client.wire.container import MODEL_PREFIX
@@ -175,16 +175,8 @@ def _check(parameters: FedPerParameters, rungs: Sequence[str], model: Model) -> 
 def method(parameters: FedPerParameters, *, rungs: Sequence[str]) -> Method:
     """FedPer for these slices, which share one base, for the registry."""
     return Method(
-        name="fedper",
-        paper="Arivazhagan et al., arXiv:1912.00818",
-        parameters=parameters,
         client=partial(PersonalClient, partial(_told, parameters)),
         server=CoverageServer(),
-        exchange=Exchange(
-            down="model (personal layers as the server first made them)",
-            up="model without personal layers",
-            device="personal layers and the state of their optimizer",
-        ),
         check=partial(_check, parameters, rungs),
         travel=Travel(never_returned=partial(_kept, parameters, rungs)),
     )

@@ -22,13 +22,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from edge_client.methods.base import Batch, Exchange, Job, KnowledgeExchange, Method, Outcome, Phase, Term, Travel
+from edge_client.methods.base import Batch, Job, KnowledgeExchange, Method, Outcome, Phase, Term, Travel
+from edge_client.methods.cards.fedproto import FedProtoParameters
 from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic, features_and_logits
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.felo import check_features
 from edge_client.methods.local import keep_the_model
-from edge_client.methods.parameters import FedProtoParameters
 from edge_client.training.objectives import cross_entropy
 
 __all__ = ["FedProtoClient", "method", "nearest"]
@@ -100,16 +100,8 @@ def nearest(features: Tensor, prototypes: Tensor, allowed: Tensor) -> Tensor:
 def method(parameters: FedProtoParameters) -> Method:
     """FedProto, for the registry."""
     return Method(
-        name="fedproto",
-        paper="Tan et al., AAAI 2022, arXiv:2105.00243",
-        parameters=parameters,
         client=partial(FedProtoClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(
-            down="prototypes (the first model, once)",
-            up="its own prototypes",
-            device="model and the state of its optimizer",
-        ),
         check=partial(check_features, method="fedproto"),
         travel=Travel(never_returned=keep_the_model),
         knowledge=KnowledgeExchange(teacher=ClassTeacher(), traffic=partial(class_traffic, labels=("feature",))),

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from edge_client.methods.base import Batch, Job, Method, Phase, PlainClient, Term
+from edge_client.methods.cards.fedprox import KEPT_ANCHOR_BYTES, FedProxParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import KEPT_ANCHOR_BYTES, FedProxParameters
 from edge_client.records import TrainingPlan
 from edge_client.training.contract import named_parameters
 
@@ -127,9 +127,6 @@ def _groups(sizes: Mapping[str, int]) -> list[list[str]]:
 def method(parameters: FedProxParameters) -> Method:
     """FedProx, for the registry."""
     return Method(
-        name="fedprox",
-        paper="Li et al., MLSys 2020, arXiv:1812.06127",
-        parameters=parameters,
         client=partial(FedProxClient, parameters),
         server=CoverageServer(),
     )

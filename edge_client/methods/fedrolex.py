@@ -17,8 +17,8 @@ Legend: K = channels of a layer, n = round, r = share of the channels.
 from __future__ import annotations
 
 from edge_client.methods.base import Method, PlainClient
+from edge_client.methods.cards.fedrolex import FedRolexParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import FedRolexParameters
 
 __all__ = ["method"]
 
@@ -26,9 +26,6 @@ __all__ = ["method"]
 def method(parameters: FedRolexParameters) -> Method:
     """FedRolex, for the registry; which window a device gets is in `methods.slices`."""
     return Method(
-        name="fedrolex",
-        paper="Alam et al., NeurIPS 2022, arXiv:2212.01548",
-        parameters=parameters,
         client=PlainClient,
         server=CoverageServer(uniform=parameters.uniform),
     )

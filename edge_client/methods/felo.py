@@ -27,10 +27,10 @@ from functools import partial
 from torch import Tensor
 
 from edge_client.errors import InputError
-from edge_client.methods.base import Batch, Exchange, Job, KnowledgeExchange, Method, Outcome, Phase, PlainClient, Term
+from edge_client.methods.base import Batch, Job, KnowledgeExchange, Method, Outcome, Phase, PlainClient, Term
+from edge_client.methods.cards.felo import FeloParameters
 from edge_client.methods.class_means import TAPS, ClassExchange, ClassTeacher, class_traffic, features_and_logits
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import FeloParameters
 from edge_client.models.contract import Model
 from edge_client.training.objectives import cross_entropy, divergence
 
@@ -109,12 +109,8 @@ def method(parameters: FeloParameters) -> Method:
     """Felo, for the registry."""
     teacher = ClassTeacher(by_count=parameters.weighting == "count", max_age=parameters.max_age)
     return Method(
-        name="felo",
-        paper="Chan and Ngai, arXiv:2210.15527",
-        parameters=parameters,
         client=partial(FeloClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(down="model, class means of features and logits", up="model, its own class means"),
         check=partial(check_features, method="felo"),
         knowledge=KnowledgeExchange(teacher=teacher, traffic=partial(class_traffic, labels=_LABELS)),
     )

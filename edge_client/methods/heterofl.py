@@ -43,8 +43,8 @@ from edge_client.methods.base import (
     Travel,
     no_notes,
 )
+from edge_client.methods.cards.heterofl import HeteroFLParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import HeteroFLParameters
 from edge_client.models.contract import Model
 from edge_client.models.slicing import CHANNELS, WHOLE, parse
 from edge_client.params import IndexMap, coverage_mean
@@ -150,9 +150,6 @@ def _by_class(model: Model) -> Mapping[str, Any]:
 def method(parameters: HeteroFLParameters) -> Method:
     """HeteroFL, for the registry."""
     return Method(
-        name="heterofl",
-        paper="Diao et al., ICLR 2021, arXiv:2010.01264",
-        parameters=parameters,
         client=partial(HeteroFLClient, parameters),
         server=HeteroFLServer(uniform=parameters.uniform),
         travel=Travel(notes=_by_class if parameters.mask else no_notes),

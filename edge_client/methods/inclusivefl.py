@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from edge_client.errors import InputError
-from edge_client.methods.base import Exchange, Frozen, Method, Place, PlainClient, SliceRules, State, Travel
+from edge_client.methods.base import Frozen, Method, Place, PlainClient, SliceRules, State, Travel
+from edge_client.methods.cards.inclusivefl import InclusiveFLParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import InclusiveFLParameters
 from edge_client.methods.slices import architecture, slice_places
 from edge_client.models.contract import Model, Unit
 from edge_client.models.slicing import kept_units, parse
@@ -178,12 +178,8 @@ def _check(rungs: Sequence[str], model: Model) -> None:
 def method(parameters: InclusiveFLParameters, *, rungs: Sequence[str]) -> Method:
     """InclusiveFL for these slices, for the registry."""
     return Method(
-        name="inclusivefl",
-        paper="Liu et al., KDD 2022, arXiv:2202.08036",
-        parameters=parameters,
         client=PlainClient,
         server=InclusiveFLServer(parameters),
-        exchange=Exchange(down="slice of model", up="slice of model"),
         check=partial(_check, rungs),
         travel=Travel(
             extra_tensors=partial(_own_tensors, rungs), extra_of_slice=_no_tensors, notes=partial(_notes, rungs)

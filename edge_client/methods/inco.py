@@ -42,7 +42,7 @@ from torch import Tensor
 
 from edge_client.errors import InputError
 from edge_client.methods.base import Frozen, Header, Method, Server, State
-from edge_client.methods.parameters import InCoParameters
+from edge_client.methods.cards.inco import InCoParameters
 from edge_client.models.anchors import anchors
 from edge_client.models.contract import Model
 from edge_client.params import IndexMap, inner_product, is_buffer
@@ -50,7 +50,6 @@ from edge_client.wire.container import EXTRA_PREFIX
 
 __all__ = ["Anchor", "InCoServer", "add_change", "method"]
 
-_PAPER = "Chan et al., ICLR 2024, arXiv:2308.11464"
 _ANCHORS = "anchors"  # among the notes: [anchor, target, target, ...] of each, by name
 _MOST_NOTED = 12_000  # characters: a container says up to 16,384 bytes of itself
 _EPSILON = 1e-7
@@ -267,18 +266,12 @@ def _check(below: Callable[[Model], None], model: Model) -> None:
 
 def method(parameters: InCoParameters, base: Method) -> Method:
     """InCo over another method, for the registry."""
-    made = dataclasses.replace(
-        base,
-        name="inco",
-        paper=_PAPER if base.name == "fedavg" else f"{_PAPER}; {base.paper}",
-        parameters=parameters,
-    )
     if parameters.rule == "off" and parameters.weights == "samples" and parameters.server_lr == 1:
-        return made
+        return base
     if parameters.rule == "off":
-        return dataclasses.replace(made, server=InCoServer(parameters, base.server))
+        return dataclasses.replace(base, server=InCoServer(parameters, base.server))
     return dataclasses.replace(
-        made,
+        base,
         server=InCoServer(parameters, base.server),
         travel=dataclasses.replace(base.travel, notes=partial(_notes, base.travel.notes)),
         check=partial(_check, base.check),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from edge_client.methods.base import Exchange, Method, Travel
+from edge_client.methods.base import Method, Travel
+from edge_client.methods.cards.local import LocalParameters
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedper import PersonalClient, everything
-from edge_client.methods.parameters import LocalParameters
 from edge_client.models.contract import Model
 from edge_client.wire.container import MODEL_PREFIX
 
@@ -27,13 +27,7 @@ def keep_the_model(model: Model) -> tuple[str, ...]:
 def method(parameters: LocalParameters) -> Method:
     """Training alone, for the registry."""
     return Method(
-        name="local",
-        paper="no federation",
-        parameters=parameters,
         client=partial(PersonalClient, everything),
         server=CoverageServer(),
-        exchange=Exchange(
-            down="nothing (the first model, once)", up="nothing", device="model and the state of its optimizer"
-        ),
         travel=Travel(never_returned=keep_the_model),
     )

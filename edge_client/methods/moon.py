@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from edge_client.errors import InputError, PayloadError
-from edge_client.methods.base import Batch, Exchange, Job, Method, Outcome, Phase, PlainClient, Term
+from edge_client.methods.base import Batch, Job, Method, Outcome, Phase, PlainClient, Term
+from edge_client.methods.cards.moon import MoonParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import MoonParameters
 from edge_client.models.contract import Model
 from edge_client.models.taps import tapped
 from edge_client.training.objectives import cross_entropy
@@ -110,11 +110,7 @@ def _check(model: Model) -> None:
 def method(parameters: MoonParameters) -> Method:
     """MOON, for the registry."""
     return Method(
-        name="moon",
-        paper="Li et al., CVPR 2021, arXiv:2103.16257",
-        parameters=parameters,
         client=partial(MoonClient, parameters),
         server=CoverageServer(),
-        exchange=Exchange(device="model after its last round"),
         check=_check,
     )

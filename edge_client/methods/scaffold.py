@@ -24,7 +24,7 @@ Legend: x = received weights, y_i = a device's weights, K = its steps, eta_l = i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -32,7 +32,6 @@ from torch import Tensor
 
 from edge_client.errors import PayloadError
 from edge_client.methods.base import (
-    Exchange,
     Frozen,
     Job,
     Method,
@@ -43,8 +42,8 @@ from edge_client.methods.base import (
     State,
     Travel,
 )
+from edge_client.methods.cards.scaffold import ScaffoldParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import ScaffoldParameters
 from edge_client.methods.slices import slice_places
 from edge_client.models.contract import Model
 from edge_client.models.slicing import index_map, parse
@@ -217,19 +216,13 @@ def _kept(model: Model) -> tuple[str, ...]:
     return (EXTRA_PREFIX + _DEVICES,)
 
 
-_PAPER = "Karimireddy et al., ICML 2020, arXiv:1910.06378"
-
-
 def method(parameters: ScaffoldParameters, *, rungs: Sequence[str]) -> Method:
     """Scaffold for these slices, for the registry."""
-    plain = Method(name="scaffold", paper=_PAPER, parameters=parameters, client=PlainClient, server=CoverageServer())
     if not parameters.correction:
-        return plain
-    return replace(
-        plain,
+        return Method(client=PlainClient, server=CoverageServer())
+    return Method(
         client=ScaffoldClient,
         server=ScaffoldServer(),
-        exchange=Exchange(down="model, control variate c", up="model, c + delta c_i", device="control variate c_i"),
         travel=Travel(
             extra_tensors=partial(_controls, tuple(rungs)),
             extra_of_slice=_of_slice,

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from edge_client.errors import InputError, PayloadError
 from edge_client.methods.base import (
     Batch,
-    Exchange,
     Job,
     Method,
     Outcome,
@@ -42,8 +41,8 @@ from edge_client.methods.base import (
     Term,
     Travel,
 )
+from edge_client.methods.cards.scalefl import ScaleFLParameters
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import ScaleFLParameters
 from edge_client.methods.slices import slice_places
 from edge_client.models import heads
 from edge_client.models.contract import Model
@@ -196,12 +195,8 @@ def _check(rungs: Sequence[str], model: Model) -> None:
 def method(parameters: ScaleFLParameters, *, rungs: Sequence[str]) -> Method:
     """ScaleFL for these slices, for the registry."""
     return Method(
-        name="scalefl",
-        paper="Ilhan et al., CVPR 2023",
-        parameters=parameters,
         client=partial(ScaleFLClient, parameters, rungs),
         server=CoverageServer(uniform=parameters.uniform),
-        exchange=Exchange(down="slice of model, its early exits", up="slice of model, its early exits"),
         check=partial(_check, rungs),
         travel=Travel(extra_tensors=partial(_all_exit_tensors, rungs), extra_of_slice=partial(_exit_tensors, rungs)),
         slices=SliceRules(places=partial(_places, rungs)),

@@ -10,9 +10,6 @@ Does not cover: how a slice is cut (`models.slicing`), who gets which (`coordina
 
 from __future__ import annotations
 
-import math
-import random
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,15 +29,10 @@ __all__ = [
     "Slicing",
     "Turn",
     "architecture",
-    "chosen",
-    "drawn",
-    "mixed",
-    "rolled",
     "slice_places",
 ]
 
 WHOLE_MODEL = "full"
-_MOST_DRAWS = 10**6
 
 
 class Place(NamedTuple):
@@ -62,37 +54,6 @@ class Turn:
 
 def _stays(rung: str, turn: Turn) -> str:
     return rung
-
-
-def drawn(rung: str, turn: Turn) -> str:
-    """One of the rungs that are not larger than the device's own, drawn anew in every round."""
-    smaller = turn.rungs[turn.rungs.index(rung) :]
-    return smaller[turn.seed % len(smaller)]
-
-
-def rolled(rung: str, turn: Turn) -> str:
-    """As many channels, from one further on in every round; the first round begins at the first channel."""
-    spec = slicing.parse(rung)
-    return str(replace(spec, offset=turn.round - 1)) if spec.width < 1 else rung
-
-
-def mixed(num_bases: int, rung: str, turn: Turn) -> str:
-    """As many of the model's base networks as the width holds: the first goes round, the others are drawn.
-
-    Which ones stands in the place of the first channel; `chosen` reads it.
-    """
-    spec = slicing.parse(rung)
-    first = (zlib.crc32(turn.device.encode()) + turn.round) % num_bases
-    return str(replace(spec, offset=first + num_bases * (turn.seed % _MOST_DRAWS))) if spec.width < 1 else rung
-
-
-def chosen(num_bases: int, cut: str) -> list[int]:
-    """The numbers of the base networks of a slice."""
-    spec = slicing.parse(cut)
-    first, seed = spec.offset % num_bases, spec.offset // num_bases
-    others = [number for number in range(num_bases) if number != first]
-    random.Random(seed).shuffle(others)
-    return [first, *others[: math.floor(spec.width * num_bases) - 1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,6 @@ from torch import Tensor, nn
 from edge_client.errors import InputError, PayloadError
 from edge_client.methods.base import (
     Batch,
-    Exchange,
     Frozen,
     Job,
     Method,
@@ -48,9 +47,8 @@ from edge_client.methods.base import (
     Term,
     Travel,
 )
+from edge_client.methods.cards.splitmix import SplitMixParameters, bases_of
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import SplitMixParameters
-from edge_client.methods.slices import chosen
 from edge_client.models.contract import Model
 from edge_client.models.slicing import FULL, SliceSpec, index_map, parse
 from edge_client.params import IndexMap
@@ -73,7 +71,7 @@ class SplitMixClient(PlainClient):
     def begin(self, job: Job) -> None:
         """Make the other bases, as they were received."""
         super().begin(job)
-        for number in range(1, len(chosen(self._num_bases, job.slice))):
+        for number in range(1, len(bases_of(self._num_bases, job.slice))):
             if job.build is None:
                 raise ValueError("a device with several bases needs a job that can build them")
             key = f"base/{number}"
@@ -155,7 +153,7 @@ def _places(num_bases: int, model: Model, cut: str, names: Sequence[str]) -> Map
     """The first base of a slice as the model, the others behind it."""
     bases = _Bases(model, num_bases)
     found: dict[str, Place] = {}
-    for position, number in enumerate(chosen(num_bases, cut)):
+    for position, number in enumerate(bases_of(num_bases, cut)):
         beginning = f"{EXTRA_PREFIX}base/{position}/" if position else MODEL_PREFIX
         found |= {beginning + name: bases.place(number, name) for name in bases.state}
     return found
@@ -171,7 +169,7 @@ def _other_bases(num_bases: int, model: Model, cut: str) -> Mapping[str, Tensor]
     """For a device, from its first base."""
     return {
         f"base/{position}/{name}": tensor.clone()
-        for position in range(1, len(chosen(num_bases, cut)))
+        for position in range(1, len(bases_of(num_bases, cut)))
         for name, tensor in model.state_dict().items()
     }
 
@@ -234,12 +232,8 @@ def method(parameters: SplitMixParameters, *, rungs: Sequence[str]) -> Method:
     """SplitMix for these slices, for the registry."""
     count = parameters.bases
     return Method(
-        name="splitmix",
-        paper="Hong et al., ICLR 2022, arXiv:2203.09747",
-        parameters=parameters,
         client=partial(SplitMixClient, count),
         server=SplitMixServer(),
-        exchange=Exchange(down="some bases of model", up="the same bases"),
         check=partial(_check, count, rungs),
         travel=Travel(
             extra_tensors=partial(_own_tensors, count),

@@ -1,8 +1,8 @@
-"""Methods of one's own, from a Python file: `coordinator simulate --method ./mine.py:Mine` tries one.
+"""A user's own methods, from a Python file: `coordinator simulate --method ./mine.py:Mine` tries one.
 
     # mine.py
     class Mine(PlainClient): ...                     # what devices do; the server does what FedAvg's does
-    mine = Entry(MineParameters, method)             # or what a line of the registry says: parameters, both halves
+    mine = Entry(MineParameters, method)             # or a card, as built-in methods have one
 
 Covers: the file's name among methods, loading it, and errors of its code, which name its line. A name has the object
 and the hash of the file (`mine-0a1b2c3d4e5f`), so that a changed file is another method wherever results, measured
@@ -26,8 +26,8 @@ from edge_client.config.files import parse_table
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.knowledge.schema import KnowledgeRules
 from edge_client.methods.base import Method, PlainClient, PlanRules
-from edge_client.methods.entry import Entry, any_slice, no_choice
-from edge_client.methods.parameters import FedAvgParameters
+from edge_client.methods.card import Card, Exchange, any_slice, no_plan_rules
+from edge_client.methods.cards.fedavg import FedAvgParameters
 from edge_client.methods.slices import Slicing
 from edge_client.task.task import Source, read_source
 from edge_client.user_code import UserCode
@@ -40,7 +40,7 @@ _NAMED = re.compile(r"[a-z0-9_-]+-[0-9a-f]{12}")
 _MAX_SHOWN = 24  # characters of the object
 _WHAT = "method"
 
-_loaded: dict[str, Entry] = {}
+_loaded: dict[str, Card] = {}
 
 
 @contextmanager
@@ -65,17 +65,17 @@ def trying(methods: str) -> Iterator[str]:
 
 
 def _name(typed: str, places: dict[str, str]) -> str:
-    """Of what was typed; its file is added to the places."""
-    found = _TYPED.fullmatch(typed)
-    if found is None:
+    """The name of a method as it was typed; a file in it is added to the places."""
+    match = _TYPED.fullmatch(typed)
+    if match is None:
         if ".py" in typed:
             raise InputError(f"--method: expected a method of one's own as FILE.py:OBJECT, got {typed!r}")
         return typed
-    over, path, name, under = found.groups()
-    source = read_source(Path(path).absolute(), name, what=_WHAT)
-    own = _name_of(source)
-    places[own] = f"{source.path}:{name}"
-    return f"{over}{own}{under}"
+    over, path, object_, under = match.groups()
+    source = read_source(Path(path).absolute(), object_, what=_WHAT)
+    name = _name_of(source)
+    places[name] = f"{source.path}:{object_}"
+    return f"{over}{name}{under}"
 
 
 def _name_of(source: Source) -> str:
@@ -83,8 +83,8 @@ def _name_of(source: Source) -> str:
     return f"{shown}-{source.sha256[:12]}"
 
 
-def find(name: str) -> Entry | None:
-    """What the registry would know of a method of one's own; None for a name that is none.
+def find(name: str) -> Card | None:
+    """The card of a user's method; None for a name that is none.
 
     Raises `NoSuchNameError` where nobody tries it, and `InputError` for a file that is no method or has changed.
     """
@@ -97,14 +97,14 @@ def find(name: str) -> Entry | None:
             )
         if _name_of(source) != name:
             raise InputError(f"{source.path} has changed since this simulation began; type the command again")
-        _loaded[name] = _entry(source)
+        _loaded[name] = _card(source)
     return _loaded.get(name)
 
 
 def around(method: str, doing: str, *, own_lines_only: bool = False) -> AbstractContextManager[object]:
-    """Around code of ours that asks a method: whatever goes wrong with one of one's own becomes an `InputError`.
+    """Around our code that asks a method: whatever goes wrong with a user's method becomes an `InputError`.
 
-    Also what fails in our code because of it, such as a term without a value; but for `own_lines_only`.
+    That includes what fails in our code because of it, such as a term without a value; not so with `own_lines_only`.
     """
     places = [place for name, place in _places().items() if name in method.split("+")]
     if not places:
@@ -113,8 +113,8 @@ def around(method: str, doing: str, *, own_lines_only: bool = False) -> Abstract
 
 
 def _places() -> dict[str, str]:
-    found: dict[str, str] = json.loads(os.environ.get(_PLACES, "{}"))
-    return found
+    places: dict[str, str] = json.loads(os.environ.get(_PLACES, "{}"))
+    return places
 
 
 def _source(name: str) -> Source | None:
@@ -122,36 +122,38 @@ def _source(name: str) -> Source | None:
     return read_source(Path(path), object_, what=_WHAT) if path else None
 
 
-def _entry(source: Source) -> Entry:
-    """Of the object; raises `InputError` for one that is no method."""
-    given = source.object()
-    if isinstance(given, type) and issubclass(given, PlainClient):
-        given = Entry(FedAvgParameters, _with_client(given, source.path))
-    if not isinstance(given, Entry):
+def _card(source: Source) -> Card:
+    """The card that the file's object is or means, with every call guarded; raises `InputError` for another object."""
+    card = source.object()
+    if isinstance(card, type) and issubclass(card, PlainClient):
+        card = Card(FedAvgParameters, _with_plain_server(card), paper=source.path)
+    if not isinstance(card, Card):
         raise InputError(
             f"{source.path}: {source.name}: expected a class that derives from PlainClient (edge_client.methods.base), "
-            f"or an Entry (edge_client.methods.entry), got {given!r:.80}"
+            f"or an Entry (edge_client.methods.entry), got {card!r:.80}"
         )
-    _check_parameters(given.parameters, source)
+    _check_parameters(card.parameters, source)
 
     def guarded(name: str, kind: type) -> Callable[..., Any]:
-        call = getattr(given, name)
-        if call in (None, no_choice, any_slice):  # the registry asks whether a method says something
+        """The card's function; what it raises names its line, and what it returns is of this type."""
+        call = getattr(card, name)
+        if call in (None, no_plan_rules, any_slice):  # the registry asks whether a card says something
             return call  # type: ignore[no-any-return]
 
-        def called(*arguments: Any, **named: Any) -> Any:
+        def checked(*arguments: Any, **named: Any) -> Any:
             with UserCode(source.path, name):
-                made = call(*arguments, **named)
-            if not isinstance(made, kind):
+                result = call(*arguments, **named)
+            if not isinstance(result, kind):
                 expected = f"{source.name}: expected {name} to return {kind.__name__}"
-                raise InputError(f"{source.path}: {expected}, got {made!r:.80}")
-            return made
+                raise InputError(f"{source.path}: {expected}, got {result!r:.80}")
+            return result
 
-        return called
+        return checked
 
     return dataclasses.replace(
-        given,
+        card,
         load=guarded("load", Method),
+        exchange=guarded("exchange", Exchange),
         plans=guarded("plans", PlanRules),
         slicing=guarded("slicing", Slicing),
         knowledge=guarded("knowledge", KnowledgeRules),
@@ -159,11 +161,11 @@ def _entry(source: Source) -> Entry:
     )
 
 
-def _with_client(client: type[PlainClient], path: str) -> Callable[[Any], Method]:
+def _with_plain_server(client: type[PlainClient]) -> Callable[[Any], Method]:
     def load(parameters: Any) -> Method:
         from edge_client.methods.fedavg import CoverageServer  # torch
 
-        return Method(name=client.__name__, paper=path, parameters=parameters, client=client, server=CoverageServer())
+        return Method(client=client, server=CoverageServer())
 
     return load
 

@@ -35,8 +35,8 @@ from torch.nn import functional
 from edge_client.knowledge.kinds import ClassTable
 from edge_client.methods import felo
 from edge_client.methods.base import Lesson, Method, Received
+from edge_client.methods.cards.velo import VeloParameters
 from edge_client.methods.class_means import ClassTeacher
-from edge_client.methods.parameters import VeloParameters
 from edge_client.training.optimizers import Adam
 from edge_client.training.seeds import derive
 
@@ -201,8 +201,6 @@ def method(parameters: VeloParameters) -> Method:
     plain = felo.method(parameters)
     return replace(
         plain,
-        name="velo",
-        exchange=replace(plain.exchange, down="model, synthetic features and class means of logits"),
         check=partial(felo.check_features, method="velo"),
         knowledge=replace(plain.knowledge, teacher=VeloTeacher(parameters)),
     )

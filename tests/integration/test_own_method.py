@@ -16,7 +16,7 @@ import torch
 from edge_client.methods.base import Method, PlainClient, Term
 from edge_client.methods.entry import Entry
 from edge_client.methods.fedavg import CoverageServer
-from edge_client.methods.parameters import FedAvgParameters
+from edge_client.methods.cards.fedavg import FedAvgParameters
 """
 MINE = """
 class Mine(PlainClient):

@@ -20,7 +20,7 @@ from edge_client.config import files
 from edge_client.config.run_file import RunFile
 from edge_client.data import registry as data
 from edge_client.methods import registry as methods
-from edge_client.methods.parameters import FeDepthParameters
+from edge_client.methods.cards.fedepth import FeDepthParameters
 from edge_client.models import registry as models
 from edge_client.wire import messages
 from edge_client.wire.topics import Topics

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,13 @@ def test_all_methods_are_listed_with_papers_and_what_they_exchange(capsys: pytes
     assert capsys.readouterr().out.split() == registry.names()
     assert cli.main(["methods", "list"]) == 0
     assert "arXiv:1910.06378" in capsys.readouterr().out
+
+
+def test_the_list_loads_no_torch() -> None:
+    """What it shows stands on the cards."""
+    code = "import sys; from coordinator.cli import main; main.main(['methods', 'list']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])

@@ -17,11 +17,13 @@ from torch.nn import functional
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import ClassTable, one
 from edge_client.methods.base import Header, Lesson, PlainClient
+from edge_client.methods.cards.fedhe import FedHeParameters
+from edge_client.methods.cards.fedproto import FedProtoParameters
+from edge_client.methods.cards.felo import FeloParameters
 from edge_client.methods.class_means import TAPS, ClassMeans, ClassMemory, ClassTeacher, fold_tables
 from edge_client.methods.fedhe import FedHeClient
 from edge_client.methods.fedproto import FedProtoClient, nearest
 from edge_client.methods.felo import FeloClient
-from edge_client.methods.parameters import FedHeParameters, FedProtoParameters, FeloParameters
 from edge_client.models.contract import Model
 from edge_client.models.taps import tapped
 

@@ -16,8 +16,8 @@ from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeatureMaps, SampleLogits
 from edge_client.methods.base import Header, Lesson, PlainClient
+from edge_client.methods.cards.fedgkt import FedGktParameters
 from edge_client.methods.fedgkt import FedGktClient, GktTeacher, distillation, samples_within
-from edge_client.methods.parameters import FedGktParameters
 from edge_client.models.taps import tapped
 
 

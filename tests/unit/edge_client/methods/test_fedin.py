@@ -19,9 +19,10 @@ from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs
 from edge_client.methods import registry
 from edge_client.methods.base import Header, Lesson
+from edge_client.methods.cards.fedin import FedInParameters
+from edge_client.methods.cards.fedprox import FedProxParameters
 from edge_client.methods.fedin import FedInClient, PairPool, PairTeacher, check, extractor, fold_pairs, project
 from edge_client.methods.fedprox import FedProxClient
-from edge_client.methods.parameters import FedInParameters, FedProxParameters
 from edge_client.models import registry as models
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.taps import tapped

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from edge_client.errors import InputError, PayloadError
 from edge_client.methods import registry
+from edge_client.methods.cards.fedper import FedPerParameters
 from edge_client.methods.fedper import shared, size_of
-from edge_client.methods.parameters import FedPerParameters
 from edge_client.models import registry as models
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.slicing import parse

@@ -20,9 +20,10 @@ from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import DraftSet, PublicSamples, SampleLogits, one
 from edge_client.methods.base import Batch, Header, Lesson
+from edge_client.methods.cards.draftfed import DraftFedParameters
+from edge_client.methods.cards.fedmd import FedMdParameters
 from edge_client.methods.draftfed import DraftFedClient, DraftTeacher, align, draft_taps, soft_cross_entropy, targets
 from edge_client.methods.fedmd import ConsensusTeacher, FedMdClient, consensus
-from edge_client.methods.parameters import DraftFedParameters, FedMdParameters
 from edge_client.methods.shared_samples import load_public, outputs, window
 from edge_client.models import registry as models
 from edge_client.models.contract import from_sequential

@@ -13,7 +13,8 @@ from linear import TensorFrozen, TensorState
 from edge_client.errors import InputError
 from edge_client.methods import registry
 from edge_client.methods.base import Header
-from edge_client.methods.slices import Turn, chosen
+from edge_client.methods.cards.splitmix import bases_of
+from edge_client.methods.slices import Turn
 from edge_client.models import registry as models
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse, take_tensor
@@ -52,14 +53,21 @@ def fleet(kind: str, slices: dict[str, str], name: str = "splitmix", rounds: int
 
 def test_a_device_has_as_many_bases_as_its_width_holds() -> None:
     """B = 8: all, 4, 2 and 1 of them, each once; 5/12 of 6 are floor(2.5) = 2."""
-    assert [len({*chosen(8, cut)}) for cut in ("full", "width:1/2:o17", "width:1/4:o5", "width:1/8:o3")] == [8, 4, 2, 1]
-    assert len(chosen(6, "width:5/12")) == 2
+    assert [len({*bases_of(8, cut)}) for cut in ("full", "width:1/2:o17", "width:1/4:o5", "width:1/8:o3")] == [
+        8,
+        4,
+        2,
+        1,
+    ]
+    assert len(bases_of(6, "width:5/12")) == 2
 
 
 def test_the_first_base_goes_round_and_the_others_are_drawn() -> None:
     """In eight rounds a device begins with each base once; over many rounds all others come."""
     turn = registry.slicing("splitmix", {"bases": 8}).turn
-    drawn = [chosen(8, turn("width:1/4", Turn(rungs=RUNGS, round=n, device="pi", seed=n * 7919))) for n in range(1, 41)]
+    drawn = [
+        bases_of(8, turn("width:1/4", Turn(rungs=RUNGS, round=n, device="pi", seed=n * 7919))) for n in range(1, 41)
+    ]
     assert {first for first, _ in drawn[:8]} == {*range(8)}
     assert {other for _, other in drawn} == {*range(8)}
     assert turn("full", Turn(rungs=RUNGS, round=3, device="pi", seed=5)) == "full"
@@ -106,13 +114,13 @@ def test_bases_begin_as_networks_of_their_width() -> None:
 def test_a_base_is_the_mean_of_those_that_trained_it() -> None:
     """16, 24, 16 samples; bases 1 and 3 are also b's, 2 is also c's: (16 a + 24 b)/40, (16 a + 16 c)/32; 0 is a's."""
     slices = {"b": "width:1/2:o17", "c": "width:1/4:o2"}
-    assert (chosen(4, slices["b"]), chosen(4, slices["c"])) == ([1, 3], [2])
+    assert (bases_of(4, slices["b"]), bases_of(4, slices["c"])) == ([1, 3], [2])
     made = fleet("mlp", slices, bases=4)
     name = "block2.linear.weight"  # [12, 8]: base k has rows 3k to 3k + 2 and columns 2k, 2k + 1
     sent = {}
     for header, tensors in made.updates:
         keys = [key for key in tensors if key.partition("#")[0] == name]
-        sent[header.device] = dict(zip(chosen(4, header.slice), (tensors[key] for key in keys), strict=True))
+        sent[header.device] = dict(zip(bases_of(4, header.slice), (tensors[key] for key in keys), strict=True))
     for number, other, m in ((1, "b", 24), (3, "b", 24), (2, "c", 16), (0, "a", 16)):
         expected = (16 * sent["a"][number].double() + m * sent[other][number].double()) / (16 + m)
         block = made.server[name][3 * number : 3 * number + 3, 2 * number : 2 * number + 2]
@@ -125,10 +133,10 @@ def test_bases_are_trained_apart() -> None:
     """A device's bases come out as if it had each alone, bit for bit: no other has a part in its loss or step."""
     alone = fleet("mlp", {"a": "width:1/4:o5"}, bases=4).updates[0][1]
     more = fleet("mlp", {"a": "width:1/2:o5"}, bases=4).updates[0][1]
-    assert chosen(4, "width:1/4:o5") == chosen(4, "width:1/2:o5")[:1] == [1]
+    assert bases_of(4, "width:1/4:o5") == bases_of(4, "width:1/2:o5")[:1] == [1]
     assert equal({key: more[key] for key in alone}, alone)
     assert len(more) == 2 * len(alone)
-    _, number = chosen(4, "width:1/2:o5")
+    _, number = bases_of(4, "width:1/2:o5")
     second = fleet("mlp", {"a": f"width:1/4:o{number}"}, bases=4).updates[0][1].values()
     assert all(torch.equal(*pair) for pair in zip(list(more.values())[len(alone) :], second, strict=True))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from edge_client.knowledge.kinds import ClassTable
 from edge_client.methods.base import Header, Lesson
-from edge_client.methods.parameters import VeloParameters
+from edge_client.methods.cards.velo import VeloParameters
 from edge_client.methods.velo import VeloTeacher, decoded, kl_from_normal, loss_of, new_vae, trained
 
 
