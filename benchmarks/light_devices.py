@@ -15,22 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.no_training_worker import num_samples_of, update_pieces
+from edge_client.client.events import Event, Finished, LinkUp, PartReady, Tick, WorkerDone
 from edge_client.client.identity import Bundle
-from edge_client.client.session import (
-    BeginSession,
-    Event,
-    Fetch,
-    Finished,
-    Instruction,
-    LinkUp,
-    PartReady,
-    Send,
-    Serve,
-    Session,
-    Start,
-    Tick,
-    WorkerDone,
-)
+from edge_client.client.instructions import BeginSession, Fetch, Instruction, Send, Serve, Start
+from edge_client.client.session import Session
 from edge_client.records import DeviceProfile, PartRef
 from edge_client.transport.base import parse_broker_url
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, num_chunks, parse_chunk, transfer_id

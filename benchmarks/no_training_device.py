@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_client import logs
-from edge_client.client import daemon, identity
+from edge_client.client import identity
+from edge_client.client.run_daemon import run_daemon
 from edge_client.config import files
 from edge_client.transport.base import Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import MqttTransport, tls_context
@@ -39,7 +40,7 @@ def main() -> None:
         )
 
     meeting = str(home.parent / "meeting")
-    daemon.run_daemon(
+    run_daemon(
         bundle=bundle,
         device_file=files.load_device_file(home / "device.toml"),
         state_dir=home / "state",

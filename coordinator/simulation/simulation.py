@@ -31,7 +31,8 @@ from coordinator.rounds.slice_choice import LABEL
 from coordinator.server.service import Service, ServiceOptions, allow_many_files
 from coordinator.simulation.data import Prepared
 from coordinator.simulation.round_log import RoundLog
-from coordinator.simulation.virtual_devices import SharedParts, Surroundings, VirtualDevice, settle_left
+from coordinator.simulation.shared_parts import SharedParts
+from coordinator.simulation.virtual_devices import Surroundings, VirtualDevice, settle_left
 from coordinator.simulation.worker_pool import WorkerPool
 from coordinator.store.rows import DeviceRow, RunRow
 from coordinator.store.sqlite import SqliteStore
@@ -238,7 +239,7 @@ class Simulation:
                 training_budget_bytes=budgets[row.name],
                 around=around,
             )
-            device.held |= settings if row.name in seen else set()
+            device.parts.add(settings if row.name in seen else ())
             self._devices.append(device)
 
     def _close_devices(self) -> None:

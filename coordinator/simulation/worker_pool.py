@@ -13,8 +13,8 @@ from pathlib import Path
 
 from coordinator.aggregation.job_child import JobChild
 from coordinator.aggregation.jobs import Failure, WorkerExit, WorkJob
-from edge_client.client import workers
-from edge_client.client.session import Event, WorkerFailed
+from edge_client.client.events import Event, WorkerFailed
+from edge_client.client.worker_outcome import outcome
 
 __all__ = ["WORKER", "WorkerPool"]
 
@@ -66,7 +66,7 @@ class WorkerPool:
             if isinstance(answer, Failure):
                 done(WorkerFailed(lease=lease, code="crashed", detail=answer.detail, final=True))
             else:
-                done(workers.ended(lease, folder, answer.code))
+                done(outcome(lease, folder, answer.code))
 
         child.submit(WorkJob(folder=str(folder)), ended)
 

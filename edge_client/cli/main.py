@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_client import __version__, durable, logs
-from edge_client.client import connection, daemon, identity, status
+from edge_client.client import connection, identity, status
+from edge_client.client.run_daemon import run_daemon
 from edge_client.config import files
 from edge_client.errors import FedfitError, InputError
 from edge_client.operate import owner_file
@@ -224,7 +225,7 @@ def _start(options: argparse.Namespace) -> None:
     context.device = bundle.device
     device_file = owner_file.load(options.config or options.state_dir / "device.toml")
     longest_wait_s = device_file.limits.reconnect
-    daemon.run_daemon(
+    run_daemon(
         bundle=bundle,
         device_file=device_file,
         state_dir=options.state_dir,

@@ -19,11 +19,34 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
+from edge_client.client.events import (
+    Event,
+    Finished,
+    LinkDown,
+    LinkUp,
+    PartReady,
+    Tick,
+    UpdateLost,
+    WorkerDone,
+    WorkerFailed,
+    WorkerProgress,
+)
+from edge_client.client.instructions import (
+    BeginSession,
+    Fetch,
+    Forget,
+    Instruction,
+    Remember,
+    Save,
+    Send,
+    Serve,
+    Start,
+    Stop,
+)
 from edge_client.config.files import format_bytes
-from edge_client.records import Ceiling, Count, DeviceProfile, Hash, PartRef
+from edge_client.records import Ceiling, DeviceProfile
 from edge_client.wire.messages import (
     Accept,
     Assign,
@@ -33,37 +56,13 @@ from edge_client.wire.messages import (
     Grant,
     Heartbeat,
     Hello,
-    Message,
     Offer,
     Receipt,
     Refuse,
     Welcome,
 )
-from edge_client.wire.reassembly import Range
 
-__all__ = [
-    "BeginSession",
-    "Event",
-    "Fetch",
-    "Finished",
-    "Forget",
-    "Instruction",
-    "LinkDown",
-    "LinkUp",
-    "PartReady",
-    "Remember",
-    "Save",
-    "Send",
-    "Serve",
-    "Session",
-    "Start",
-    "Stop",
-    "Tick",
-    "UpdateLost",
-    "WorkerDone",
-    "WorkerFailed",
-    "WorkerProgress",
-]
+__all__ = ["Session"]
 
 _HELLO_AGAIN_S = 2.0
 _SLOWEST_HELLO_S = 30.0
@@ -72,164 +71,6 @@ _GRANTED_AGAIN_S = 10.0  # after a grant the coordinator asks; if it falls silen
 _MAX_ATTEMPTS = 4
 _MAX_REPLANS = 8
 _RETRY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A trained update that waits for its receipt."""
-
-    sha256: Hash
-    length: Count
-    num_samples: int
-
-
-# events
-
-
-@dataclass(frozen=True, slots=True)
-class LinkUp:
-    """The transport is connected."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkDown:
-    """The transport is not connected any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartReady:
-    """A part is on disk, checked."""
-
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerProgress:
-    """What the worker is doing, for the heartbeat."""
-
-    phase: str
-    step: int
-    total: int
-    loss: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDone:
-    """The worker wrote its update, durably."""
-
-    lease: str
-    update: Finished
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFailed:
-    """The worker ended without an update; `final`: trying again would end the same.
-
-    `exceeded`: it went over its budget with a plan that was to take so much; a smaller one may do.
-    """
-
-    lease: str
-    code: str
-    detail: str = ""
-    log: tuple[str, ...] = ()
-    final: bool = False
-    exceeded: Ceiling | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateLost:
-    """The file of the finished update is not there, or not whole, although it was saved: a power cut."""
-
-    lease: str
-
-
-Event: TypeAlias = (
-    LinkUp | LinkDown | Tick | PartReady | WorkerProgress | WorkerDone | WorkerFailed | UpdateLost | Message
-)
-
-
-# instructions
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a message to the coordinator."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class BeginSession:
-    """From now on messages belong to this session."""
-
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Write the lease and its state to disk, durably, with what is to be remembered.
-
-    `attempts` counts the worker that is about to start, too; `replans` those that went over their budget.
-    """
-
-    assign: Assign
-    update: Finished | None
-    attempts: int = 1
-    replans: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Remember:
-    """What is too much for this device; kept with the next `Save` or `Forget`."""
-
-    ceiling: Ceiling
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Pull a part, if it is not here; answer with `PartReady`."""
-
-    part: PartRef
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a worker for this assignment; its plan must take less than `ceiling_bytes` for training."""
-
-    assign: Assign
-    ceiling_bytes: int | None = None
-    replans: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the worker of this lease, if it runs."""
-
-    lease: str
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """Send these chunks of the finished update."""
-
-    update: Finished
-    ranges: tuple[Range, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Drop the lease and its files; `accepted`: what the method wrote stays until it is known whether it counts."""
-
-    lease: str
-    accepted: bool
-
-
-Instruction: TypeAlias = Send | BeginSession | Save | Remember | Fetch | Start | Stop | Serve | Forget
 
 
 class Session:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_client import durable
-from edge_client.client.session import Finished
+from edge_client.client.events import Finished
 from edge_client.errors import PayloadError
 from edge_client.records import Ceiling, Count, from_map, to_map
 from edge_client.wire.messages import Assign

@@ -19,6 +19,7 @@ STEPS = {
     "publish": ("sync", "rename"),
     "adopt": ("sync", "rename"),
     "Incoming": ("chunk", "sync", "rename"),
+    "fetch": ("chunk", "rename"),  # ClientTransfers: parts are not synced
 }
 
 

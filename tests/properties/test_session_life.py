@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from rows import PROFILE, assign, digest
 
-from edge_client.client import session as s
+from edge_client.client import events
+from edge_client.client import instructions as wanted
 from edge_client.client.session import Session
 from edge_client.records import Ceiling
 from edge_client.wire.messages import Accept, Assign, Cancel, Grant, Offer, Receipt, Refuse, Welcome
@@ -27,13 +28,13 @@ class SessionMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.now = 0.0
-        self.saved: tuple[Assign | None, s.Finished | None] = (None, None)
+        self.saved: tuple[Assign | None, events.Finished | None] = (None, None)
         self.highest = (0, 0)
         self.attempts = 0
         self.replans = 0
         self.remembered: int | None = None  # since the last save
         self.started: dict[str, int] = {}  # lease -> workers
-        self.files: dict[str, s.Finished] = {}  # lease -> the update its worker wrote
+        self.files: dict[str, events.Finished] = {}  # lease -> the update its worker wrote
         self.taken: list[tuple[int, int]] = []
         self.running: str | None = None
         self.boot = 0
@@ -56,39 +57,39 @@ class SessionMachine(RuleBasedStateMachine):
         )
         self.session.free_bytes = 10**9
         if held is not None and update is None and held.lease in self.files:
-            instructions = self.session.handle(s.WorkerDone(held.lease, self.files[held.lease]), self.now)
+            instructions = self.session.handle(events.WorkerDone(held.lease, self.files[held.lease]), self.now)
         else:
             instructions = self.session.begin()
         self.carry_out(instructions, None)
 
-    def give(self, event: s.Event, die_after: int | None = None) -> None:
+    def give(self, event: events.Event, die_after: int | None = None) -> None:
         self.carry_out(self.session.handle(event, self.now), die_after)
 
-    def carry_out(self, instructions: list[s.Instruction], die_after: int | None) -> None:
+    def carry_out(self, instructions: list[wanted.Instruction], die_after: int | None) -> None:
         for number, instruction in enumerate(instructions):
             if number == die_after:
                 self.start()
                 return
             self.do(instruction)
 
-    def do(self, instruction: s.Instruction) -> None:
+    def do(self, instruction: wanted.Instruction) -> None:
         match instruction:
-            case s.Save(work, update, attempts, replans):
+            case wanted.Save(work, update, attempts, replans):
                 if update is None and work != self.saved[0]:
                     assert (work.epoch, work.issue) > self.highest, "R1: only newer ones are taken"
                 self.saved, self.highest = (work, update), (work.epoch, work.issue)
                 self.attempts, self.replans, self.remembered = attempts, replans, None
-            case s.Remember(ceiling):
+            case wanted.Remember(ceiling):
                 self.remembered = ceiling.training_bytes
-            case s.Send(Accept(lease=lease)):
+            case wanted.Send(Accept(lease=lease)):
                 assert self.saved[0] is not None
                 assert self.saved[0].lease == lease, "R2: saved before accepted"
-            case s.Send(Offer() as offer):
+            case wanted.Send(Offer() as offer):
                 held, update = self.saved
                 assert held is not None
                 assert update is not None, "R2: saved before offered"
                 assert (offer.lease, offer.sha256) == (held.lease, update.sha256)
-            case s.Start(work, ceiling, replans):
+            case wanted.Start(work, ceiling, replans):
                 assert self.running is None, "never two workers"
                 assert work.lease not in self.files, "R3: a finished update is never trained again"
                 assert self.saved == (work, None)
@@ -99,11 +100,11 @@ class SessionMachine(RuleBasedStateMachine):
                 assert self.remembered is None, "R6: what was too much is saved before the next one starts"
                 assert ceiling is None or self.tried is None or ceiling <= self.tried, "R6: less than before"
                 self.running = work.lease
-            case s.Serve(update, _):
+            case wanted.Serve(update, _):
                 assert update == self.saved[1]
-            case s.Stop(lease):
+            case wanted.Stop(lease):
                 self.running = None if self.running == lease else self.running
-            case s.Forget(lease, accepted):
+            case wanted.Forget(lease, accepted):
                 assert self.saved[0] is not None
                 assert self.saved[0].lease == lease
                 assert not accepted or self.receipted == lease, "R3: only a receipt says that it counted"
@@ -116,12 +117,12 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(up=st.booleans())
     def the_link_changes(self, up: bool) -> None:
-        self.give(s.LinkUp() if up else s.LinkDown())
+        self.give(events.LinkUp() if up else events.LinkDown())
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 11.0]), die_after=deaths)
     def time_passes(self, seconds: float, die_after: int | None) -> None:
         self.now += seconds
-        self.give(s.Tick(), die_after)
+        self.give(events.Tick(), die_after)
 
     @rule(hello=st.integers(1, 4), die_after=deaths)
     def the_coordinator_welcomes(self, hello: int, die_after: int | None) -> None:
@@ -139,17 +140,17 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(die_after=deaths)
     def all_parts_arrive(self, die_after: int | None) -> None:
         for part in assign().parts:
-            self.give(s.PartReady(part.sha256), die_after)
+            self.give(events.PartReady(part.sha256), die_after)
 
     @rule(die_after=deaths, noticed=st.booleans())
     def the_worker_finishes(self, die_after: int | None, noticed: bool) -> None:
         """Its file is there before the daemon knows, and the daemon may die before it does."""
         if self.running is not None:
             lease, self.running = self.running, None
-            update = s.Finished(sha256=digest(lease), length=5, num_samples=1)
+            update = events.Finished(sha256=digest(lease), length=5, num_samples=1)
             self.files[lease] = update
             if noticed:
-                self.give(s.WorkerDone(lease, update), die_after)
+                self.give(events.WorkerDone(lease, update), die_after)
             else:
                 self.start()
 
@@ -157,7 +158,7 @@ class SessionMachine(RuleBasedStateMachine):
     def the_worker_fails(self, final: bool, die_after: int | None) -> None:
         if self.running is not None:
             lease, self.running = self.running, None
-            self.give(s.WorkerFailed(lease=lease, code="crashed", final=final), die_after)
+            self.give(events.WorkerFailed(lease=lease, code="crashed", final=final), die_after)
 
     @rule(training_bytes=st.integers(1, 1000), die_after=deaths, noticed=st.booleans())
     def the_worker_goes_over_its_budget(self, training_bytes: int, die_after: int | None, noticed: bool) -> None:
@@ -166,7 +167,7 @@ class SessionMachine(RuleBasedStateMachine):
             lease, self.running = self.running, None
             before, self.tried = self.replans, training_bytes
             exceeded = Ceiling(key=digest("model"), training_bytes=training_bytes, budget_bytes=1)
-            failed = s.WorkerFailed(lease=lease, code="over_budget", exceeded=exceeded)
+            failed = events.WorkerFailed(lease=lease, code="over_budget", exceeded=exceeded)
             if not noticed:
                 self.start()
             self.give(failed, die_after if noticed else None)

@@ -1,55 +1,11 @@
-"""What virtual devices share on disk, and what outlives them."""
+"""What outlives virtual devices."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
-from coordinator.simulation.virtual_devices import SharedParts, settle_left
-from edge_client.records import PartRef
-from edge_client.wire.chunks import CHUNK_BYTES, Chunk, make_chunk, num_chunks, parse_chunk, transfer_id
-
-DATA = bytes(range(256)) * 1000  # 256,000 bytes: three chunks
-
-
-def part_of(data: bytes, key: str = "model") -> PartRef:
-    return PartRef(key=key, sha256=hashlib.sha256(data).hexdigest(), length=len(data))
-
-
-def chunks_of(data: bytes) -> list[Chunk]:
-    sha256 = hashlib.sha256(data).hexdigest()
-    pieces = (data[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES] for i in range(num_chunks(len(data))))
-    return [parse_chunk(make_chunk(transfer_id(sha256), i, piece)) for i, piece in enumerate(pieces)]
-
-
-def test_chunks_that_several_devices_fetched_are_one_file(tmp_path: Path) -> None:
-    """Two devices get the three chunks in different orders; the file is whole when the first of them has all."""
-    parts, part = SharedParts(tmp_path, keep=set()), part_of(DATA)
-    first, second, third = chunks_of(DATA)
-    for chunk in (second, second, first, second):
-        parts.add(part, chunk, 0.0)
-        assert not parts.has(part.sha256)
-    parts.add(part, third, 0.0)
-    assert parts.path(part.sha256).read_bytes() == DATA
-    parts.add(part, first, 0.0)  # the slower one
-    assert parts.has(part.sha256)
-    assert list((tmp_path / "arriving").iterdir()) == []
-
-
-def test_parts_that_two_rounds_did_not_name_are_removed(tmp_path: Path) -> None:
-    """The model of round 1 stays in round 2, where a device may still be fetching it, and is gone in round 3."""
-    parts = SharedParts(tmp_path, keep=set())
-    old, settings = part_of(DATA), part_of(b"settings", "run")
-    for part, data in ((old, DATA), (settings, b"settings")):
-        for chunk in chunks_of(data):
-            parts.add(part, chunk, 0.0)
-    parts.used((settings, old), 1)
-    parts.used((settings,), 2)
-    assert parts.has(old.sha256)
-    parts.used((settings,), 3)
-    assert (parts.has(old.sha256), parts.has(settings.sha256)) == (False, True)
-    assert not SharedParts(tmp_path, keep=set()).has(settings.sha256)
+from coordinator.simulation.virtual_devices import settle_left
 
 
 def test_what_a_method_wrote_stays_if_its_update_does(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.aggregation import job_child
 from coordinator.simulation.worker_pool import WorkerPool
-from edge_client.client.session import Event, Finished, WorkerDone, WorkerFailed
+from edge_client.client.events import Event, Finished, WorkerDone, WorkerFailed
 
 # answers with the exit code that the folder names; "die" ends the process
 _CHILD = """

@@ -7,28 +7,30 @@ from typing import Any
 import pytest
 from rows import PROFILE, assign, digest
 
-from edge_client.client.session import (
-    BeginSession,
-    Fetch,
+from edge_client.client.events import (
     Finished,
-    Forget,
-    Instruction,
     LinkDown,
     LinkUp,
     PartReady,
-    Remember,
-    Save,
-    Send,
-    Serve,
-    Session,
-    Start,
-    Stop,
     Tick,
     UpdateLost,
     WorkerDone,
     WorkerFailed,
     WorkerProgress,
 )
+from edge_client.client.instructions import (
+    BeginSession,
+    Fetch,
+    Forget,
+    Instruction,
+    Remember,
+    Save,
+    Send,
+    Serve,
+    Start,
+    Stop,
+)
+from edge_client.client.session import Session
 from edge_client.records import Ceiling
 from edge_client.wire.messages import (
     Accept,

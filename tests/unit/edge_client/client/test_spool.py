@@ -11,7 +11,7 @@ import pytest
 from rows import PLAN, assign, digest
 
 from edge_client import faults
-from edge_client.client.session import Finished
+from edge_client.client.events import Finished
 from edge_client.client.spool import Saved, Spool
 from edge_client.errors import DiskFullError, MachineError
 from edge_client.records import Ceiling

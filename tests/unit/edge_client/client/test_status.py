@@ -13,7 +13,7 @@ from rows import digest
 from edge_client import durable
 from edge_client.client import deployed, status
 from edge_client.client.identity import STATE_KIND, STATE_VERSION, Bundle
-from edge_client.client.status import Moment, Status, StatusFile, read_status
+from edge_client.client.status import Moment, Status, StatusFile, in_short, read_status
 from edge_client.wire.messages import Deploy, Deployed
 
 BUNDLE = Bundle(federation="fed", device="pi", brokers=("mqtts://h:8883",), password="p" * 20, key=digest("k"))
@@ -88,3 +88,20 @@ def test_a_deployed_model_is_shown_with_its_path(tmp_path: Path) -> None:
     text = status.describe(status.summary(tmp_path, BUNDLE))
     assert f"deployed      r-1 version 3 (full, fp32): {tmp_path}/deployed/current.onnx" in text
     assert "not deployed  self_test: it differs" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (Status(pid=1), "not connected"),
+        (Status(pid=1, link="connected"), "connected; the coordinator has not answered"),
+        (Status(pid=1, link="let_in"), "idle"),
+        (
+            Status(pid=1, link="let_in", state="working", run="r-1", round=2, num_rounds=5),
+            "working: run r-1, round 2 of 5",
+        ),
+    ],
+)
+def test_the_status_says_who_waits_for_whom(status: Status, line: str) -> None:
+    """What `systemctl status` prints."""
+    assert in_short(status) == line

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import service_site
-from test_daemon import World
+from device_world import World
 
-from edge_client.client import workers
-from edge_client.client.status import Status, in_short
 from edge_client.client.supervisor import Supervisor
 
 
@@ -85,10 +81,10 @@ def test_every_turn_of_the_daemon_feeds_the_watchdog(tmp_path: Path, systemd: so
     (tmp_path / "state").mkdir()
     daemon = world.start()
     daemon._supervisor = Supervisor(systemd.getsockname(), watchdog_s=1e-9)
-    daemon._turn()
-    daemon._turn()
+    daemon.turn()
+    daemon.turn()
     assert heard(systemd).count("WATCHDOG=1") == 2
-    daemon._shut_down()
+    daemon.shut_down()
 
 
 class _Nobody:
@@ -115,59 +111,3 @@ def test_every_turn_of_the_coordinator_feeds_the_watchdog_and_tells_what_it_does
     assert said.count("WATCHDOG=1") == 2
     assert said.count("STATUS=0 of 2 devices online") == 1
     site.store.close()
-
-
-@pytest.mark.parametrize(
-    ("status", "line"),
-    [
-        (Status(pid=1), "not connected"),
-        (Status(pid=1, link="connected"), "connected; the coordinator has not answered"),
-        (Status(pid=1, link="let_in"), "idle"),
-        (
-            Status(pid=1, link="let_in", state="working", run="r-1", round=2, num_rounds=5),
-            "working: run r-1, round 2 of 5",
-        ),
-    ],
-)
-def test_the_status_says_who_waits_for_whom(status: Status, line: str) -> None:
-    """What `systemctl status` prints."""
-    assert in_short(status) == line
-
-
-class _Idle:
-    """A worker whose lines and CPU time the test sets."""
-
-    def __init__(self) -> None:
-        self.pid, self.num_lines, self.cpu_s = 5, 0, 0.0
-
-    def cpu_seconds(self) -> float | None:
-        return self.cpu_s
-
-
-def test_a_worker_hangs_that_says_nothing_and_uses_no_time_for_ten_minutes() -> None:
-    """A line at 300 s and one CPU second at 600 s begin the ten minutes again; a new worker begins its own."""
-    stall, worker = workers.Stall(), _Idle()
-    moments = {300.0: (1, 0.0), 600.0: (1, 1.0), 1100.0: (1, 1.5), 1199.0: (1, 1.5), 1210.0: (1, 1.5), 1230.0: (1, 1.6)}
-    told = {0.0: stall.hangs(worker, 0.0)}  # type: ignore[arg-type]
-    for now, (worker.num_lines, worker.cpu_s) in moments.items():
-        told[now] = stall.hangs(worker, now)  # type: ignore[arg-type]
-    assert [now for now, hangs in told.items() if hangs] == [1210.0]
-    worker.pid = 6
-    assert not stall.hangs(worker, 5000.0)  # type: ignore[arg-type]
-
-
-def test_cpu_time_of_a_worker_is_read(tmp_path: Path) -> None:
-    """One that computes for a quarter of a second says so then; a bracket and blanks in its name do not confuse."""
-    code = """
-import os, time
-open("/proc/self/comm", "w").write("a) b c")
-while time.process_time() < 0.25: pass
-os.write(int(os.environ["FEDFIT_PROGRESS_FD"]), b"x\\n")
-time.sleep(60)
-"""
-    worker = workers.Worker("l", tmp_path, (sys.executable, "-c", code))
-    assert select.select([worker.progress_fd], [], [], 20)[0]
-    assert (worker.cpu_seconds() or 0.0) >= 0.2
-    assert worker.read() == ([], False)
-    assert worker.num_lines == 1
-    worker.kill()

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from rows import PLAN, digest
 
-from edge_client import durable
 from edge_client.client import workers
-from edge_client.client.session import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
+from edge_client.client.events import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.records import Ceiling, to_map
 from edge_client.wire.messages import Decline, context_up, open_message, seal_message
 from edge_client.worker import live_files as notes
@@ -53,28 +52,6 @@ def test_a_worker_that_left_its_update_is_done(tmp_path: Path) -> None:
     (tmp_path / "update.bin").write_bytes(b"abc")
     (tmp_path / "update.json").write_text(json.dumps(told))
     assert _run(tmp_path, "") == [WorkerDone("lease-1", Finished(**told))]
-
-
-@pytest.mark.parametrize(
-    "manifest", ["", "[]", '{"sha256": "x", "length": 3, "num_samples": 1}', '{"sha256": 1}', '{"length": 3.0}']
-)
-def test_half_an_update_is_none(tmp_path: Path, manifest: str) -> None:
-    """A worker that says it is done and is not has crashed."""
-    (tmp_path / "update.bin").write_bytes(b"abc")
-    (tmp_path / "update.json").write_text(manifest)
-    assert workers.finished_update(tmp_path) is None
-    failed = _failure(tmp_path, "")
-    assert (failed.code, failed.final) == ("crashed", False)
-
-
-@pytest.mark.parametrize(
-    ("code", "expected", "final"),
-    [(74, "disk_full", False), (75, "over_budget", True), (76, "declined", True), (1, "crashed", False)],
-)
-def test_exit_codes_tell_how_it_ended(tmp_path: Path, code: int, expected: str, final: bool) -> None:
-    """Over budget and declined are final: the next try would end the same."""
-    failed = _failure(tmp_path, f"sys.exit({code})")
-    assert (failed.code, failed.final) == (expected, final)
 
 
 def test_a_worker_that_goes_over_its_budget_leaves_what_it_tried(tmp_path: Path) -> None:
@@ -123,20 +100,6 @@ def test_a_worker_that_we_killed_did_not_run_out_of_memory(tmp_path: Path) -> No
     (failed,) = events
     assert isinstance(failed, WorkerFailed)
     assert (failed.code, failed.exceeded) == ("crashed", None)
-
-
-def test_what_a_worker_left_before_the_daemon_died_is_known(tmp_path: Path) -> None:
-    """It said over_budget and what it tried; anything less is tried again as it was."""
-    assert workers.left_failure("lease-1", tmp_path) is None
-    notes.write_trial(tmp_path, TRIAL)
-    assert workers.left_failure("lease-1", tmp_path) is None
-    (tmp_path / "error.json").write_text('{"code": "disk_full", "detail": "x"}')
-    assert workers.left_failure("lease-1", tmp_path) is None
-    (tmp_path / "error.json").write_text('{"code": "over_budget", "detail": "x"}')
-    failed = WorkerFailed(lease="lease-1", code="over_budget", detail="x", exceeded=EXCEEDED)
-    assert workers.left_failure("lease-1", tmp_path) == failed
-    notes.clear(tmp_path)
-    assert workers.left_failure("lease-1", tmp_path) is None
 
 
 def test_a_declining_worker_names_its_reason(tmp_path: Path) -> None:
@@ -193,41 +156,18 @@ def test_progress_that_could_not_be_sent_is_skipped(tmp_path: Path, line: str) -
     assert [type(event) for event in events] == [WorkerFailed]
 
 
-def test_the_methods_state_is_kept_only_for_what_was_received(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`next` is kept with its lease for good, or is dropped; `current` waits, and without `next` nothing changes."""
-    run = tmp_path / "r-1"
-    run.mkdir()
-    for name, text in (("current", "old"), ("next", "new")):
-        (run / name).write_text(text)
-    synced: list[Path] = []
-    monkeypatch.setattr(durable, "sync_dir", synced.append)
-    workers.settle_method_state(tmp_path, "l1", accepted=True)
-    workers.settle_method_state(tmp_path, "l1", accepted=True)
-    assert {entry.name: entry.read_text() for entry in run.iterdir()} == {"current": "old", "stored-l1": "new"}
-    assert synced == [run]
-    (run / "next").touch()
-    workers.settle_method_state(tmp_path, "l2", accepted=False)
-    assert {entry.name for entry in run.iterdir()} == {"current", "stored-l1"}
-
-
-@pytest.mark.parametrize(("counted", "kept"), [("l1", "one"), ("l2", "two"), ("l0", "old"), (None, "old")])
-def test_the_methods_state_is_that_of_the_update_that_went_into_a_model(
-    tmp_path: Path, counted: str | None, kept: str
-) -> None:
-    """After the updates of two leases were received, one of them counts, or the round of both was abandoned.
-
-    Two are there if a power cut undid the rename of the first: it may still be the one that counts.
-    """
-    for name, text in (("current", "old"), ("stored-l1", "one"), ("stored-l2", "two")):
-        (tmp_path / name).write_text(text)
-    for _ in range(2):  # again after a restart
-        workers.count_method_state(tmp_path, counted)
-        assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == {"current": kept}
-    workers.count_method_state(tmp_path / "none", counted)
-
-
-def test_the_methods_state_of_an_update_in_hand_waits(tmp_path: Path) -> None:
-    """Its receipt came, and the client died before it forgot the lease: the receipt comes again."""
-    (tmp_path / "stored-l2").write_text("two")
-    workers.count_method_state(tmp_path, "l1", in_hand="l2")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["stored-l2"]
+def test_cpu_time_of_a_worker_is_read(tmp_path: Path) -> None:
+    """One that computes for a quarter of a second says so then; a bracket and blanks in its name do not confuse."""
+    code = """
+import os, time
+open("/proc/self/comm", "w").write("a) b c")
+while time.process_time() < 0.25: pass
+os.write(int(os.environ["FEDFIT_PROGRESS_FD"]), b"x\\n")
+time.sleep(60)
+"""
+    worker = workers.Worker("l", tmp_path, (sys.executable, "-c", code))
+    assert select.select([worker.progress_fd], [], [], 20)[0]
+    assert (worker.cpu_seconds() or 0.0) >= 0.2
+    assert worker.read() == ([], False)
+    assert worker.num_lines == 1
+    worker.kill()

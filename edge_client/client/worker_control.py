@@ -1,0 +1,192 @@
+"""The worker of a device, one process at a time: started for a lease, watched while it runs, ended when it hangs.
+
+    memory    other programs take it: the worker is told to make do with less
+    stall     it does nothing for minutes: it is ended, which counts as a crash
+    failures  are explained to people here, and to the coordinator as far as the owner allows
+
+Covers: the process of one lease. Does not cover: when it starts and what follows its end (`session`), the pipe and the
+signals (`workers`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from edge_client import durable, faults
+from edge_client.client import workers
+from edge_client.client.events import Event, WorkerFailed
+from edge_client.client.instructions import Start
+from edge_client.client.lease_files import LeaseFiles
+from edge_client.client.status import one_line
+from edge_client.client.worker_stall import STALLED_AFTER_S, StallWatch
+from edge_client.config.files import DeviceFile, format_bytes
+from edge_client.device.watch import MemoryWatch
+from edge_client.device.worker_group import WorkerGroup
+from edge_client.records import to_map
+
+__all__ = ["WorkerControl"]
+
+log = logging.getLogger(__name__)
+
+_MAX_WARNINGS = 100  # of workers, logged by one daemon
+_LOOK_EVERY_S = 1.0  # at the memory, while a worker runs
+_NOTEWORTHY = 0.9  # of the last budget: a budget above this share differs only by the noise of other programs
+
+
+class WorkerControl:
+    """Starts, watches and ends the worker of one device."""
+
+    def __init__(
+        self,
+        *,
+        device: str,
+        device_file: DeviceFile,
+        files: LeaseFiles,
+        budget_bytes: int,
+        note_error: Callable[[str], None],
+        command: Sequence[str] = workers.COMMAND,
+        root: Path = Path("/"),
+        group: WorkerGroup | None = None,
+    ) -> None:
+        """`budget_bytes` is what a worker may use when other programs leave it, `note_error` takes failures for the
+        status file; `root` and `group` are those of `Daemon`.
+        """
+        self._device = device
+        self._device_file = device_file
+        self._files = files
+        self._usual_bytes = budget_bytes
+        self._note_error = note_error
+        self._command = command
+        self._root = root
+        self._group = group
+        self._memory = MemoryWatch(budget_bytes, limit=device_file.limits.memory, root=root)
+        self._stall = StallWatch()
+        self._look_at = 0.0
+        self._warnings: set[str] = set()  # those that were logged
+        self._worker: workers.Worker | None = None
+        self.budget_bytes = budget_bytes  # of the worker that runs or ran last
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a worker whose end was not seen yet."""
+        return self._worker is not None
+
+    @property
+    def fds(self) -> list[int]:
+        """What to watch: something can be read there, or the worker has ended."""
+        return [self._worker.progress_fd] if self._worker is not None else []
+
+    @property
+    def plan(self) -> str:
+        """How the worker trains, for people; empty without one."""
+        return self._worker.plan() if self._worker is not None else ""
+
+    def start(self, instruction: Start) -> None:
+        """Start a worker, with what memory there is now."""
+        assign, files = instruction.assign, self._files
+        if self._worker is not None:  # it was told to stop and has not ended yet: its lease is over, do not wait for it
+            self._worker.kill()
+            self._worker = None
+        self.budget_bytes = self.budget_now()
+        folder, method_state = files.work_dir(assign.lease), files.method_state(assign.run)
+        with durable.disk_errors("cannot prepare the worker"):
+            durable.make_dir(method_state)
+            workers.write_order(
+                instruction,
+                folder=folder,
+                parts={part.key: str(files.blobs.path(part.sha256)) for part in assign.parts},
+                device=self._device,
+                device_file=to_map(self._device_file),
+                budget_bytes=self.budget_bytes,
+                ceilings=files.ceilings(self.budget_bytes),
+                method_state=method_state,
+                ledger=files.ledger,
+            )
+            self._worker = workers.Worker(assign.lease, folder, self._command, root=self._root)
+        self.limit(self._worker.pid, self.budget_bytes)
+        faults.point("daemon.worker.started")
+        smaller = f", with a smaller plan (try {instruction.replans + 1})" if instruction.replans else ""
+        log.info("run %s round %d: worker %d started%s", assign.run, assign.round, self._worker.pid, smaller)
+
+    def budget_now(self) -> int:
+        """The budget of a process that starts now: the usual one, unless there is much less memory."""
+        usual, now = self._usual_bytes, self._memory.budget_bytes()
+        if now >= _NOTEWORTHY * usual:
+            return usual
+        log.warning("there is less memory: %s are left to a worker, usually %s", format_bytes(now), format_bytes(usual))
+        return now
+
+    def limit(self, pid: int, budget_bytes: int) -> None:
+        """Let the kernel keep a process inside a budget, where this device's group is ours to use."""
+        if self._group is not None:
+            self._group.take(pid, budget_bytes)
+
+    def read(self, ready: Sequence[int]) -> list[Event]:
+        """The worker's progress and its end, if its descriptor is `ready`; one that did not stop in time is killed."""
+        worker = self._worker
+        if worker is None or not (worker.progress_fd in ready or worker.overdue(time.monotonic())):
+            return []
+        events, has_ended = worker.read()
+        if has_ended:
+            faults.point("daemon.worker.ended")
+            self._log_warnings(worker.warnings())
+            self._worker = None
+        return [self._explained(event) if isinstance(event, WorkerFailed) else event for event in events]
+
+    def _explained(self, failed: WorkerFailed) -> WorkerFailed:
+        """Log a failure; returns what the coordinator hears of it."""
+        if failed.code == "nothing_fits" and self.budget_bytes < self._usual_bytes:
+            usual = format_bytes(self._usual_bytes)
+            detail = f"{failed.detail}; other programs use the memory: usually the budget is {usual}"
+            failed = replace(failed, code="low_memory", detail=detail)  # it passes: ask again in the next round
+        self._note_error(f"the worker failed: {failed.code}: {failed.detail}")
+        log.warning("the worker failed: %s: %s", failed.code, one_line(failed.detail))
+        return failed if self._device_file.share.logs != "none" else replace(failed, log=())
+
+    def _log_warnings(self, lines: list[str]) -> None:
+        """Each line once: every round finds the same unreadable image."""
+        for line in lines:
+            if line not in self._warnings and len(self._warnings) < _MAX_WARNINGS:
+                self._warnings.add(line)
+                log.warning("worker: %s", one_line(line.removeprefix("WARNING ")))
+
+    def watch(self, now: float) -> None:
+        """Look after the worker that runs: its memory, and whether it still does anything."""
+        if self._worker is not None:
+            self._watch_memory(self._worker, now)
+            self._watch_stall(self._worker, now)
+
+    def _watch_memory(self, worker: workers.Worker, now: float) -> None:
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_EVERY_S
+        budget = self._memory.budget_bytes(worker.pid)
+        if budget < _NOTEWORTHY * self.budget_bytes:
+            before, left = format_bytes(self.budget_bytes), format_bytes(budget)
+            log.warning("there is less memory: %s are left to the worker, it had %s", left, before)
+            self.budget_bytes = budget
+            try:
+                worker.tell_budget(budget)
+            except OSError as error:  # it goes on as it is
+                log.warning("cannot tell the worker: %s", error)
+
+    def _watch_stall(self, worker: workers.Worker, now: float) -> None:
+        if self._stall.has_stalled(worker, now):
+            log.error("the worker has done nothing for %d minutes: ending it", STALLED_AFTER_S // 60)
+            worker.stop(now)
+
+    def stop(self, lease: str | None = None) -> None:
+        """Ask the worker to end, if it is the one of this lease; without a lease from any thread, whichever it is."""
+        worker = self._worker
+        if worker is not None and lease in (None, worker.lease):
+            worker.stop(time.monotonic())
+
+    def shut_down(self) -> None:
+        """End the worker and wait for that, at most five seconds since it was first asked."""
+        if self._worker is not None:
+            self._worker.stop(time.monotonic())
+            self._worker.wait(time.monotonic())
