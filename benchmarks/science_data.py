@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.science_groups import Setting
-from edge_client.data.cached import cache_arrays
+from edge_client.data.data_cache import cache_arrays
 
 __all__ = ["public_file", "subset"]
 

@@ -100,15 +100,15 @@ def main() -> int:
 
 
 def _describe(request: Json) -> Json:
-    from edge_client.data.named import describe_data
+    from edge_client.data.openers import describe_data
 
     facts = describe_data(request["data"], partition=request["partition"])
     return {"shape": facts.shape, "classes": facts.classes}
 
 
 def _prepare(request: Json) -> Json:
-    from edge_client.data.cached import cache_arrays, write_partition
-    from edge_client.data.named import describe_data
+    from edge_client.data.data_cache import cache_arrays, write_partition
+    from edge_client.data.openers import describe_data
 
     folder, partition, seed = Path(request["folder"]), request["partition"], request["seed"]
     shape = tuple(request["shape"]) if request["shape"] is not None else None

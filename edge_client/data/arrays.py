@@ -1,7 +1,7 @@
 """Arrays in files, read sample by sample: what is plain on disk stays there, what is compressed is unpacked once.
 
 Covers: finding the samples of one device without ever holding those of the others.
-Does not cover: what the array means, where in a file it begins (`formats`), arrays in several pieces (`pieces`).
+Does not cover: what the array means, where in a file it begins (`formats`), arrays in several pieces (`split_arrays`).
 Files are read with `pread`, never mapped: the pages of a mapping would count as this process's memory.
 """
 

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 as their authors publish them: the binary version, the Python version, or an npz file.
 
     binary   data_batch_1.bin ... test_batch.bin, or train.bin and test.bin: 1 (or 2) bytes of labels, 3,072 of pixels
-    Python   data_batch_1 ... test_batch, or train and test: pickles, of which `pickled` reads what is needed
+    Python   data_batch_1 ... test_batch, or train and test: pickles, of which `cifar_pickle` reads what is needed
     npz      as the source `npz`
 
 Which one lies there is told by the names in the folder. Images are [3, 32, 32] bytes and stay in the files.
@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_client.data.arrays import ArrayFile, Indices
+from edge_client.data.cifar_pickle import PickledArray, read_batch
 from edge_client.data.labels import from_array
-from edge_client.data.pickled import PickledArray, read_batch
-from edge_client.data.pieces import Joined
 from edge_client.data.sets import ArraySet, SampleSet, has_samples, open_npz
+from edge_client.data.split_arrays import Joined
 from edge_client.errors import InputError
 
 __all__ = ["open_cifar"]

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.data.arrays import ArrayFile, Indices, Rows, Stored
-from edge_client.data.compact import samples_in
 from edge_client.data.formats import npz_arrays
 from edge_client.data.labels import Labels, from_array
+from edge_client.data.npz_samples import samples_in
 from edge_client.errors import InputError
 
 __all__ = [

@@ -3,7 +3,7 @@
 The way: open the sets -> map all labels to the run's classes -> this device's part -> training and test samples -> read
 only those. A test set that belongs to a shared data set is divided among the parts, too (IID, by key as the
 training set, or as a partition file says), so that the devices together test each sample once.
-Does not cover: which files a source means (`named`), names and syntax of the section, which `registry` checks without
+Does not cover: which files a source means (`openers`), names and syntax of the section, which `registry` checks without
 torch.
 """
 
@@ -20,9 +20,9 @@ from edge_client import durable
 from edge_client.config.files import DataSection
 from edge_client.data import registry
 from edge_client.data.arrays import Indices, Rows
-from edge_client.data.divided import divide_test, divide_train
+from edge_client.data.division import divide_test, divide_train
 from edge_client.data.labels import positions
-from edge_client.data.named import open_test, open_train
+from edge_client.data.openers import open_test, open_train
 from edge_client.data.sets import Convert, SampleSet
 from edge_client.errors import InputError, MachineError
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from edge_client.config.run_file import RunFile
-from edge_client.data.named import input_shape, open_even_empty
+from edge_client.data.openers import input_shape, open_even_empty
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.knowledge.kinds import PublicSamples, one
 from edge_client.methods.base import Batch, Job, LeftOut, Outcome, Phase, Term

@@ -3,8 +3,8 @@
     forward(x)  ==  forward_from(units[k + 1].name, forward_to(units[k].name, x))    for every k
 
 Methods and planners ask the model; none looks at its name or class. An `nn.Sequential` gets the contract for free, any
-other module by naming its units in order (`models.adopted` checks that they are the whole model). A `Staged` sequence
-also tells the stages of its units, taps inside of them, and which axes of its tensors are channels.
+other module by naming its units in order (`user_module` checks that they are the whole model). A `Staged` sequence also
+tells the stages of its units, taps inside of them, and which axes of its tensors are channels.
 Does not cover: slices of depth or width (`slicing`); they are models by themselves and change nothing here.
 """
 

@@ -116,7 +116,7 @@ def _sets(job: TryJob) -> Iterator[tuple[str, SampleSet]]:
 
 def _named(section: DataSection) -> Iterator[tuple[str, SampleSet]]:
     from edge_client.data import registry
-    from edge_client.data.named import open_test, open_train
+    from edge_client.data.openers import open_test, open_train
 
     section = registry.located(section)
     partition = registry.parse_partition(section.partition)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError, PayloadError
-from edge_client.models import adopted, registry
+from edge_client.models import registry, user_module
 from edge_client.models.contract import Model
 from edge_client.models.slicing import FULL, SliceSpec, shorten
 from edge_client.task.task import Source, Task
@@ -74,7 +74,7 @@ class Recipe:
         assert self.task is not None
         with UserCode(self.path, "model()"):
             module = self.task.model(num_classes)
-            model = adopted.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
+            model = user_module.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
             return model if cut == FULL else shorten(model, cut)
 
     def skeleton(self, input_shape: Sequence[int]) -> Model:
@@ -87,7 +87,7 @@ class Recipe:
             )
         assert self.task is not None
         with UserCode(self.path, "model()"):
-            return adopted.parts(self.task.model(num_classes), self.task.units)
+            return user_module.parts(self.task.model(num_classes), self.task.units)
 
     def build_weights(self) -> Model:
         """The model as far as it can be made without data: enough for names and first values of its tensors."""
@@ -95,8 +95,8 @@ class Recipe:
             return self.build(self.input_shape)
         assert self.task is not None
         with UserCode(self.path, "model()"):
-            model = adopted.parts(self.task.model(len(self.run.classes)), self.task.units)
-        adopted.check_shapes(model)
+            model = user_module.parts(self.task.model(len(self.run.classes)), self.task.units)
+        user_module.check_shapes(model)
         return model
 
 

@@ -75,7 +75,7 @@ def test_only_one_module_makes_files_permanent() -> None:
         if ast.unparse(node.value) in ("os", "shutil") and path.name != "durable.py"
     }
     names = (
-        "data/writing",
+        "data/npz_writer",
         "planning/rows",
         "client/spool",
         "client/status",

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from edge_client.config.files import DataSection
-from edge_client.data.named import describe_data, open_named
-from edge_client.data.pickled import PickledArray, read_batch
+from edge_client.data.cifar_pickle import PickledArray, read_batch
+from edge_client.data.openers import describe_data, open_named
 from edge_client.data.sources import open_data
 from edge_client.errors import InputError
 

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from edge_client.errors import InputError, PayloadError
 from edge_client.methods import registry
 from edge_client.methods.base import Batch, Header, PlanRules
-from edge_client.models.adopted import adopt
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.heads import fit
+from edge_client.models.user_module import adopt
 from edge_client.planning.paper_cost import block_costs, decompose, full_cost
 from edge_client.training.contract import named_parameters
 from edge_client.training.loop import generator

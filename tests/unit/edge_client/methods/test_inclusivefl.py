@@ -18,9 +18,9 @@ from edge_client.errors import InputError
 from edge_client.methods import registry
 from edge_client.methods.base import Header, Method
 from edge_client.models import registry as models
-from edge_client.models.adopted import parts
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.slicing import parse
+from edge_client.models.user_module import parts
 
 SIZES = ("full", "depth:2")  # of `chain`: four blocks, and two
 

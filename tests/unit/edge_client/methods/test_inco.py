@@ -19,9 +19,9 @@ from edge_client.methods import registry
 from edge_client.methods.base import Header
 from edge_client.models import registry as models
 from edge_client.models import slicing
-from edge_client.models.adopted import adopt, parts
 from edge_client.models.anchors import anchors
 from edge_client.models.contract import Model
+from edge_client.models.user_module import adopt, parts
 from edge_client.params import IndexMap
 
 RULES = ["released", "theorem", "text", "no_opt", "no_norm", "sum"]

@@ -16,9 +16,9 @@ from edge_client.methods import registry
 from edge_client.methods.base import Batch, Header, Job
 from edge_client.methods.scalefl import exit_losses
 from edge_client.models import registry as models
-from edge_client.models.adopted import parts
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse
+from edge_client.models.user_module import parts
 from edge_client.training.loop import generator
 
 SHAPE = (1, 8, 8)

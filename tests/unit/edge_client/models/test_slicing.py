@@ -16,10 +16,10 @@ from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.models import registry, slicing
-from edge_client.models.adopted import adopt
 from edge_client.models.anchors import anchors
 from edge_client.models.contract import Model, from_sequential
 from edge_client.models.slicing import FULL, SliceSpec, index_map, parse, shorten, take
+from edge_client.models.user_module import adopt
 from edge_client.params import IndexMap
 from edge_client.task.run_model import Recipe
 from edge_client.task.task import Task

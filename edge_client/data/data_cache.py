@@ -2,7 +2,7 @@
 
     arrays      one npz file, not compressed: workers read single samples of it in place, so a thousand devices on one
                 machine cost one copy on disk. Images stay bytes, everything else is float32.
-    partition   which part each sample belongs to (`divided`), so that no device has to compute it again
+    partition   which part each sample belongs to (`division`), so that no device has to compute it again
 
 Making them reads everything: a file that is cut off, has another shape, labels out of range or values that are not
 finite is found before anything is trained. Needs numpy, not torch.
@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data import named, partitions, registry
+from edge_client.data import openers, partitions, registry
 from edge_client.data.arrays import Indices
-from edge_client.data.divided import divide_test, divide_train, write_parts
+from edge_client.data.division import divide_test, divide_train, write_parts
 from edge_client.data.labels import positions
+from edge_client.data.npz_writer import NpzWriter
 from edge_client.data.sets import ArraySet, SampleSet, find_key, reshapes
-from edge_client.data.writing import NpzWriter
 from edge_client.errors import InputError
 
 __all__ = ["PartitionFacts", "cache_arrays", "write_partition"]
@@ -104,12 +104,12 @@ def _stamp(text: str) -> list[object]:
 
 
 def _write(path: Path, wanted: _Wanted) -> None:
-    train, test = named.open_both(wanted.text, wanted.partition, wanted.shape)
-    shape = wanted.shape or named.input_shape(train.shape)
+    train, test = openers.open_both(wanted.text, wanted.partition, wanted.shape)
+    shape = wanted.shape or openers.input_shape(train.shape)
     if shape is None:
         raise InputError(f"data {wanted.text!r}: how large is a sample? give the model's input, such as [3, 96, 96]")
     wanted = dataclasses.replace(
-        wanted, shape=shape, classes=wanted.classes or named.class_names(train.labels, train.where)
+        wanted, shape=shape, classes=wanted.classes or openers.class_names(train.labels, train.where)
     )
     mine = np.arange(len(train.labels.values))
     tests = np.arange(len(test.labels.values)) if test is not None else None
@@ -160,8 +160,8 @@ def write_partition(
     """
     if test not in ("iid", "same"):
         raise ValueError(f"expected test 'iid' or 'same', got {test!r}")
-    train, tests = named.open_both(text, partition)
-    classes = named.class_names(train.labels, train.where)
+    train, tests = openers.open_both(text, partition)
+    classes = openers.class_names(train.labels, train.where)
     labels = positions(train.labels, classes, {}, train.where)
     parts = divide_train(train, labels, partition, num_parts, seed)
     shared: list[Indices] | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import InputError
-from edge_client.models.adopted import adopt, check_shapes, parts
+from edge_client.models.user_module import adopt, check_shapes, parts
 
 Change = Callable[[Tensor], Tensor]
 UNITS = ["stem", "body.block", "head"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edge_client.config.files import DataSection
-from edge_client.data.named import DataFacts, describe_data, open_named
+from edge_client.data.openers import DataFacts, describe_data, open_named
 from edge_client.data.registry import located, split_source
 from edge_client.data.sources import all_samples, open_data
 from edge_client.errors import InputError, NoSuchNameError

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.data.arrays import ArrayFile, Stored
-from edge_client.data.pieces import Joined, Planes
+from edge_client.data.split_arrays import Joined, Planes
 from edge_client.errors import InputError
 
 __all__ = ["samples_in"]

@@ -11,10 +11,10 @@ import torch
 
 from edge_client.config.files import DataSection
 from edge_client.data import partitions
-from edge_client.data.cached import cache_arrays, write_partition
-from edge_client.data.named import describe_data, open_named
+from edge_client.data.data_cache import cache_arrays, write_partition
+from edge_client.data.npz_writer import NpzWriter
+from edge_client.data.openers import describe_data, open_named
 from edge_client.data.sources import all_samples, open_data
-from edge_client.data.writing import NpzWriter
 from edge_client.errors import InputError
 
 DIGITS = tuple(str(digit) for digit in range(10))
