@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_client.data.array_set import ArraySet, has_samples, open_npz
 from edge_client.data.arrays import ArrayFile, Indices
 from edge_client.data.cifar_pickle import PickledArray, read_batch
 from edge_client.data.labels import from_array
-from edge_client.data.sets import ArraySet, SampleSet, has_samples, open_npz
+from edge_client.data.sample_set import SampleSet
 from edge_client.data.split_arrays import Joined
 from edge_client.errors import InputError
 

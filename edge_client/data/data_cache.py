@@ -23,11 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.data import openers, partitions, registry
+from edge_client.data.array_set import ArraySet, reshapes
 from edge_client.data.arrays import Indices
 from edge_client.data.division import divide_test, divide_train, write_parts
 from edge_client.data.labels import positions
 from edge_client.data.npz_writer import NpzWriter
-from edge_client.data.sets import ArraySet, SampleSet, find_key, reshapes
+from edge_client.data.sample_set import SampleSet, find_key
 from edge_client.errors import InputError
 
 __all__ = ["PartitionFacts", "cache_arrays", "write_partition"]

@@ -20,7 +20,7 @@ from edge_client.data.arrays import Indices
 from edge_client.data.formats import npz_arrays
 from edge_client.data.npz_writer import NpzWriter
 from edge_client.data.registry import Partition
-from edge_client.data.sets import SampleSet, find_key
+from edge_client.data.sample_set import SampleSet, find_key
 from edge_client.errors import InputError
 
 __all__ = ["divide_test", "divide_train", "write_parts"]

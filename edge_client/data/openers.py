@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from edge_client import durable
 from edge_client.data import registry
+from edge_client.data.array_set import ArraySet, has_samples, labels_of, open_npz
 from edge_client.data.cifar import open_cifar
 from edge_client.data.formats import idx_array
 from edge_client.data.images import ImageSet
 from edge_client.data.labels import Labels, positions
-from edge_client.data.sets import ArraySet, SampleSet, csv, find_key, has_samples, labels_of, open_npz
+from edge_client.data.sample_set import SampleSet, find_key
+from edge_client.data.sets import csv
 from edge_client.errors import InputError, MachineError
 
 __all__ = [

@@ -1,63 +1,19 @@
-"""Whole data sets, before a device's part is taken and before their labels are those of a run.
+"""The data sets that a task's own functions can return by a call: `npz`, `csv` and `image_folder`.
 
-    npz(path)            arrays x and y in one file             csv(path)    a table of numbers with a column of labels
-    image_folder(path)   one folder of image files per class
-
-Each is opened and checked from end to end when it is made, and read sample by sample later: none is held in memory
-unless its file is compressed. `given` makes the same of what a user's own function returns.
+None is held in memory unless its file is compressed. `user_dataset` makes a set of anything else that they return.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+from edge_client.data.array_set import open_npz
+from edge_client.data.images import ImageSet
+from edge_client.data.sample_set import SampleSet
+from edge_client.data.tables import CsvSet
 
-from edge_client.data.arrays import ArrayFile, Indices, Rows, Stored
-from edge_client.data.formats import npz_arrays
-from edge_client.data.labels import Labels, from_array
-from edge_client.data.npz_samples import samples_in
-from edge_client.errors import InputError
-
-__all__ = [
-    "ArraySet",
-    "Convert",
-    "Keys",
-    "SampleSet",
-    "csv",
-    "find_key",
-    "has_samples",
-    "image_folder",
-    "labels_of",
-    "npz",
-    "open_npz",
-    "reshapes",
-]
-
-Convert = Callable[[NDArray[Any]], NDArray[np.float32]]
-Keys = Mapping[str, Callable[[], NDArray[Any]]]  # name -> what reads a number or a text for each sample
-
-KEY_NAMES = ("key", "person", "subject", "user", "site", "device")  # what a partition by `key` alone looks for
-
-_MAX_CLASSES = 65_536
-
-
-@runtime_checkable
-class SampleSet(Protocol):
-    """Samples with their labels."""
-
-    where: str  # for messages
-    labels: Labels
-    shape: tuple[int, ...] | None  # of one sample; None: whatever the model wants
-    held_bytes: int  # what the whole set keeps in memory, however many parts are taken of it
-    keys: Keys  # what else is known of each sample: its person, its site
-
-    def rows(self, indices: Indices, shape: tuple[int, ...]) -> tuple[Rows, Convert]:
-        """The samples at `indices`, and what makes float32 of `shape` of them; raises `InputError` if nothing can."""
+__all__ = ["csv", "image_folder", "npz"]
 
 
 def npz(path: str | Path, *, test: bool = False, shape: Sequence[int] | None = None) -> SampleSet:
@@ -75,147 +31,12 @@ def csv(path: str | Path, *, shape: Sequence[int] | None = None, key: str | None
 
     `key` names a column that tells whose a row is (a person, a site); it is no part of the sample.
     """
-    from edge_client.data.tables import CsvSet
-
     return CsvSet(Path(path), tuple(shape) if shape is not None else None, key)
 
 
 def image_folder(path: str | Path, size: int | tuple[int, int] | None = 96, *, channels: int = 3) -> SampleSet:
     """One folder of image files per class, named as the class; resized to `size` (or height, width), in [0, 1]."""
-    from edge_client.data.images import ImageSet
-
     if size is None:
         return ImageSet(Path(path), None)
     height, width = (size, size) if isinstance(size, int) else size
     return ImageSet(Path(path), (channels, height, width))
-
-
-def open_npz(
-    path: Path,
-    endings: Sequence[str],
-    *,
-    levels: float = 255.0,
-    shape: Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
-) -> SampleSet:
-    """The arrays `x` and `y` with the first of `endings` that is there; `levels` is the largest value of bytes."""
-    arrays = npz_arrays(path)
-    found = ((ending, samples_in(arrays, ending)) for ending in endings)
-    ending, samples = next((pair for pair in found if pair[1] is not None), ("", None))
-    wanted = f"y{ending}" if samples is not None else f"x{endings[0]}"
-    if samples is None or wanted not in arrays:
-        raise InputError(f"{path}: expected an array {wanted!r}, got {', '.join(sorted(arrays)) or 'none'}")
-    keys = {name.removesuffix(ending): array for name, array in arrays.items() if _is_key(name, ending, array, samples)}
-    own_names = names if names is not None else _names(arrays.get("classes"))
-    labels = labels_of(arrays[wanted], samples.shape[0], own_names)
-    return ArraySet(samples, labels, where=arrays[wanted].where, levels=levels, shape=shape, keys=keys)
-
-
-def has_samples(path: Path, ending: str) -> bool:
-    """Whether an npz file has samples with that ending."""
-    return samples_in(npz_arrays(path), ending) is not None
-
-
-def _is_key(name: str, ending: str, array: ArrayFile, samples: Stored) -> bool:
-    """Whether an array has something to say of each sample."""
-    fits = array.shape == samples.shape[:1] and array.dtype.kind in "iuU"
-    return fits and name.endswith(ending) and name.removesuffix(ending) not in ("x", "y", "classes", "")
-
-
-def labels_of(file: ArrayFile, num_samples: int, names: Sequence[str] | None) -> Labels:
-    """The labels in an array; `names` are what its numbers mean."""
-    if len(file.shape) != 1 or file.shape[0] != num_samples:
-        raise InputError(f"{file.path}: expected one label for each of {num_samples} samples, got shape {file.shape}")
-    return from_array(file.read_all(), file.where, names)
-
-
-def find_key(known: Collection[str], name: str, where: str) -> str:
-    """The key that a partition names: `name`, or the usual one if it is empty; raises `InputError` if there is none."""
-    found = name or next((usual for usual in KEY_NAMES if usual in known), "")
-    if found not in known:
-        wanted = repr(name) if name else f"named {', '.join(KEY_NAMES[:-1])} or {KEY_NAMES[-1]}"
-        raise InputError(
-            f"{where}: partition {(f'key:{name}' if name else 'key')!r} needs a key {wanted} for each sample, "
-            f"got {', '.join(sorted(known)) or 'none'}"
-        )
-    return found
-
-
-class ArraySet:
-    """Samples in an array on disk."""
-
-    def __init__(
-        self,
-        samples: Stored,
-        labels: Labels,
-        *,
-        where: str,
-        levels: float = 255.0,
-        shape: Sequence[int] | None = None,
-        keys: Mapping[str, ArrayFile] | None = None,
-    ) -> None:
-        self.where = where
-        self.labels = labels
-        self.levels = levels  # the largest value of bytes
-        self.held_bytes = 0
-        self.shape: tuple[int, ...] | None = tuple(shape) if shape is not None else samples.shape[1:]
-        self.keys: Keys = {name: array.read_all for name, array in (keys or {}).items()}
-        self._samples = samples
-
-    def rows(self, indices: Indices, shape: tuple[int, ...]) -> tuple[Rows, Convert]:
-        """Read from the file, or from what was unpacked of it."""
-        convert = _converter(self._samples, shape, self.levels)
-        rows = self._samples.select(indices)
-        return (_FiniteRows(rows, indices, self._samples) if self._samples.dtype.kind == "f" else rows), convert
-
-
-class _FiniteRows:
-    """Rows of numbers that a model can learn from: one NaN would spoil it without a sound."""
-
-    def __init__(self, rows: Rows, chosen: Indices, samples: Stored) -> None:
-        self._rows = rows
-        self._chosen = chosen
-        self._samples = samples
-        self.held_bytes = rows.held_bytes
-
-    def take(self, indices: Indices) -> NDArray[Any]:
-        raw = self._rows.take(indices)
-        with np.errstate(over="ignore"):
-            fine = np.isfinite(raw.astype(np.float32, copy=False)).all(axis=tuple(range(1, raw.ndim)))
-        if not fine.all():
-            number = int(self._chosen[indices][np.flatnonzero(~fine)[0]])
-            raise InputError(f"{self._samples.where}: sample {number} has values that are not finite")
-        return raw
-
-
-def _names(file: ArrayFile | None) -> list[str] | None:
-    if file is None:
-        return None
-    if len(file.shape) != 1 or file.dtype.kind != "U" or not 0 < file.shape[0] <= _MAX_CLASSES:
-        raise InputError(f"{file.path}: {file.what}: expected a list of class names, got {file.dtype} {file.shape}")
-    return [str(name) for name in file.read_all()]
-
-
-def reshapes(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether samples are of `shape` as they are: with or without a channel axis of one, or flat."""
-    return shape in (stored, (1, *stored), (math.prod(stored),))
-
-
-def _converter(samples: Stored, shape: tuple[int, ...], levels: float) -> Convert:
-    """From samples as they are stored to float32 in the model's axis order."""
-    stored = samples.shape[1:]
-    channels_last = len(stored) in (2, 3) and (stored[-1], *stored[:-1]) == shape and stored != shape
-    if not (reshapes(stored, shape) or channels_last):
-        raise InputError(
-            f"{samples.where}: the model's input is {list(shape)}, the samples are {list(stored)}; "
-            "change model.input in the run, or the data"
-        )
-    if samples.dtype.kind not in "uf" or (samples.dtype.kind == "u" and samples.dtype.itemsize != 1):
-        raise InputError(f"{samples.where}: expected samples of uint8 or float, got {samples.dtype}")
-    divisor = np.float32(levels if samples.dtype.kind == "u" else 1.0)
-
-    def convert(raw: NDArray[Any]) -> NDArray[np.float32]:
-        x = raw.astype(np.float32) / divisor
-        return np.moveaxis(x, -1, 1) if channels_last else x
-
-    return convert

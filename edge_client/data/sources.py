@@ -23,7 +23,7 @@ from edge_client.data.arrays import Indices, Rows
 from edge_client.data.division import divide_test, divide_train
 from edge_client.data.labels import positions
 from edge_client.data.openers import open_test, open_train
-from edge_client.data.sets import Convert, SampleSet
+from edge_client.data.sample_set import Convert, SampleSet
 from edge_client.errors import InputError, MachineError
 
 __all__ = ["Samples", "all_samples", "divide", "open_data"]

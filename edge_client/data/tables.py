@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edge_client.data.arrays import Indices, Rows
 from edge_client.data.labels import Labels
-from edge_client.data.sets import Convert, Keys, find_key
+from edge_client.data.sample_set import Convert, Keys, find_key
 from edge_client.errors import InputError
 
 __all__ = ["CsvSet"]

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edge_client.data.array_set import reshapes
 from edge_client.data.arrays import Indices, Rows
 from edge_client.data.labels import Labels, from_array
-from edge_client.data.sets import Convert, Keys, SampleSet, reshapes
+from edge_client.data.sample_set import Convert, Keys, SampleSet
 from edge_client.errors import InputError
 from edge_client.user_code import UserCode
 

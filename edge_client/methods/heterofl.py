@@ -45,8 +45,9 @@ from edge_client.methods.base import (
 )
 from edge_client.methods.cards.heterofl import HeteroFLParameters
 from edge_client.methods.fedavg import CoverageServer
+from edge_client.models.axes import CHANNELS, WHOLE
 from edge_client.models.contract import Model
-from edge_client.models.slicing import CHANNELS, WHOLE, parse
+from edge_client.models.slicing import parse
 from edge_client.params import IndexMap, coverage_mean
 from edge_client.training.objectives import cross_entropy
 

@@ -45,8 +45,9 @@ from edge_client.methods.cards.scalefl import ScaleFLParameters
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.slices import slice_places
 from edge_client.models import heads
+from edge_client.models.axes import CHANNELS
 from edge_client.models.contract import Model
-from edge_client.models.slicing import CHANNELS, kept_units, parse, place_of
+from edge_client.models.slicing import kept_units, parse, place_of
 from edge_client.training.objectives import cross_entropy, divergence
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
 

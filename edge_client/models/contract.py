@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import NoSuchNameError
+from edge_client.models.axes import Axes
 from edge_client.models.recompute import Fusible, run_unit
-from edge_client.models.slicing import Axes
 
 __all__ = ["Model", "Staged", "Unit", "children_of", "count_outputs", "describe", "from_sequential"]
 

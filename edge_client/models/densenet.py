@@ -26,10 +26,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from edge_client.models.axes import CHANNELS, WHOLE, Axis, inner_axes
 from edge_client.models.contract import Staged
 from edge_client.models.recompute import Fusible
 from edge_client.models.resnet import Norm, convolution, image_stem
-from edge_client.models.slicing import CHANNELS, FULL, WHOLE, Axis, SliceSpec, inner_axes
+from edge_client.models.slicing import FULL, SliceSpec
 
 __all__ = ["densenet"]
 

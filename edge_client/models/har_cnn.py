@@ -12,8 +12,9 @@ from functools import partial
 
 from torch import nn
 
+from edge_client.models.axes import inner_axes
 from edge_client.models.contract import Staged
-from edge_client.models.slicing import FULL, SliceSpec, inner_axes
+from edge_client.models.slicing import FULL, SliceSpec
 
 __all__ = ["har_cnn"]
 

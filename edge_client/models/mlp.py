@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from edge_client.models.axes import inner_axes
 from edge_client.models.contract import Staged
-from edge_client.models.slicing import FULL, SliceSpec, inner_axes
+from edge_client.models.slicing import FULL, SliceSpec
 
 __all__ = ["mlp"]
 

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edge_client.errors import InputError
+from edge_client.models.axes import inner_axes
 from edge_client.models.contract import Staged
 from edge_client.models.recompute import Fusible
 from edge_client.models.resnet import convolution, main_path_anchors
-from edge_client.models.slicing import FULL, SliceSpec, inner_axes
+from edge_client.models.slicing import FULL, SliceSpec
 
 __all__ = ["preresnet"]
 

@@ -27,9 +27,10 @@ from functools import partial
 from torch import Tensor, nn
 
 from edge_client.models.anchors import first_of_shape
+from edge_client.models.axes import inner_axes
 from edge_client.models.contract import Staged
 from edge_client.models.recompute import Fusible
-from edge_client.models.slicing import FULL, SliceSpec, inner_axes
+from edge_client.models.slicing import FULL, SliceSpec
 
 __all__ = ["Norm", "convolution", "image_stem", "main_path_anchors", "resnet"]
 

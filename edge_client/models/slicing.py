@@ -13,7 +13,7 @@ A slice is an index map into the full model: `index_map` tells for each of its t
 it has, `take` cuts them out, and `params.coverage_mean` puts them back. Names stay those of the full model. Built-in
 models are built as slices by the registry, which never makes the full one; `shorten` cuts any other model.
 
-Which axes of a tensor are channels is said by the architecture (`Axis`). The class axis and the channels of the input
+Which axes of a tensor are channels is said by the architecture (`axes`). The class axis and the channels of the input
 are never sliced, and channels that are added to each other lie at the same indices, since those follow from the number
 of channels alone.
 Does not cover: what a method does with a slice (HeteroFL's scaler, ScaleFL's exits). Read without torch.
@@ -29,6 +29,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from edge_client.errors import InputError
+from edge_client.models.axes import CHANNELS, WHOLE, Axes, Axis
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,14 +38,9 @@ if TYPE_CHECKING:
     from edge_client.params import IndexMap
 
 __all__ = [
-    "CHANNELS",
     "FULL",
-    "WHOLE",
-    "Axes",
-    "Axis",
     "SliceSpec",
     "index_map",
-    "inner_axes",
     "kept_units",
     "parse",
     "place_of",
@@ -53,18 +49,6 @@ __all__ = [
     "take_tensor",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis of channels: groups that lie side by side, each sliced by itself."""
-
-    groups: tuple[int, ...] = ()  # channels of each group; none: the whole axis is one
-    repeat: int = 1  # neighbouring elements that belong to one channel, such as the pixels of a flattened map
-
-
-CHANNELS = Axis()
-WHOLE = None  # an axis that is never sliced: classes, the input's channels, pixels of a kernel
-Axes = Mapping[str, tuple[Axis | None, ...]]  # tensor -> its axes; those behind the last one named are whole
 
 _PARTS = (
     re.compile(r"depth:(?P<depths>\d{1,4}(?:\.\d{1,4})*)"),
@@ -178,15 +162,6 @@ def parse(text: str) -> SliceSpec:
 
 def _joined(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def inner_axes(*, inputs: str, outputs: str) -> dict[str, tuple[Axis | None, ...]]:
-    """The usual exceptions: the module `inputs` reads the input, the linear layer `outputs` puts out the classes."""
-    return {
-        f"{inputs}.weight": (CHANNELS, WHOLE),
-        f"{outputs}.weight": (WHOLE, CHANNELS),
-        f"{outputs}.bias": (WHOLE,),
-    }
 
 
 def index_map(model: Model, spec: SliceSpec, *, part: int = 0) -> dict[str, IndexMap | None]:

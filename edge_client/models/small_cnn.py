@@ -9,8 +9,9 @@ from collections import OrderedDict
 
 from torch import nn
 
+from edge_client.models.axes import WHOLE, Axis, inner_axes
 from edge_client.models.contract import Staged
-from edge_client.models.slicing import FULL, WHOLE, Axis, SliceSpec, inner_axes
+from edge_client.models.slicing import FULL, SliceSpec
 
 __all__ = ["small_cnn"]
 

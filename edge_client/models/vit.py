@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edge_client.models.axes import CHANNELS, WHOLE, Axis, inner_axes
 from edge_client.models.contract import Staged
-from edge_client.models.slicing import CHANNELS, FULL, WHOLE, Axis, SliceSpec, inner_axes
+from edge_client.models.slicing import FULL, SliceSpec
 
 __all__ = ["vit"]
 

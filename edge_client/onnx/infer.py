@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from edge_client.config.files import format_bytes
 from edge_client.data import registry
+from edge_client.data.array_set import ArraySet
 from edge_client.data.formats import npz_arrays
 from edge_client.data.labels import Labels, UnknownClassError, positions
 from edge_client.data.npz_samples import samples_in
 from edge_client.data.openers import class_names, open_both, open_test, open_train
-from edge_client.data.sets import ArraySet, SampleSet
+from edge_client.data.sample_set import SampleSet
 from edge_client.device import guard, meter
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.onnx.file import OnnxModel

@@ -19,7 +19,7 @@ from edge_client.measuring import subprocess_call as apart
 from edge_client.records import Count, Matches, Text, from_map
 
 if TYPE_CHECKING:
-    from edge_client.data.sets import SampleSet
+    from edge_client.data.sample_set import SampleSet
 
 __all__ = ["Sets", "TorchWorks", "TryJob", "read_samples", "try_torch"]
 
