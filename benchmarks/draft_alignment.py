@@ -23,7 +23,7 @@ from edge_client.methods.shared_samples import outputs
 from edge_client.models.slicing import parse
 from edge_client.task.run_model import recipe
 from edge_client.wire.container import MODEL_PREFIX, read_header
-from edge_client.worker.assignment import StoredTensors
+from edge_client.worker.stored_tensors import StoredTensors
 
 __all__ = ["Alignment", "alignment"]
 

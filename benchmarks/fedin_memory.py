@@ -26,7 +26,7 @@ from edge_client.records import TrainingPlan, from_map, to_map
 if TYPE_CHECKING:
     from edge_client.knowledge.kinds import Knowledge
     from edge_client.models.contract import Model
-    from edge_client.worker.assignment import StoredKnowledge
+    from edge_client.worker.stored_tensors import StoredKnowledge
 
 __all__ = ["measure"]
 
@@ -150,7 +150,7 @@ def _received(knowledge: tuple[Knowledge, ...], path: Path) -> StoredKnowledge:
     """In a file, as it comes to a device."""
     from edge_client.knowledge.kinds import named_tensors
     from edge_client.wire.tensors import codec_for, write_container
-    from edge_client.worker.assignment import StoredKnowledge
+    from edge_client.worker.stored_tensors import StoredKnowledge
 
     named = dict(named_tensors(knowledge))
     table = [(name, codec_for(value, "fp32"), tuple(value.shape)) for name, value in named.items()]

@@ -61,7 +61,7 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
     from edge_client.training.loop import Settings, generator, train
     from edge_client.wire.container import MODEL_PREFIX
     from edge_client.wire.tensors import codec_for, write_container
-    from edge_client.worker.assignment import StoredTensors
+    from edge_client.worker.stored_tensors import StoredTensors
 
     torch.set_num_threads(1)
     x, labels = torch.randn(_STEPS * _BATCH, *_SHAPE), torch.arange(_STEPS * _BATCH) % 10

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -87,3 +88,72 @@ def read_error(work: Path) -> dict[str, str]:
     assert not (work / "update.json").exists()
     reason: dict[str, str] = json.loads((work / "error.json").read_text())
     return reason
+
+
+def npz_images(folder: Path) -> dict[str, Any]:
+    """600 random images of 3x32x32 that stay on disk."""
+    rng = np.random.default_rng(1)
+    np.savez(folder / "c.npz", x=rng.integers(0, 256, (600, 3, 32, 32), dtype=np.uint8), y=rng.integers(0, 10, 600))
+    return {"data": {"source": "npz", "train": str(folder / "c.npz")}}
+
+
+def image_run(batch: int) -> dict[str, Any]:
+    """Two steps of small-cnn on them."""
+    return {"model": {"name": "small-cnn", "input": [3, 32, 32]}, "train": {"batch": batch, "max_steps": 2}}
+
+
+def change_order(work: Path, **changes: Any) -> Path:
+    """Change the order of a work directory."""
+    order = json.loads((work / "order.json").read_text())
+    (work / "order.json").write_text(json.dumps(order | changes))
+    return work
+
+
+TASK = """\
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from edge_client import Task
+
+class Squares(Dataset):
+    classes = ["links", "rechts"]  # the device's own names, in the device's own order
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        x = torch.full((1, 2, 2), 0.1)
+        x[0, 0, index % 2] = 1.0 + torch.rand(()).item() + np.random.random()
+        return x, index % 2
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.stem, self.head = nn.Flatten(), nn.Linear(4, num_classes)
+    def forward(self, x):
+        return self.head(self.stem(x))
+
+def train_data(device):
+    assert (device.name, device.classes, device.labels["line"]) == ("d1", ("right", "up", "left"), "a")
+    return Squares()
+
+task = Task(model=Net, train_data=train_data, units=["stem", "head"])
+"""
+
+
+def make_task_work(folder: Path, text: str = TASK, *, sha256: str = "", **device: Any) -> Path:
+    """A work directory for a run of the task, which lies in the folder's parent."""
+    work = make_work(folder)
+    path = folder.parent / f"{folder.name}.py"
+    path.write_text(text)
+    task = {"name": "squares", "sha256": sha256 or hashlib.sha256(text.encode()).hexdigest()}
+    table = {"name": "t", "task": task, "classes": ["right", "up", "left"], "train": {"epochs": 10, "batch": 8}}
+    (work / "run.json").write_text(json.dumps(to_map(parse_table(RunFile, table, source="test"))))
+    values = {"model/head.weight": torch.zeros(3, 4), "model/head.bias": torch.zeros(3)}
+    rows = [(name, "fp32", tuple(value.shape)) for name, value in values.items()]
+    write_container(work / "model.bin", {}, rows, values.values())
+    base = {
+        "tasks": {"squares": f"{path}:task"},
+        "rename": {"links": "left", "rechts": "right"},
+        "labels": {"line": "a"},
+    }
+    return change_order(work, device_file=base | device)

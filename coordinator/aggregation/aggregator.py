@@ -54,7 +54,7 @@ from edge_client import durable, faults, records
 from edge_client.config.run_file import RunFile
 from edge_client.device import guard
 from edge_client.errors import FedfitError, InputError, MachineError, PayloadError
-from edge_client.methods import user_methods as own
+from edge_client.methods import user_methods
 from edge_client.records import Report
 from edge_client.wire.container import EXTRA_PREFIX, MEMORY_PREFIX, MODEL_PREFIX, TableRow
 
@@ -94,7 +94,7 @@ def do(job: Job[Any]) -> object:
 def _user_method(job: Job[Any], doing: str) -> AbstractContextManager[object]:
     """Errors of a user's method name its file."""
     run = getattr(job, "run", None)  # a check has none
-    return own.around(run.method.name, doing) if run is not None else nullcontext()
+    return user_methods.around(run.method.name, doing) if run is not None else nullcontext()
 
 
 def check_first_model(run: RunFile, task: str | None) -> None:
@@ -102,7 +102,7 @@ def check_first_model(run: RunFile, task: str | None) -> None:
 
     `task`: where the file of the run's task lies. What a run goes on from (`init`) is not looked at. Loads torch.
     """
-    with own.around(run.method.name, "the server's init"):
+    with user_methods.around(run.method.name, "the server's init"):
         _first_model(InitJob(run=run, task=task, out=""))
 
 

@@ -39,7 +39,7 @@ from edge_client.task.run_model import Recipe, fill
 from edge_client.training.loop import pieces_of
 from edge_client.wire.container import MODEL_PREFIX
 from edge_client.wire.tensors import ContainerReader
-from edge_client.worker.assignment import read_state
+from edge_client.worker.method_state import read_state
 
 __all__ = ["Probed", "Probing", "microbatch"]
 

@@ -31,9 +31,9 @@ def main() -> int:
     """Answer jobs until the input ends."""
     worker.stand_guard()
     logging.disable(logging.ERROR)  # what an assignment says of itself is in its answer
-    from edge_client.worker.assignment import Kept
+    from edge_client.worker.process_cache import ProcessCache
 
-    kept = Kept()
+    cache = ProcessCache()
     failed = False
 
     def work(job: Job[object]) -> WorkerExit:
@@ -43,7 +43,7 @@ def main() -> int:
             sys.exit(1)  # the job is given to a new process
         guard.lift_limit()
         meter.reset_peak()
-        code = worker.attempt(Path(job.folder), kept)
+        code = worker.attempt(Path(job.folder), cache)
         failed = code not in _UNHARMED
         return WorkerExit(code=code)
 

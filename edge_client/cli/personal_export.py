@@ -34,9 +34,10 @@ from edge_client.task.task import read_source
 from edge_client.training.contract import Job
 from edge_client.training.loop import generator
 from edge_client.wire.container import EXTRA_PREFIX, read_header
-from edge_client.worker import received_model as received
-from edge_client.worker.assignment import StoredTensors, read_state
-from edge_client.worker.received_model import Received
+from edge_client.worker import state_folder
+from edge_client.worker.method_state import read_state
+from edge_client.worker.state_folder import LastModel
+from edge_client.worker.stored_tensors import StoredTensors
 
 __all__ = ["describe", "export"]
 
@@ -73,9 +74,9 @@ def _is_personal(run: RunFile) -> bool:
     return not methods.has_global_model(run.method.name, run.method.parameters)
 
 
-def _find(state_dir: Path, name: str) -> Received:
+def _find(state_dir: Path, name: str) -> LastModel:
     """A run that this device has worked for: by its id, a unique prefix, or latest; the last one is kept."""
-    notes = (received.read(folder) for folder in sorted((state_dir / "method-state").glob("*")))
+    notes = (state_folder.read_last_model(folder) for folder in sorted((state_dir / "method-state").glob("*")))
     known = {note.run: note for note in notes if note is not None}
     matching = [note for run, note in known.items() if name and run.startswith(name)]
     if name in known or (name == "latest" and len(known) == 1):
@@ -85,7 +86,7 @@ def _find(state_dir: Path, name: str) -> Received:
     return matching[0]
 
 
-def _blob(state_dir: Path, found: Received, sha256: str) -> Path:
+def _blob(state_dir: Path, found: LastModel, sha256: str) -> Path:
     """What a hash names, whole; as `BlobStore` lays it out, which would make folders here."""
     path = state_dir / "blobs" / sha256[:2] / sha256
     if not durable.is_there(path):
@@ -117,7 +118,7 @@ def _task(run: RunFile, options: argparse.Namespace) -> Any:
     return read_source(*split_place(place))
 
 
-def _own(state_dir: Path, found: Received, run: RunFile, made: Recipe, shape: tuple[int, ...]) -> nn.Module:
+def _own(state_dir: Path, found: LastModel, run: RunFile, made: Recipe, shape: tuple[int, ...]) -> nn.Module:
     """The model that a worker would test: received weights, and what the method puts into them."""
     method = methods.get(run.method.name, run.method.parameters)
     cut = parse(method.slices.network(found.slice))

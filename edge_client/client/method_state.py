@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_client import durable
-from edge_client.worker.received_model import STORED_STATE
+from edge_client.worker.state_folder import STORED_PREFIX
 
 __all__ = ["count_method_state", "settle_method_state"]
 
@@ -22,7 +22,7 @@ def settle_method_state(root: Path, lease: str, *, accepted: bool) -> None:
     """The lease is over: keep `next` of every run under its name, or drop it if its update was not received."""
     for following in root.glob("*/next"):
         if accepted:
-            durable.publish(following, following.with_name(STORED_STATE + lease), point="daemon.state")
+            durable.publish(following, following.with_name(STORED_PREFIX + lease), point="daemon.state")
         else:
             following.unlink()
             durable.sync_dir(following.parent)
@@ -33,10 +33,10 @@ def count_method_state(folder: Path, counted: str | None, *, in_hand: str | None
 
     `in_hand` is a lease whose update is finished: whether it counts is not known yet.
     """
-    for stored in folder.glob(f"{STORED_STATE}*"):
-        if stored.name == f"{STORED_STATE}{in_hand}":
+    for stored in folder.glob(f"{STORED_PREFIX}*"):
+        if stored.name == f"{STORED_PREFIX}{in_hand}":
             continue
-        if stored.name == f"{STORED_STATE}{counted}":
+        if stored.name == f"{STORED_PREFIX}{counted}":
             durable.publish(stored, folder / "current", point="daemon.counted")
         else:
             stored.unlink()

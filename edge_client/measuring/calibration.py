@@ -23,9 +23,8 @@ from edge_client.config.task_files import split_place
 from edge_client.device import guard
 from edge_client.device.probe import find_torch
 from edge_client.errors import FedfitError, MachineError
-from edge_client.measuring import subprocess_call as apart
-from edge_client.methods import registry
-from edge_client.methods import user_methods as own
+from edge_client.measuring import subprocess_call
+from edge_client.methods import registry, user_methods
 from edge_client.planning.rows import FORMAT, ModelRows, load_rows, save_rows
 from edge_client.records import Count, Hash, PlanRules, from_map, to_map
 
@@ -88,7 +87,7 @@ def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
     if known is not None:
         return known
     try:
-        found = apart.ask(
+        found = subprocess_call.ask(
             "edge_client.measuring.calibration", job, threads=job.run.train.threads, what="the calibration"
         )
     except MemoryError as error:
@@ -134,9 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[0] == "--for":
-        apart.stand_guard()
+        subprocess_call.stand_guard()
         _for_worker(Path(arguments[1]))
-    return apart.answer(CalibrationJob, measure, arguments)
+    return subprocess_call.answer(CalibrationJob, measure, arguments)
 
 
 def measure(job: CalibrationJob) -> ModelRows:
@@ -144,7 +143,7 @@ def measure(job: CalibrationJob) -> ModelRows:
     from edge_client.measuring import rehearsal, unit_costs  # torch
 
     made = rehearsal.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
-    asking = own.around(job.run.method.name, "training on a few samples")
+    asking = user_methods.around(job.run.method.name, "training on a few samples")
     with asking, made.recipe.user_code("training it on a few samples"):
         return unit_costs.measure(made, key=job.key, limit_bytes=job.limit_bytes)
 

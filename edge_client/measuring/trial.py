@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from edge_client.config.run_file import RunFile
 from edge_client.device import guard, meter
 from edge_client.errors import MachineError
-from edge_client.measuring import subprocess_call as apart
+from edge_client.measuring import subprocess_call
 from edge_client.records import Count, Positive, TrainingPlan, from_map
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Measured:
 
 def tried(trial: Trial) -> Measured:
     """The figures of a trial; raises `MachineError`, or `MemoryError` if it went over its limit."""
-    found = apart.ask("edge_client.measuring.trial", trial, threads=trial.run.train.threads, what="the trial")
+    found = subprocess_call.ask("edge_client.measuring.trial", trial, threads=trial.run.train.threads, what="the trial")
     return from_map(Measured, found, where="result of the trial")
 
 
@@ -120,7 +120,7 @@ def _train(made: Rehearsal, trial: Trial, num_samples: int, folder: Path) -> tup
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
-    return apart.answer(Trial, measure, sys.argv[1:] if argv is None else argv)
+    return subprocess_call.answer(Trial, measure, sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

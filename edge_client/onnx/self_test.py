@@ -14,8 +14,7 @@ from pathlib import Path
 from edge_client.config.files import format_bytes
 from edge_client.device import guard, meter
 from edge_client.errors import InputError, MachineError
-from edge_client.measuring import exit_codes
-from edge_client.measuring import subprocess_call as apart
+from edge_client.measuring import exit_codes, subprocess_call
 from edge_client.onnx.file import Facts, OnnxModel, classes_hash, runtime
 from edge_client.records import Count, Text
 from edge_client.wire.messages import Deploy
@@ -110,7 +109,7 @@ def _too_much(budget: int) -> str:
 
 def main(arguments: list[str]) -> int:
     """Answer the job; returns the exit code."""
-    return apart.answer(Job, run, arguments)
+    return subprocess_call.answer(Job, run, arguments)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from edge_client.config.files import DataSection, DeviceFile
 from edge_client.errors import InputError, MachineError
-from edge_client.measuring import subprocess_call as apart
+from edge_client.measuring import subprocess_call
 from edge_client.records import Count, Matches, Text, from_map
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_samples(name: str, device: DeviceFile) -> Sets:
 
 def _ask(job: TryJob, what: str) -> object:
     try:
-        return apart.ask("edge_client.operate.self_check", job, threads=1, what=what)
+        return subprocess_call.ask("edge_client.operate.self_check", job, threads=1, what=what)
     except MemoryError as error:
         raise MachineError(f"{what}: there is not enough memory: {error}") from error
 
@@ -146,4 +146,4 @@ def _of_task(place: str, job: TryJob) -> Iterator[tuple[str, SampleSet]]:
 
 
 if __name__ == "__main__":
-    sys.exit(apart.answer(TryJob, _try, sys.argv[1:]))
+    sys.exit(subprocess_call.answer(TryJob, _try, sys.argv[1:]))

@@ -13,7 +13,9 @@ from edge_client.config.files import format_bytes
 from edge_client.device import guard, meter
 from edge_client.worker.live_files import BudgetNote
 
-__all__ = ["Allowance"]
+__all__ = ["LIMIT_SLACK_BYTES", "Allowance"]
+
+LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
 
 _LOOK_EVERY_S = 0.25  # a batch may take a millisecond
 

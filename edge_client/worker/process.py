@@ -30,7 +30,7 @@ from edge_client.records import WorkOrder, from_map
 from edge_client.worker import exit_codes
 
 if TYPE_CHECKING:
-    from edge_client.worker.assignment import Kept
+    from edge_client.worker.process_cache import ProcessCache
 
 __all__ = ["attempt", "main", "stand_guard"]
 
@@ -54,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return attempt(workdir)
 
 
-def attempt(workdir: Path, kept: Kept | None = None) -> int:
-    """Do the assignment in `workdir`; returns the exit code. `kept` is what a process with more to come may reuse."""
+def attempt(workdir: Path, cache: ProcessCache | None = None) -> int:
+    """Do the assignment in `workdir`; returns the exit code. `cache`: of a process that does more than one."""
     try:
-        return _run(workdir, kept)
+        return _run(workdir, cache)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise  # a bug: the traceback goes to stderr, the exit code is 1
@@ -95,7 +95,7 @@ def _lock(path: Path) -> bool:
             return True
 
 
-def _run(workdir: Path, kept: Kept | None) -> int:
+def _run(workdir: Path, cache: ProcessCache | None) -> int:
     """Do the assignment and turn its errors into exit codes and `error.json`."""
     try:
         order = _read_order(workdir)
@@ -107,14 +107,14 @@ def _run(workdir: Path, kept: Kept | None) -> int:
 
         faults.point("worker.loaded")
         try:
-            assignment.carry_out(order, workdir, kept)
+            assignment.carry_out(order, workdir, cache)
         except assignment.DeclinedError as error:
             return _refuse(workdir, exit_codes.DECLINED, error.code, str(error))
         except assignment.CalibrationNeededError as needed:
-            if kept is None:
+            if cache is None:
                 calibration.become(needed.job, workdir)
             calibration.measure_beside(needed.job, workdir)  # more is to come in this process
-            return _run(workdir, kept)
+            return _run(workdir, cache)
     except DiskFullError as error:
         return _refuse(workdir, exit_codes.DISK, "disk_full", str(error))
     except MachineError as error:

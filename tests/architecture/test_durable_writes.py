@@ -80,7 +80,7 @@ def test_only_one_module_makes_files_permanent() -> None:
         "client/spool",
         "client/status",
         "worker/live_files",
-        "worker/received_model",
+        "worker/state_folder",
     )
     unsafe = {f"edge_client/{name}.py: os.replace" for name in names}
     assert found == unsafe | {"coordinator/store/archive.py: os.fsync", "coordinator/store/backup.py: os.rename"}

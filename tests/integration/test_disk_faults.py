@@ -20,7 +20,7 @@ import pytest
 from fleet import Fleet, Undisturbed, hashes, mlp_run
 
 from coordinator.store.rows import OPEN_LEASE
-from edge_client.worker.assignment import read_state
+from edge_client.worker.method_state import read_state
 
 ROOT = Path(__file__).parents[2]
 Points = Mapping[int, Sequence[str]]  # round -> the writes that fail in it; 0: whichever round does them first

@@ -22,7 +22,8 @@ from edge_client.models import registry as models
 from edge_client.models.anchors import anchors
 from edge_client.models.slicing import parse
 from edge_client.wire.tensors import ContainerReader
-from edge_client.worker.assignment import StoredTensors, read_state
+from edge_client.worker.method_state import read_state
+from edge_client.worker.stored_tensors import StoredTensors
 
 pytestmark = pytest.mark.broker
 

@@ -15,11 +15,11 @@ from aggregator_jobs import do_job
 from PIL import Image
 from worker_runs import make_work, read_update, run_worker
 
+from edge_client import worker
 from edge_client.config.files import load_device_file
 from edge_client.config.run_file import load_run_file
 from edge_client.config.task_files import task_sha256
 from edge_client.records import to_map
-from edge_client.worker import assignment
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -71,8 +71,9 @@ def test_the_example_is_short_and_its_files_are_toml() -> None:
     assert tomllib.loads(block("device.toml")).keys() == {"data", "rename", "tasks"}
 
 
-SOURCE = Path(assignment.__file__).read_text(encoding="utf-8")
-CODES = sorted(set(re.findall(r'"((?:task|bad|no|unknown|nothing|not)_[a-z]+)"', SOURCE)))
+SOURCES = [path.read_text(encoding="utf-8") for path in Path(worker.__path__[0]).glob("*.py")]
+CODE = re.compile(r'"((?:task|bad|no|unknown|nothing|not)_[a-z]+)"')
+CODES = sorted({code for text in SOURCES for code in CODE.findall(text)})
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -23,7 +23,7 @@ from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
 from edge_client.records import from_map, to_map
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
-from edge_client.worker.assignment import write_state
+from edge_client.worker.method_state import write_state
 
 CLASSES = ["a", "b", "c"]
 Weights = dict[str, Tensor]

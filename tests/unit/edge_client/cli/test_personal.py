@@ -22,8 +22,8 @@ from edge_client.models import registry
 from edge_client.onnx.file import OnnxModel
 from edge_client.records import WorkOrder, to_map
 from edge_client.wire.tensors import codec_for, write_container
-from edge_client.worker import received_model as received
-from edge_client.worker.assignment import write_state
+from edge_client.worker import state_folder
+from edge_client.worker.method_state import write_state
 
 BUNDLE = Bundle(federation="fed", device="pi", brokers=("mqtts://h:8883",), password="p" * 20, key=digest("k"))
 MODEL = {"name": "preresnet20", "input": [1, 8, 8], "width": 4, "track-running-stats": True}
@@ -74,7 +74,7 @@ def device(folder: Path, method: dict[str, Any], kept: dict[str, Tensor]) -> tup
         device_file={},
         method_state=str(states),
     )
-    received.note(order, blob(state_dir, json.dumps(settings).encode()), model)
+    state_folder.write_last_model(order, blob(state_dir, json.dumps(settings).encode()), model)
     if kept:
         write_state(states, kept)
         (states / "next").rename(states / "current")
@@ -99,7 +99,7 @@ def said_by(path: Path, x: Tensor) -> Tensor:
 def test_what_is_personal_takes_its_place_in_the_received_model(
     tmp_path: Path, method: dict[str, Any], own: str
 ) -> None:
-    """Received: seed 1. Kept: seed 2, all of it or the head. The file says what torch says with the two together."""
+    """LastModel: seed 1. Kept: seed 2, all of it or the head. The file says what torch says with the two together."""
     kept = {name: value for name, value in build(2).state_dict().items() if name.startswith(own)}
     state_dir, model = device(tmp_path, method, {f"model/{name}": value for name, value in kept.items()})
     out = tmp_path / "mine.onnx"

@@ -15,10 +15,10 @@ from edge_client.client import workers
 from edge_client.client.events import Event, Finished, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.records import Ceiling, to_map
 from edge_client.wire.messages import Decline, context_up, open_message, seal_message
-from edge_client.worker import live_files as notes
+from edge_client.worker import live_files
 
 KEY = bytes(32)
-TRIAL = notes.Trial(key=digest("model"), budget_bytes=7, plan=replace(PLAN, training_bytes=5))
+TRIAL = live_files.Trial(key=digest("model"), budget_bytes=7, plan=replace(PLAN, training_bytes=5))
 EXCEEDED = Ceiling(key=digest("model"), training_bytes=5, budget_bytes=7)
 SCRIPT = f"""
 import json, os, sys, pathlib

@@ -29,7 +29,7 @@ from edge_client.records import from_map, to_map
 from edge_client.task.run_model import Recipe, recipe
 from edge_client.task.task import Task
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
-from edge_client.worker.assignment import memory_key
+from edge_client.worker.plan import memory_key
 
 TINY = {"tiny": {"name": "small-cnn", "width": 2}}
 SLICES = ["full", "tiny", "mlp"]

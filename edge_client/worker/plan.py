@@ -1,0 +1,129 @@
+"""The plans of one worker: from cost rows, its base memory, and what went over the budget on this device before.
+
+Covers: which rows there are, the first plan, a new plan for less memory. Does not cover: the search (`planning`), the
+plan in force while the worker trains (`plan_in_force`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from edge_client.config.run_file import RunFile
+from edge_client.device import meter
+from edge_client.device.probe import native_bf16
+from edge_client.measuring.calibration import job_for
+from edge_client.measuring.fitting import Fitting, find_rows, sent_rows
+from edge_client.planning.rows import ModelRows
+from edge_client.records import TrainingPlan, to_map
+from edge_client.worker.order_files import Assignment, read_json
+from edge_client.worker.process_cache import ProcessCache
+from edge_client.worker.run_setup import RunSetup
+
+__all__ = ["CostRows", "Planner", "cost_rows", "knowledge_bytes", "lowest_ceiling", "memory_key"]
+
+_MIN_KNOWLEDGE_BYTES = 2**20  # less is hidden in what processes differ by
+_WIDENING = {"fp32": 1, "int8": 4}  # from the codec to float32; two for all others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRows:
+    """What the units of the model cost in each type of activations; None where only shapes are left."""
+
+    fp32: ModelRows | None
+    bf16: ModelRows | None
+
+
+def cost_rows(
+    assignment: Assignment, setup: RunSetup, input_shape: tuple[int, ...], *, budget_bytes: int, cache: ProcessCache
+) -> CostRows:
+    """The best rows there are, in bf16 where the run allows it and the processor has it.
+
+    Raises `CalibrationNeededError` the first time, if the owner allows measuring and there is memory for it.
+    """
+
+    def rows(dtype: str) -> ModelRows | None:
+        return _rows(assignment, setup, input_shape, dtype, budget_bytes=budget_bytes, cache=cache)
+
+    return CostRows(
+        fp32=rows("fp32"), bf16=rows("bf16") if assignment.run.train.dtype == "auto" and native_bf16() else None
+    )
+
+
+def _rows(
+    assignment: Assignment,
+    setup: RunSetup,
+    input_shape: tuple[int, ...],
+    dtype: str,
+    *,
+    budget_bytes: int,
+    cache: ProcessCache,
+) -> ModelRows | None:
+    run, device = assignment.run, assignment.device
+    task = device.tasks.get(run.task.name) if run.task is not None else None
+    job = job_for(run, setup.method.plans, input_shape, task=task, cut=setup.architecture, dtype=dtype)
+    attempt = assignment.workdir / "calibration.json"  # of this assignment: a failed one is not repeated
+    attempted = attempt.exists() and read_json(attempt).get("key") == job.key
+    room = budget_bytes - meter.rss_bytes()
+    may_measure = device.limits.calibrate and not attempted
+    sent = sent_rows(assignment.settings, setup.architecture) if dtype == "fp32" else None
+    return cache.once("rows", job.key, lambda: find_rows(job, sent, may_measure=may_measure, room_bytes=room))
+
+
+def knowledge_bytes(file_bytes: int, codec: str) -> int:
+    """What received knowledge takes in memory as float32; little of it, such as class means, counts as nothing."""
+    num_bytes = _WIDENING.get(codec, 2) * file_bytes
+    return num_bytes if num_bytes >= _MIN_KNOWLEDGE_BYTES else 0
+
+
+def memory_key(run: RunFile, architecture: str) -> str:
+    """What the memory of training depends on beside the plan; the same in another run of the same model."""
+    section = run.section(architecture)
+    model = to_map(section) | {"init": ""} if section is not None else None
+    task = run.task.sha256 if run.task is not None else None
+    workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
+    text = json.dumps([model, task, architecture, len(run.classes), to_map(run.method), workload], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def lowest_ceiling(assignment: Assignment, key: str) -> int | None:
+    """What a plan must stay below, because as much went over the budget here: in this lease, or in earlier work."""
+    ceilings = (assignment.order.ceiling_bytes, assignment.order.ceilings.get(key))
+    return min((num_bytes for num_bytes in ceilings if num_bytes is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Chooses plans for one warm worker; everything but the budget stays the same while it works."""
+
+    fitting: Fitting
+    base_bytes: int
+    ceiling_bytes: int | None
+    of_training: bool  # the budget is one of training alone, as a simulation has it
+
+    def first_plan(self, offered: TrainingPlan | None, budget_bytes: int) -> TrainingPlan:
+        """The plan of the assignment while it fits: it may have been made for another budget. Else a new one.
+
+        Raises `NothingFitsError` if nothing fits, whatever is offered.
+        """
+        plan = self.new_plan(budget_bytes)
+        return offered if offered is not None and self._still_fits(offered, budget_bytes) else plan
+
+    def new_plan(self, budget_bytes: int) -> TrainingPlan:
+        """The best plan for a budget; raises `NothingFitsError`."""
+        room = max(0, budget_bytes - self.base_bytes)
+        return self.fitting.plan(self.base_bytes, room, self.ceiling_bytes, of_training=self.of_training)
+
+    def smaller_plan(self, plan: TrainingPlan, budget_bytes: int) -> TrainingPlan:
+        """The same plan in smaller pieces, or another way to train; raises `NothingFitsError`."""
+        room = max(0, budget_bytes - self.base_bytes)
+        smaller = self.fitting.shrink(plan, self.base_bytes, room, self.ceiling_bytes)
+        return smaller or self.new_plan(budget_bytes)
+
+    def _still_fits(self, offered: TrainingPlan, budget_bytes: int) -> bool:
+        """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""
+        below = self.ceiling_bytes is None or 0 < offered.training_bytes < self.ceiling_bytes
+        same = offered.slice == self.fitting.rung
+        fits = offered.predicted_bytes <= budget_bytes and below
+        return same and fits and 10 * offered.budget_bytes >= 9 * budget_bytes

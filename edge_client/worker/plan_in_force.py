@@ -1,0 +1,100 @@
+"""The plan that a worker trains by, from its start to its end: a smaller one when the daemon allows less memory.
+
+Whatever becomes of the process, the daemon knows which plan it tried: it is written down before it comes into force.
+Covers: the limit that follows from the plan, replanning between batches. Does not cover: which plan (`plan`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from edge_client import durable
+from edge_client.config.files import format_bytes
+from edge_client.errors import NothingFitsError
+from edge_client.models.contract import Model
+from edge_client.records import TrainingPlan
+from edge_client.worker import live_files
+from edge_client.worker.allowance import LIMIT_SLACK_BYTES, Allowance
+from edge_client.worker.plan import Planner
+
+__all__ = ["PlanInForce"]
+
+_log = logging.getLogger(__name__)
+
+_KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
+# what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
+_AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
+
+
+class PlanInForce:
+    """A plan, and the allowance that follows it."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        *,
+        planner: Planner,
+        allowance: Allowance,
+        model: Model,
+        memory_key: str,
+        workdir: Path,
+        num_replans: int = 0,
+    ) -> None:
+        self.plan = plan
+        self.num_replans = num_replans
+        self._planner, self._allowance, self._model = planner, allowance, model
+        self._memory_key, self._workdir = memory_key, workdir
+
+    def begin(self) -> None:
+        """What the process uses from now on is due to the plan."""
+        self._write_trial()
+        self._model.recompute = self.plan.recompute
+        self._allowance.begin()
+        self._allowance.limit(self._slack_bytes())
+
+    def replan(self) -> TrainingPlan | None:
+        """Called before every batch: a smaller plan, if there is less memory than before and this one does not fit.
+
+        If no plan fits, the worker goes on as it is.
+        """
+        budget_bytes = self._allowance.look()
+        if budget_bytes is None:
+            return None
+        before = self.plan
+        if before.predicted_bytes <= budget_bytes:
+            self.adopt(replace(before, budget_bytes=budget_bytes))
+            return None
+        left = format_bytes(budget_bytes)
+        try:
+            smaller = self._planner.smaller_plan(before, budget_bytes)
+        except NothingFitsError as error:
+            _log.warning("only %s are left, and no smaller plan fits: %s", left, error)
+            return None
+        self.num_replans += 1
+        _log.info("only %s are left: %s, from now on %s", left, before.describe(), smaller.describe())
+        if replace(before, **{name: getattr(smaller, name) for name in _AT_ONCE}) == smaller:
+            self.adopt(smaller)
+        return smaller
+
+    def adopt(self, plan: TrainingPlan) -> None:
+        """Train by `plan` from now on: it answers for what the process uses, and its budget is the limit."""
+        if plan == self.plan:
+            return
+        self.plan = plan
+        self._model.recompute = plan.recompute
+        self._allowance.shrink(plan.budget_bytes, self._slack_bytes())
+        self._write_trial()
+
+    def _write_trial(self) -> None:
+        trial = live_files.Trial(key=self._memory_key, budget_bytes=self._allowance.budget_bytes, plan=self.plan)
+        with durable.disk_errors(f"cannot write into {self._workdir}"):
+            live_files.write_trial(self._workdir, trial)
+
+    def _slack_bytes(self) -> int:
+        """What may be reserved and is hardly used, such as code made for each convolution and size of batch."""
+        num_convs = sum(isinstance(module, nn.modules.conv._ConvNd) for module in self._model.modules())
+        return LIMIT_SLACK_BYTES + num_convs * _KERNEL_BYTES
