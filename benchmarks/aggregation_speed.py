@@ -40,7 +40,7 @@ def measure(*, quick: bool) -> list[Figure]:
 def _fold(folder: Path, repeats: int) -> dict[str, list[float]]:
     import torch
 
-    from coordinator.aggregation import aggregator
+    from coordinator.aggregation import process
     from coordinator.aggregation.jobs import FoldedModel, FoldJob, InitJob, UpdateRef
     from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
@@ -54,7 +54,7 @@ def _fold(folder: Path, repeats: int) -> dict[str, list[float]]:
     table = {"name": "bench", "model": model, "classes": [str(c) for c in range(10)]}
     run = parse_table(RunFile, table, source="benchmark")
     start = folder / "model.bin"
-    aggregator.do(InitJob(run=run, out=str(start)))
+    process.do(InitJob(run=run, out=str(start)))
     with ContainerReader(start) as reader:
         tensors = {name: reader.tensor(name) for name in reader.names(MODEL_PREFIX)}
     listed = [(name, codec_for(tensor, "fp32"), tuple(tensor.shape)) for name, tensor in tensors.items()]
@@ -70,7 +70,7 @@ def _fold(folder: Path, repeats: int) -> dict[str, list[float]]:
     fold, mean = [], []
     for _ in range(repeats + 1):
         begin = time.process_time()
-        answer = aggregator.do(job)
+        answer = process.do(job)
         fold.append(num_gb / (time.process_time() - begin))
         assert isinstance(answer, FoldedModel), answer
         begin = time.process_time()

@@ -161,7 +161,7 @@ class Federation:
     def aggregator_pid(self) -> int | None:
         """Process id of the aggregator, if there is one now."""
         children = psutil.Process(self.pid("coordinator")).children()
-        return next((child.pid for child in children if "coordinator.aggregation.aggregator" in child.cmdline()), None)
+        return next((child.pid for child in children if "coordinator.aggregation.process" in child.cmdline()), None)
 
     def enrol(self, num: int) -> list[str]:
         """Add devices d000, d001, ..."""

@@ -44,7 +44,7 @@ def _times(folder: Path, turns: int) -> dict[str, list[float]]:
     import torch
     from torch import Tensor
 
-    from coordinator.aggregation import aggregator
+    from coordinator.aggregation import process
     from coordinator.aggregation.frozen import FrozenSet, FrozenUpdate, ModelState
     from coordinator.aggregation.jobs import InitJob
     from edge_client.config.files import parse_table
@@ -62,7 +62,7 @@ def _times(folder: Path, turns: int) -> dict[str, list[float]]:
     table = {"name": "bench", "method": {"name": "inco"}, "model": model, "classes": [str(c) for c in range(10)]}
     start = folder / "model.bin"
     run = parse_table(RunFile, table, source="benchmark")
-    aggregator.do(InitJob(run=run, out=str(start)))
+    process.do(InitJob(run=run, out=str(start)))
     with ContainerReader(start) as reader:
         tensors = {name: reader.tensor(name) for name in reader.names()}
     listed = [(name, codec_for(tensor, "fp32"), tuple(tensor.shape)) for name, tensor in tensors.items()]

@@ -45,7 +45,7 @@ def measure(*, quick: bool) -> list[Figure]:
 def _times(folder: Path, model: str, turns: int) -> dict[str, list[float]]:
     import torch
 
-    from coordinator.aggregation import aggregator
+    from coordinator.aggregation import process
 
     torch.set_num_threads(1)
     jobs = _jobs(folder, model)
@@ -53,7 +53,7 @@ def _times(folder: Path, model: str, turns: int) -> dict[str, list[float]]:
     for turn in range(turns + 1):
         for name, job in jobs.items():
             begin = time.process_time()
-            answer = aggregator.do(job)
+            answer = process.do(job)
             assert not isinstance(answer, Failure), answer
             if turn:  # the first warms up
                 found[name].append(time.process_time() - begin)
@@ -64,7 +64,7 @@ def _jobs(folder: Path, model: str) -> dict[str, Job[Any]]:
     """The job of each kind, with all files that it reads."""
     import numpy as np
 
-    from coordinator.aggregation import aggregator
+    from coordinator.aggregation import process
     from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
     from edge_client.records import Report, to_map
@@ -73,7 +73,7 @@ def _jobs(folder: Path, model: str) -> dict[str, Job[Any]]:
     table = {"name": "bench", "model": {"name": model, "input": [3, 32, 32]}, "classes": [str(c) for c in range(10)]}
     start, data = folder / "model.bin", folder / "test.npz"
     run = parse_table(RunFile, table, source="benchmark")
-    aggregator.do(InitJob(run=run, out=str(start)))
+    process.do(InitJob(run=run, out=str(start)))
     x = np.random.default_rng(1).random((_NUM_SAMPLES, 3, 32, 32), dtype=np.float32)
     np.savez(data, x=x, y=np.arange(_NUM_SAMPLES) % 10)
     report = to_map(Report(num_samples=10, steps=1, payload="params"))

@@ -85,7 +85,7 @@ def _need_onnx() -> None:
 
 def _asked(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> nn.Module:
     """What the server judges: the model, or what the method makes of several."""
-    from coordinator.aggregation.cutting import Cutter
+    from coordinator.aggregation.extraction import Cutter
     from edge_client.models.slicing import parse
     from edge_client.onnx.export import Predicting
     from edge_client.task.run_model import fill

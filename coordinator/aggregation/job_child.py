@@ -210,7 +210,7 @@ class JobChild:
 
 def aggregator() -> JobChild:
     """The child that does all jobs with values of models."""
-    return JobChild("coordinator.aggregation.aggregator", name="the aggregator")
+    return JobChild("coordinator.aggregation.process", name="the aggregator")
 
 
 def answer_jobs(do: Callable[[Job[Any]], object]) -> None:

@@ -1,6 +1,6 @@
 """What the coordinator asks of its child processes and what they answer: a record each, and their form on a pipe.
 
-The aggregator (`coordinator.aggregation.aggregator`) does all jobs but two: `coordinator.aggregation.export_job` does
+The aggregator (`coordinator.aggregation.process`) does all jobs but two: `coordinator.aggregation.export_job` does
 `ExportJob`, a worker of a simulation does `WorkJob`. Every job has one type of answer, as the table `_KINDS` lists;
 what could not be done is answered with a `Failure`. All paths are absolute.
 

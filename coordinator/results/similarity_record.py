@@ -4,7 +4,7 @@
 
 Kept are the matrices of the first and of the newest round that was looked at, the mean of each one between, and the
 features of the newest: some 70 kB however long the run. A comparison that is made again replaces the one of its round.
-Does not cover: comparing (`coordinator.aggregation.probing`, in the aggregator), the figures
+Does not cover: comparing (`coordinator.aggregation.comparison`, in the aggregator), the figures
 (`coordinator.report.similarity`).
 """
 

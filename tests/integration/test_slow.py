@@ -39,7 +39,7 @@ def _victim(fleet: Fleet, name: str) -> psutil.Process | None:
         if name in ("coordinator", "a", "b"):
             return psutil.Process(fleet.pid(name))
         parent, word = {"worker": ("a", "edge_client.worker.process"), "broker": ("coordinator", "nats")}.get(
-            name, ("coordinator", "coordinator.aggregation.aggregator")
+            name, ("coordinator", "coordinator.aggregation.process")
         )
         children = psutil.Process(fleet.pid(parent)).children()
         return next((child for child in children if word in " ".join(child.cmdline())), None)

@@ -349,7 +349,7 @@ def test_one_device_twice_is_misuse(tmp_path: Path) -> None:
 
 def _process(lines: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "coordinator.aggregation.aggregator"],
+        [sys.executable, "-m", "coordinator.aggregation.process"],
         input="".join(line + "\n" for line in lines),
         cwd=ROOT,
         env=os.environ | environment,
@@ -406,7 +406,7 @@ def test_a_full_disk_during_a_fold_is_an_answer(tmp_path: Path) -> None:
 
 def test_malloc_is_pinned_before_torch_is_loaded() -> None:
     """Importing the module must not load torch: `main` pins malloc first."""
-    code = "import sys, coordinator.aggregation.aggregator; sys.exit('torch' in sys.modules)"
+    code = "import sys, coordinator.aggregation.process; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

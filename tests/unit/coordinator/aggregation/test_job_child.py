@@ -42,7 +42,7 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[JobChild]:
     real = subprocess.Popen
 
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        assert command == [sys.executable, "-m", "coordinator.aggregation.aggregator"]
+        assert command == [sys.executable, "-m", "coordinator.aggregation.process"]
         return real([sys.executable, "-c", _CHILD], **options)
 
     monkeypatch.setattr(job_child.subprocess, "Popen", start)

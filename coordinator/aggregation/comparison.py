@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coordinator.aggregation.cutting import Cutter
+from coordinator.aggregation.extraction import Cutter
 from coordinator.aggregation.frozen import applied
 from coordinator.aggregation.similarity import centred_gram, cka_matrix
 from coordinator.results.similarity_record import MAX_SAMPLES, Compared, Comparison, Findings, Picture, Stage

@@ -1,6 +1,6 @@
 """The coordinator's child process that touches values: makes, encodes, checks and folds models.
 
-`python -m coordinator.aggregation.aggregator` does the jobs of `jobs` in the order in which they come; it ends at the
+`python -m coordinator.aggregation.process` does the jobs of `jobs` in the order in which they come; it ends at the
 end of its input, and dies with its parent.
 
 What fedfit raises on purpose, and what the disk refuses, becomes a `Failure`. A bug ends the process with a traceback
@@ -62,9 +62,9 @@ from edge_client.wire.container import EXTRA_PREFIX, MEMORY_PREFIX, MODEL_PREFIX
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from coordinator.aggregation.cutting import Cutter
+    from coordinator.aggregation.extraction import Cutter
     from coordinator.aggregation.frozen import FrozenUpdate
-    from coordinator.aggregation.teaching import Studies
+    from coordinator.aggregation.knowledge import Studies
     from edge_client.data.sources import Samples
     from edge_client.methods.base import Method
     from edge_client.models.contract import Model
@@ -116,7 +116,7 @@ def _init(job: InitJob) -> WrittenFile:
 
 def _first_model(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     """All tensors that the server keeps of a run's version 0, and what is said of them."""
-    from coordinator.aggregation.teaching import first_memory
+    from coordinator.aggregation.knowledge import first_memory
     from edge_client.methods import coverage
     from edge_client.models.slicing import parse
     from edge_client.training import seeds
@@ -164,7 +164,7 @@ def _check_slices(recipe: Recipe, rungs: Sequence[str], model: Model) -> None:
 
 def _slices(recipe: Recipe, cutter: Cutter, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The models of slices that are models of their own; raises `InputError` for a slice that cannot be trained."""
-    from coordinator.aggregation.cutting import beginning
+    from coordinator.aggregation.extraction import beginning
     from edge_client.models.slicing import parse, take_tensor
 
     found: dict[str, Tensor] = {}
@@ -276,7 +276,7 @@ def _calibrate(job: CalibrateJob) -> Calibration:
 
 def _cutter(run: RunFile, task: str | None) -> Cutter:
     """The slices of a run; of the last one they are kept."""
-    from coordinator.aggregation.cutting import Cutter
+    from coordinator.aggregation.extraction import Cutter
 
     key = json.dumps([records.to_map(run), task], sort_keys=True)
     if key not in _CUTTERS:
@@ -334,7 +334,7 @@ def _test_samples(recipe: Recipe, path: str) -> Samples:
 
 
 def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: str) -> SliceEvaluation:
-    from coordinator.aggregation.probing import microbatch
+    from coordinator.aggregation.comparison import microbatch
     from edge_client.models.slicing import parse
     from edge_client.task.run_model import fill
     from edge_client.training.evaluate import evaluate
@@ -359,7 +359,7 @@ def _evaluate_slice(job: EvaluateJob, recipe: Recipe, samples: Samples, rung: st
 
 def _probe(job: ProbeJob) -> Findings:
     """Of devices that train several networks at once, as the server has them, there is no one model to look at."""
-    from coordinator.aggregation.probing import Probed, Probing
+    from coordinator.aggregation.comparison import Probed, Probing
     from edge_client.methods import registry
 
     faults.point("aggregator.probe")
@@ -393,7 +393,7 @@ def _encode(job: EncodeJob) -> WrittenFile:
 
 
 def _tell(job: TellJob) -> WrittenFile:
-    from coordinator.aggregation.teaching import public, told
+    from coordinator.aggregation.knowledge import public, told
     from edge_client.wire.tensors import ContainerReader
 
     teacher = _cutter(job.run, None).method.knowledge.teacher
@@ -413,7 +413,7 @@ def _study(job: StudyJob) -> StudyStarted:
 
 
 def _studies() -> Studies:
-    from coordinator.aggregation.teaching import Studies
+    from coordinator.aggregation.knowledge import Studies
 
     if not _STUDIES:
         _STUDIES.append(Studies())
@@ -442,7 +442,7 @@ def _write(out: str, table: Sequence[TableRow], tensors: Iterator[Tensor], meta:
 
 
 def _check(job: CheckJob) -> CheckedUpdate:
-    from coordinator.aggregation.teaching import check_values
+    from coordinator.aggregation.knowledge import check_values
     from edge_client.wire.tensors import ContainerReader
 
     faults.point("aggregator.check")
@@ -506,7 +506,7 @@ def _check_counts(name: str, value: Tensor, *, low: int) -> None:
 
 
 def _fold(job: FoldJob) -> FoldedModel:
-    from coordinator.aggregation.teaching import learnt
+    from coordinator.aggregation.knowledge import learnt
     from edge_client.wire.tensors import ContainerReader
 
     faults.point("aggregator.fold.begin")
@@ -543,7 +543,7 @@ def _updates(job: FoldJob) -> list[FrozenUpdate]:
 
 def _folded(job: FoldJob, reader: ContainerReader) -> Iterator[tuple[str, Tensor]]:
     """The new tensors by their names in the container: of one model, or of each slice that is one of its own."""
-    from coordinator.aggregation.cutting import beginning
+    from coordinator.aggregation.extraction import beginning
     from coordinator.aggregation.frozen import FrozenSet, ModelState, stored_name
 
     cutter, train, model = _cutter(job.run, job.task), job.run.train, Path(job.model)

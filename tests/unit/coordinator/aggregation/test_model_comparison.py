@@ -16,7 +16,7 @@ from rows import report
 from torch import Tensor
 from torch.nn import functional as F
 
-from coordinator.aggregation.probing import _pooled, _spread
+from coordinator.aggregation.comparison import _pooled, _spread
 from coordinator.results.similarity_record import Findings
 from coordinator.store.rows import SERVER
 from edge_client.config.files import parse_table
