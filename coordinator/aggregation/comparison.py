@@ -1,14 +1,14 @@
-"""The devices' models on a few test samples: how alike their stages are, and features for a picture. Imports torch.
+"""The aggregator's job `probe`: how similar the devices' models are, and features for a picture. Imports torch.
 
-One device after the other: its model is filled with the weights of its update (or its own, where they never leave it),
-runs over the samples without gradient and is gone; what stays of each stage is a centred Gram matrix [n, n]. The output
-of a stage is averaged over its positions:
+One device after the other: its model is filled with the weights of its update (or those that never leave the device),
+runs over a few test samples without gradient and is freed; what stays of each stage is a centred Gram matrix [n, n].
+The output of a stage is averaged over its positions:
 
     [channels, height, width]   -> mean over height and width
     [a, b]                      -> mean over b and mean over a, side by side: of a sequence or of tokens, whichever the
                                    channels are
 
-Covers: what the aggregator's job `probe` does. Does not cover: who is compared when (`similarity_record`).
+Does not cover: which devices are compared in which rounds (`similarity_record`), the measure (`similarity`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coordinator.aggregation.extraction import Cutter
-from coordinator.aggregation.frozen import applied
+from coordinator.aggregation.evaluate import microbatch, server_samples
+from coordinator.aggregation.extraction import SliceExtractor, extractor_of
+from coordinator.aggregation.frozen import add_delta
+from coordinator.aggregation.jobs import ProbedUpdate, ProbeJob
 from coordinator.aggregation.similarity import centred_gram, cka_matrix
+from coordinator.aggregation.task_source import recipe_of
 from coordinator.results.similarity_record import MAX_SAMPLES, Compared, Comparison, Findings, Picture, Stage
 from coordinator.store.rows import SERVER
-from edge_client import records
+from edge_client import faults, records
 from edge_client.data.sources import Samples
+from edge_client.errors import InputError
+from edge_client.methods import registry
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse, take_tensor
 from edge_client.models.taps import tapped
@@ -41,10 +46,8 @@ from edge_client.wire.container import MODEL_PREFIX
 from edge_client.wire.tensors import ContainerReader
 from edge_client.worker.method_state import read_state
 
-__all__ = ["Probed", "Probing", "microbatch"]
+__all__ = ["DeviceModel", "ModelComparison", "compare_models"]
 
-_BATCH = 64
-_BATCH_ELEMENTS = 2**24  # activations of a piece: 64 MB of float32, whatever the model
 _MAX_STAGES = 6
 _MAX_PICTURES = 3
 _COMPONENTS = 30  # as in the experiments of the paper on t-SNE
@@ -53,40 +56,57 @@ _FEATURES = "features"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
-    """A device: its update, and where its own tensors are if those do not travel."""
+class DeviceModel:
+    """Where the tensors of a device's model are: in its update, or in its method's state if they do not travel."""
 
     device: str
     slice: str
     update: Path
-    own: Path | None = None
+    method_state: Path | None = None
 
 
-def microbatch(model: Model) -> int:
-    """Test samples that go through a model at once."""
-    return max(1, min(_BATCH, _BATCH_ELEMENTS // sum(unit.num_activations for unit in model.units)))
+def compare_models(job: ProbeJob) -> Findings:
+    """Compare the models of a round; none of a method whose devices train several networks at once."""
+    faults.point("aggregator.probe")
+    recipe, extractor = recipe_of(job.run, job.task), extractor_of(job.run, job.task)
+    samples = server_samples(recipe, job.data)
+    if len(samples) == 0:
+        raise InputError(f"{job.data}: expected at least one test sample, got none")
+    has_several_networks, method = extractor.method.slices.predicts_by_client, job.run.method
+    return ModelComparison(recipe, extractor, samples).findings(
+        [] if has_several_networks else [_device_model(update) for update in job.updates],
+        round_=job.round,
+        before=Path(job.base),
+        after=Path(job.model),
+        is_global=not has_several_networks and registry.has_global_model(method.name, method.parameters),
+    )
 
 
-class Probing:
+def _device_model(update: ProbedUpdate) -> DeviceModel:
+    state = Path(update.method_state) if update.method_state is not None else None
+    return DeviceModel(device=update.device, slice=update.slice, update=Path(update.path), method_state=state)
+
+
+class ModelComparison:
     """The models of one round."""
 
-    def __init__(self, recipe: Recipe, cutter: Cutter, samples: Samples) -> None:
+    def __init__(self, recipe: Recipe, extractor: SliceExtractor, samples: Samples) -> None:
         self._recipe = recipe
-        self._cutter = cutter
+        self._extractor = extractor
         self._samples = samples
         rng = torch.Generator().manual_seed(_SAMPLE_SEED)
         self._chosen = torch.randperm(len(samples), generator=rng)[:MAX_SAMPLES].sort().values
-        self._whole = self._build(cutter.rungs[0])
+        self._whole = self._build(extractor.architectures[0])
         self._stages = _spread(_stage_taps(self._whole))
 
     def findings(
-        self, devices: Sequence[Probed], *, round_: int, before: Path, after: Path, is_global: bool
+        self, devices: Sequence[DeviceModel], *, round_: int, before: Path, after: Path, is_global: bool
     ) -> Findings:
-        """`before`: the model that the devices' deltas belong to; `after`: the one that was made of them."""
+        """`before`: the model that the devices' deltas belong to; `after`: the one that was folded out of them."""
         began = time.perf_counter()
-        devices = [one for one in devices if one.own is None or read_state(one.own, one.slice)]
+        devices = [one for one in devices if one.method_state is None or read_state(one.method_state, one.slice)]
         pictures = [self._server_picture(after)] if is_global else []
-        shown = _of_different_size(devices)[: _MAX_PICTURES - len(pictures)]
+        shown = _different_slices_first(devices)[: _MAX_PICTURES - len(pictures)]
         grams: list[Mapping[str, Tensor]] = []
         for one in devices:
             features = self._features(self._model_of(one, before))
@@ -101,41 +121,42 @@ class Probing:
             seconds=round(time.perf_counter() - began, 3),
         )
         labels = self._samples.labels[self._chosen].tolist()
-        known = tuple(picture for picture in pictures if picture.features)
-        return Findings(comparison=comparison, labels=tuple(labels), pictures=known)
+        pictures = [picture for picture in pictures if picture.features]
+        return Findings(comparison=comparison, labels=tuple(labels), pictures=tuple(pictures))
 
-    def _build(self, cut: str) -> Model:
-        return self._recipe.build(self._samples.shape, parse(self._cutter.method.slices.network(cut)))
+    def _build(self, slice_name: str) -> Model:
+        return self._recipe.build(self._samples.shape, parse(self._extractor.method.slices.network(slice_name)))
 
     def _server_picture(self, path: Path) -> Picture:
-        cut = self._cutter.rungs[0]
+        architecture = self._extractor.architectures[0]
         with ContainerReader(path) as reader:
-            tensors = zip(self._cutter.sources(cut, reader.header), self._cutter.tensors(cut, reader), strict=True)
-            fill(self._whole, tensors)
-        return _picture(SERVER, cut, self._features(self._whole)[_FEATURES])
+            self._extractor.fill(self._whole, architecture, reader)
+        return _picture(SERVER, architecture, self._features(self._whole)[_FEATURES])
 
-    def _model_of(self, one: Probed, before: Path) -> Model:
+    def _model_of(self, one: DeviceModel, before: Path) -> Model:
         model = self._build(one.slice)
         with ContainerReader(before) as server, ContainerReader(one.update) as update:
             fill(model, self._weights(one, server, update))
         return model
 
-    def _weights(self, one: Probed, server: ContainerReader, update: ContainerReader) -> Iterator[tuple[str, Tensor]]:
-        """What the device had after its training; what it did not train, as it was sent."""
+    def _weights(
+        self, one: DeviceModel, server: ContainerReader, update: ContainerReader
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The device's weights after its training; those that it did not train are as it received them."""
         is_delta = records.from_map(Report, update.header.meta).payload == "delta"
-        came = set(update.names(MODEL_PREFIX))
-        own = read_state(one.own, one.slice) if one.own is not None else {}
-        for name, place in self._cutter.sources(one.slice, server.header).items():
+        sent_names = set(update.names(MODEL_PREFIX))
+        private = read_state(one.method_state, one.slice) if one.method_state is not None else {}
+        for name, place in self._extractor.sources(one.slice, server.header).items():
             if not name.startswith(MODEL_PREFIX):
                 continue
-            if name in own:
-                yield name, own[name]
-            elif name in came and not is_delta:
+            if name in private:
+                yield name, private[name]
+            elif name in sent_names and not is_delta:
                 yield name, update.tensor(name)
             else:
                 value = take_tensor(server.tensor(place.name), place.where)
-                if name in came:
-                    value = applied(name.removeprefix(MODEL_PREFIX), update.tensor(name), value, one.device)
+                if name in sent_names:
+                    value = add_delta(name.removeprefix(MODEL_PREFIX), update.tensor(name), value, one.device)
                 yield name, value
 
     @torch.no_grad()
@@ -151,19 +172,19 @@ class Probing:
                 outputs, _ = tapped(model, taps, x)
                 for tap in seen:
                     seen[tap].append(_pooled(outputs[tap]))
-        found = {tap: torch.cat(pieces) for tap, pieces in seen.items()}
-        return {**found, _FEATURES: found[last]}
+        features = {tap: torch.cat(pieces) for tap, pieces in seen.items()}
+        return {**features, _FEATURES: features[last]}
 
 
 def _stage_taps(model: Model) -> list[str]:
     """The stem and the stages in order; of a model without either, its logits."""
-    numbered = sorted(int(found[1]) for tap in model.taps if (found := re.fullmatch(r"stage_(\d+)_out", tap)))
+    numbered = sorted(int(match[1]) for tap in model.taps if (match := re.fullmatch(r"stage_(\d+)_out", tap)))
     taps = [*(["stem_out"] if "stem_out" in model.taps else []), *(f"stage_{number}_out" for number in numbered)]
     return taps or ["logits"]
 
 
 def _spread(taps: Sequence[str]) -> list[str]:
-    """At most so many as there is room for, from the first to the last."""
+    """At most `_MAX_STAGES` of them, evenly spread from the first to the last."""
     count = min(len(taps), _MAX_STAGES)
     return [taps[round(i * (len(taps) - 1) / max(1, count - 1))] for i in range(count)]
 
@@ -181,30 +202,30 @@ def _pooled(x: Tensor) -> Tensor:
 
 
 def _matrix(grams: Sequence[Mapping[str, Tensor]], tap: str) -> tuple[tuple[float | None, ...], ...]:
-    """Of all devices; without a value for one that has no such stage."""
-    there = [number for number, own in enumerate(grams) if tap in own]
-    found = cka_matrix([grams[number][tap] for number in there])
+    """The similarities of all devices at one tap; None for a device that has no such stage."""
+    numbers = [number for number, device_grams in enumerate(grams) if tap in device_grams]
+    similarities = cka_matrix([grams[number][tap] for number in numbers])
     rows: list[list[float | None]] = [[None] * len(grams) for _ in grams]
-    for i, first in enumerate(there):
-        for j, second in enumerate(there):
-            value = found[i][j]
+    for i, first in enumerate(numbers):
+        for j, second in enumerate(numbers):
+            value = similarities[i][j]
             rows[first][second] = round(value, 6) if math.isfinite(value) else None
     return tuple(tuple(row) for row in rows)
 
 
-def _of_different_size(devices: Sequence[Probed]) -> list[Probed]:
-    """One of each slice, then the others."""
+def _different_slices_first(devices: Sequence[DeviceModel]) -> list[DeviceModel]:
+    """One device of each slice, then the others."""
     first = {one.slice: one for one in reversed(devices)}.values()
     return [*(one for one in devices if one in first), *(one for one in devices if one not in first)]
 
 
-def _picture(name: str, cut: str, features: Tensor) -> Picture:
-    """Principal components, scaled to at most 1; nothing of features that are all alike or not finite."""
+def _picture(name: str, slice_name: str, features: Tensor) -> Picture:
+    """The principal components, scaled to at most 1; none of features that are constant or not finite."""
     centred = features.double() - features.double().mean(dim=0)
     if not math.isfinite(float(centred.abs().sum())) or not float(centred.abs().max()) > 0:
-        return Picture(name=name, slice=cut, width=0, features="")
+        return Picture(name=name, slice=slice_name, width=0, features="")
     u, sizes, _ = torch.linalg.svd(centred, full_matrices=False)
     components = (u * sizes)[:, :_COMPONENTS]
     scaled = (components / components.abs().max()).half().contiguous()
     text = base64.b64encode(scaled.numpy().astype("<f2").tobytes()).decode("ascii")
-    return Picture(name=name, slice=cut, width=scaled.shape[1], features=text)
+    return Picture(name=name, slice=slice_name, width=scaled.shape[1], features=text)

@@ -1,4 +1,4 @@
-"""The process of `coordinator run export`: builds a run's model, fills it, and writes it as ONNX.
+"""The process of `coordinator run export`: builds a run's model, fills it with its tensors and writes it as ONNX.
 
 `python -m coordinator.aggregation.export_job` does each `ExportJob` on its standard input. It is a process of its own
 because a run's model may be a task's code, and because commands stay free of torch.
@@ -66,7 +66,7 @@ def _export(job: ExportJob) -> ExportedModel:
     )
     with recipe.user_code("export"), tempfile.TemporaryDirectory(prefix="fedfit-export-") as folder:
         plain = Path(folder) / "fp32.onnx" if job.int8 else out
-        written = write_onnx(_asked(job, recipe, shape), facts, plain)
+        written = write_onnx(_predicting_model(job, recipe, shape), facts, plain)
         if not job.int8:
             return _exported(job, written, written.facts)
         quantized = quantize(plain, written.facts, out)
@@ -74,7 +74,7 @@ def _export(job: ExportJob) -> ExportedModel:
 
 
 def _need_onnx() -> None:
-    """Here its checker is a must."""
+    """Raise `MachineError` without the package whose checker looks at the file."""
     try:
         import onnx  # noqa: F401
     except ImportError as error:
@@ -83,24 +83,21 @@ def _need_onnx() -> None:
         ) from error
 
 
-def _asked(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> nn.Module:
-    """What the server judges: the model, or what the method makes of several."""
-    from coordinator.aggregation.extraction import Cutter
+def _predicting_model(job: ExportJob, recipe: Recipe, shape: tuple[int, ...]) -> nn.Module:
+    """The model that the server evaluates, or what the method makes of several."""
+    from coordinator.aggregation.extraction import SliceExtractor
     from edge_client.models.slicing import parse
     from edge_client.onnx.export import Predicting
-    from edge_client.task.run_model import fill
     from edge_client.wire.tensors import ContainerReader
 
-    cutter = Cutter(recipe)
-    model = recipe.build(shape, parse(cutter.method.slices.network(job.architecture)))
+    extractor = SliceExtractor(recipe)
+    slices = extractor.method.slices
+    model = recipe.build(shape, parse(slices.network(job.architecture)))
     try:
         with ContainerReader(Path(job.model)) as reader:
-            pairs = zip(
-                cutter.sources(job.architecture, reader.header), cutter.tensors(job.architecture, reader), strict=True
-            )
-            fill(model, pairs)
-            if cutter.method.slices.predicts_by_client:
-                return Predicting(model, cutter.client(job.architecture, model, reader))
+            extractor.fill(model, job.architecture, reader)
+            if slices.predicts_by_client:
+                return Predicting(model, extractor.client(job.architecture, model, reader))
             return model
     except PayloadError as error:
         raise InputError(f"{job.model}: {error.detail}") from error

@@ -1,9 +1,9 @@
-"""How alike two sets of vectors are: linear CKA (Kornblith et al., "Similarity of Neural Network Representations
+"""The similarity of two representations: linear CKA (Kornblith et al., "Similarity of Neural Network Representations
 Revisited", ICML 2019).
 
     CKA(X, Y) = ||Y'X||^2 / (||X'X|| ||Y'Y||)    Frobenius norms of the centred X [n, p] and Y [n, q]
 
-1 for representations that differ by a rotation and a factor, 0 for such that have nothing in common. Rows are the same
+1 for representations that differ by a rotation and a factor, 0 for two that have nothing in common. Rows are the same
 n samples (or n equally long pieces of a gradient) in both; X and Y may be of different width.
 """
 
@@ -33,7 +33,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 def centred_gram(x: Tensor) -> Tensor:
-    """XX' of the centred X [n, p], in float64: all that linear CKA asks of it, and of one size for any width."""
+    """XX' of the centred X [n, p], in float64: all that linear CKA needs of it, and of one size for any width."""
     if x.ndim != 2:
         raise ValueError(f"expected [n, p], got {list(x.shape)}")
     centred = x.double() - x.double().mean(dim=0)
@@ -41,11 +41,11 @@ def centred_gram(x: Tensor) -> Tensor:
 
 
 def cka_matrix(grams: Sequence[Tensor]) -> list[list[float]]:
-    """The similarity of each two, from what `centred_gram` made of them: <K, L> / (||K|| ||L||)."""
+    """The similarity of every two centred Gram matrices: <K, L> / (||K|| ||L||)."""
     sizes = [float(gram.square().sum().sqrt()) for gram in grams]
-    found = [[math.nan] * len(grams) for _ in grams]
+    matrix = [[math.nan] * len(grams) for _ in grams]
     for i, first in enumerate(grams):
         for j, second in enumerate(grams[: i + 1]):
             if sizes[i] > 0 and sizes[j] > 0:
-                found[i][j] = found[j][i] = float((first * second).sum()) / (sizes[i] * sizes[j])
-    return found
+                matrix[i][j] = matrix[j][i] = float((first * second).sum()) / (sizes[i] * sizes[j])
+    return matrix

@@ -83,7 +83,7 @@ def _with_whole_paths(file: RunFile) -> RunFile:
 
 def _check_model(path: Path, file: RunFile, task: str | None) -> None:
     """What only the model itself shows, such as slices that it has not: now, not when the run's turn comes."""
-    from coordinator.aggregation.process import check_first_model
+    from coordinator.aggregation.first_model import check_first_model
 
     try:
         check_first_model(file, task)

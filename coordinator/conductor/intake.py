@@ -2,7 +2,7 @@
 
 Covers: names (those that method and plan send back), order, shapes, codecs, payload kind, counts of samples and steps,
 knowledge, the evaluation and its matrix.
-Does not cover: the values (`check` in `coordinator/aggregation/process.py`), who sent it (frames), whether it is
+Does not cover: the values (`coordinator/aggregation/check.py`), who sent it (frames), whether it is
 late (rounds).
 
 Every refusal is a `PayloadError` with one of the codes names, shape, dtype, plan, sample_count, evaluation, or those of

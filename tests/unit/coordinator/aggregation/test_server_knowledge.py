@@ -100,23 +100,6 @@ def test_shared_samples_are_part_of_the_first_version(tmp_path: Path) -> None:
     assert _tensors(tmp_path / "p")["knowledge/public/values"].shape == (5, 1, 2, 2)
 
 
-def test_a_study_is_the_same_whether_it_was_begun_before_or_not(tmp_path: Path) -> None:
-    """After a restart nobody began it: the fold makes it itself, bit for bit."""
-    run = _run("velo", parameters={"vae-epochs": 2})
-    assert _answer("init", tmp_path / "m", run=run)["ok"]
-    names = ("a", "b")
-    said = {n: _update(tmp_path / n, tmp_path / "m", _table("feature", float(k))) for k, n in enumerate(names)}
-    first = _fold(tmp_path, run, 1, tmp_path / "m", **said)
-    results = []
-    for begun in (True, False):
-        if begun:
-            assert do_job({"id": 1, "job": "study", "run": run, "model": str(first), "version": 1})["ok"]
-        results.append(_tensors(_fold(tmp_path, run, 2, first, **said)))
-    assert results[0].keys() == results[1].keys()
-    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
-    assert results[0]["memory/made/3/values"].shape == (1, 3)
-
-
 def test_a_fold_tells_whose_knowledge_it_was_made_without(tmp_path: Path) -> None:
     """a has class 'no' alone, b had nothing to tell; a method without knowledge misses none."""
     run = _run("felo")
