@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from page import Page
+from simulations import shared_processes, simulated
 
 from coordinator.aggregation.jobs import Job, ProbeJob
 from coordinator.cli import main as cli
 from coordinator.results.run_folders import read_run
 from coordinator.simulation import data as simulation_data
-from coordinator.simulation.run_options import Flags, combinations, complete
-from coordinator.simulation.simulation import Processes, Setup, simulate
-from coordinator.simulation.worker_pool import WorkerPool
+from coordinator.simulation.simulation import Processes
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import ContainerReader
@@ -45,22 +44,11 @@ FLAGS += ["--partition", "dirichlet:0.5", "--participation", "0.5"]
 FLAGS += ["--set", "model.hidden=[16]", "--set", "train.max-steps=3"]
 
 
-class Silent:
-    """Nobody watches."""
-
-    def moved(self, round_: int, done: int, asked: int) -> None:
-        """Nothing."""
-
-    def round_done(self, line: Json) -> None:
-        """Nothing."""
-
-
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Processes]:
     """One worker for all runs that need no command."""
-    made = Processes(WorkerPool(1))
-    yield made
-    made.close()
+    with shared_processes() as processes:
+        yield processes
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +71,7 @@ def run(folder: Path, processes: Processes, *more: str, **changes: Any) -> Json:
     fields: Json = {"name": "t", "model": "mlp", "devices": 6, "rounds": 3, "data": "digits"}
     fields |= {"partition": "dirichlet:0.5", "participation": 0.5}
     fields |= {"set": ["model.hidden=[16]", "train.max-steps=3", *more]}
-    return _simulated(folder, processes, **fields | changes)
-
-
-def _simulated(folder: Path, processes: Processes, **flags: Any) -> Json:
-    (one,) = combinations(Flags(**flags))
-    section = one.table["simulate"]
-    file = complete(one, simulation_data.describe(section["data"], section.get("partition", "")))
-    data = simulation_data.prepare(file, folder / "data")
-    return simulate(Setup(file=file, folder=folder / "run", data=data), processes, Silent())
+    return simulated(folder, processes, **fields | changes)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +144,7 @@ def test_models_are_compared_as_the_devices_made_them(
     monkeypatch.setattr(processes.aggregator, "submit", keep)
     fields: Json = {"name": "t", "model": "mlp", "devices": 4, "rounds": 1, "data": f"npz:{tmp_path / 'd.npz'}"}
     fields |= {"slices": "full,width:1/2", "set": ["model.hidden=[8]"]}
-    result = _simulated(tmp_path, processes, **fields)
+    result = simulated(tmp_path, processes, **fields)
     found = read_run(tmp_path / "run").similarity
     assert found.last is not None
     assert [(one.device, one.slice) for one in found.last.devices] == [
@@ -200,7 +180,7 @@ def test_an_update_may_be_as_large_as_is_usual_for_its_architecture(processes: P
     """An mlp of 512 hidden units moves by about 0.2 in a round, of 16 and 8 by 0.03: twice that is not its bound."""
     fields: Json = {"name": "t", "model": "mlp", "devices": 6, "rounds": 2, "data": "digits"}
     changed = ["model.hidden=[512]", "train.max-steps=3", "rounds.max-norm-ratio=2"]
-    _simulated(tmp_path, processes, **fields, slices="full,width:1/32,width:1/64", set=changed)
+    simulated(tmp_path, processes, **fields, slices="full,width:1/32,width:1/64", set=changed)
     lines = (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
     assert [len(json.loads(line)["devices"]) for line in lines] == [6, 6]
 
