@@ -1,7 +1,7 @@
 """How a device reaches its federation: the connection that its bundle describes, and one try of it when it joins.
 
 Covers: all brokers of a bundle, in turn for the daemon, at once for the try.
-Does not cover: the connection itself (`transport.mqtt`), what is said over it (`daemon`).
+Does not cover: the connection itself (`transport.mqtt`), messages (`link`).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def connect(bundle: Bundle, on_event: OnEvent, boot: str, *, longest_wait_s: flo
 
 def check(bundle: Bundle, *, within_s: float = _CHECK_S) -> None:
     """Connect to the brokers of a bundle once, with its credentials; raises `NetworkError` if none lets us in."""
-    found = trouble(bundle, within_s=within_s)
-    if found is not None:
-        problem, advice = found
+    problem_and_advice = trouble(bundle, within_s=within_s)
+    if problem_and_advice is not None:
+        problem, advice = problem_and_advice
         anyway = ", or store the bundle anyway with --no-check" if "no broker" in problem else ""
         colon = "" if problem.endswith("?") else ";"
         raise NetworkError(f"{problem}{colon} nothing was stored: {advice}{anyway}")
@@ -101,20 +101,20 @@ def _answer(answers: Answers, url: BrokerUrl, bundle: Bundle, tls: ssl.SSLContex
 
 def _try(url: BrokerUrl, bundle: Bundle, tls: ssl.SSLContext | None, until: float) -> Disconnected | None:
     """One attempt; None if the broker let us in."""
-    said: list[Event] = []
+    events: list[Event] = []
     transport = MqttTransport(
-        host=url.host, port=url.port, name=bundle.device, on_event=said.append, password=bundle.password, tls=tls
+        host=url.host, port=url.port, name=bundle.device, on_event=events.append, password=bundle.password, tls=tls
     )
     try:
         transport.connect()
-        while not said and time.monotonic() < until:
+        while not events and time.monotonic() < until:
             transport.poll(until - time.monotonic())
     finally:
         transport.close()
-    if said and isinstance(said[0], Connected):
+    if events and isinstance(events[0], Connected):
         return None
     silent = Disconnected(reason=f"{url.host}:{url.port} does not complete the connection")
-    return next((event for event in said if isinstance(event, Disconnected)), silent)
+    return next((event for event in events if isinstance(event, Disconnected)), silent)
 
 
 def _explain(bundle: Bundle, problems: list[Disconnected]) -> tuple[str, str]:

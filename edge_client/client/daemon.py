@@ -174,7 +174,7 @@ class Daemon:
     # the loop
 
     def request_stop(self) -> None:
-        """End the loop soon; from any thread. The worker is told at once: the loop may be waiting for the network."""
+        """End the loop soon; from any thread. The worker is stopped at once: the loop may wait for the network."""
         self._stopping = True
         self._worker.stop()
         self._transport.wake()
@@ -214,7 +214,7 @@ class Daemon:
         fds = [*self._worker.fds, *self._delivery.fds]
         ready = self._transport.poll(self._longest_wait(), fds)
         if self._stopping:
-            return  # a worker that ended now was told to
+            return  # a worker that ended now was stopped
         self._events.extend(self._worker.read(ready))
         self._delivery.read(ready, time.monotonic())
         self._start_waiting()

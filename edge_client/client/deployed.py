@@ -128,10 +128,10 @@ class DeployedFolder:
         record = self.record
         if record.current is None and record.wanted is None:
             return
-        found = self._hash(self.current)
-        if record.wanted is not None and found == record.wanted.sha256:
+        sha256 = self._hash(self.current)
+        if record.wanted is not None and sha256 == record.wanted.sha256:
             self._activated(record.wanted)  # tested and in its place, but not written down
-        elif record.current is not None and found != record.current.sha256:
+        elif record.current is not None and sha256 != record.current.sha256:
             self._restore(record.current)
 
     def _activated(self, deploy: Deploy) -> None:
@@ -145,12 +145,12 @@ class DeployedFolder:
         back = known.get(self._hash(self._previous) or "")
         if back is not None:
             self._name_also(self._previous, self.current)
-            told = f"run {back.run} version {back.version} is in use again"
+            replacement = f"run {back.run} version {back.version} is in use again"
         else:
             self.current.unlink(missing_ok=True)
             durable.sync_dir(self.folder)
-            told = "there is no other one"
-        detail = f"{self.current} is damaged on this device's disk; {told}"
+            replacement = "there is no other one"
+        detail = f"{self.current} is damaged on this device's disk; {replacement}"
         log.error("%s", detail)
         damaged = Deployed(deployment=bad.deployment, state="rolled_back", code="damaged", detail=detail)
         wanted = None if record.wanted == bad else record.wanted

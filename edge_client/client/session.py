@@ -5,9 +5,9 @@
 
 Rules
   R1  One lease at a time. Only an assignment newer than all seen before, by (epoch, issue), is taken.
-  R2  Saved before said: a lease is on disk before it is accepted, a finished update before it is offered.
+  R2  Save first: a lease is on disk before it is accepted, a finished update before it is offered.
   R3  A finished update is never trained again, unless the disk lost it, and deleted only on its receipt (or a cancel).
-  R4  What may be lost on the way is said again: hello until welcomed, offer until granted or receipted.
+  R4  What may be lost on the way is repeated: hello until welcomed, offer until granted or receipted.
   R5  A crashed worker starts its assignment again, a few times, also if it takes the client with it; a declining one
       does not.
   R6  A worker that went over its budget is followed at once by one with a smaller plan, a few times; what was too much
@@ -132,7 +132,7 @@ class Session:
 
     @property
     def progress(self) -> WorkerProgress:
-        """What is being done for the lease, as last told."""
+        """What the worker last reported for the lease."""
         return self._progress
 
     @property
@@ -152,7 +152,7 @@ class Session:
         return min(due)
 
     def begin(self) -> list[Instruction]:
-        """What to do right after a start: go on with what was saved."""
+        """What to do right after a start: continue the lease that was saved."""
         if self.assign is None or self.update is not None:
             return []
         return [*(Fetch(part) for part in self.assign.parts), *self._work()]
@@ -165,7 +165,7 @@ class Session:
         match event:
             case LinkUp():
                 self._linked = True
-                self._hello_tries = 0  # a new connection: what made the last ones slow is over
+                self._hello_tries = 0  # a new connection: the reason for slow ones is over
                 yield from self._hello(now)
             case LinkDown():
                 self._linked = self._welcomed = False
@@ -222,9 +222,9 @@ class Session:
         )
 
     def say_hello(self, now: float) -> list[Instruction]:
-        """The coordinator may have started anew: introduce ourselves, unless we just did for the first time."""
-        just_said = not self._welcomed and self._hello_tries == 1 and self._hello_at - now <= _HELLO_AGAIN_S
-        if not self._linked or just_said:
+        """Introduce this device again, because the coordinator may have restarted; not right after the first hello."""
+        is_recent = not self._welcomed and self._hello_tries == 1 and self._hello_at - now <= _HELLO_AGAIN_S
+        if not self._linked or is_recent:
             return []
         self._hello_tries = 0
         return list(self._hello(now))
@@ -289,7 +289,7 @@ class Session:
             return
         declined = self._declined is not None and self._declined.lease == assign.lease
         if declined or (assign.epoch, assign.issue) <= self._highest:
-            yield Send(self._declined_as(assign.lease))  # R1; said again, in case the first time was lost
+            yield Send(self._declined_as(assign.lease))  # R1; again, in case the first one was lost
             return
         needed = 3 * sum(part.length for part in assign.parts)
         if self.free_bytes < needed:

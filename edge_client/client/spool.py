@@ -67,16 +67,16 @@ class Spool:
 
     def remember(self, ceiling: Ceiling) -> None:
         """What is too much here; durable with the next `save` or `forget`."""
-        kept = [known for known in self._saved.ceilings if not _says_more(ceiling, known)]
-        self._saved = replace(self._saved, ceilings=(*kept, ceiling)[-_MOST_CEILINGS:])
+        others = [known for known in self._saved.ceilings if not _says_more(ceiling, known)]
+        self._saved = replace(self._saved, ceilings=(*others, ceiling)[-_MOST_CEILINGS:])
 
     def ceilings(self, budget_bytes: int) -> dict[str, int]:
         """What is too much for a budget, by key: what was too much for as large or a larger one."""
-        found: dict[str, int] = {}
+        limits: dict[str, int] = {}
         for known in self._saved.ceilings:
             if budget_bytes <= known.budget_bytes:
-                found[known.key] = min(known.training_bytes, found.get(known.key, known.training_bytes))
-        return found
+                limits[known.key] = min(known.training_bytes, limits.get(known.key, known.training_bytes))
+        return limits
 
     def _write(self, saved: Saved, *, point: str) -> None:
         with durable.disk_errors(f"cannot write {self._path}"):

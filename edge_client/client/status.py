@@ -105,12 +105,12 @@ def read_status(path: Path) -> Status | None:
 def summary(state_dir: Path, bundle: Bundle) -> dict[str, Any]:
     """What a device is and does: its identity, whether a client runs, and what that one last wrote."""
     running = durable.is_claimed(state_dir)
-    told = read_status(state_dir / "status.json") or Status(pid=0)
+    status = read_status(state_dir / "status.json") or Status(pid=0)
     if not running:
-        told = Status(pid=0, link="stopped", state="stopped", receipt=told.receipt, error=told.error)
+        status = Status(pid=0, link="stopped", state="stopped", receipt=status.receipt, error=status.error)
     known = {"device": bundle.device, "federation": bundle.federation, "brokers": list(bundle.brokers)}
-    dated = {"receipt": _dated(told.receipt), "error": _dated(told.error)}
-    return {**known, "running": running, **to_map(told), **dated, "deployed": _deployed(state_dir)}
+    dated = {"receipt": _dated(status.receipt), "error": _dated(status.error)}
+    return {**known, "running": running, **to_map(status), **dated, "deployed": _deployed(state_dir)}
 
 
 def _deployed(state_dir: Path) -> dict[str, Any] | None:
@@ -121,8 +121,8 @@ def _deployed(state_dir: Path) -> dict[str, Any] | None:
     if not durable.is_there(folder):
         return None
     record, path = deployed.read_record(folder), deployed.current_path(state_dir)
-    kept = {"model": to_map(record.current), "path": str(path) if record.current is not None else None}
-    return {**kept, "wanted": to_map(record.wanted), "outcome": to_map(record.outcome)}
+    current = {"model": to_map(record.current), "path": str(path) if record.current is not None else None}
+    return {**current, "wanted": to_map(record.wanted), "outcome": to_map(record.outcome)}
 
 
 def _dated(moment: Moment | None) -> dict[str, str] | None:
@@ -166,8 +166,8 @@ def _named(model: dict[str, Any]) -> str:
 
 def _link(data: dict[str, Any]) -> str:
     words = {"connecting": "not connected", "connected": "connected, the coordinator has not answered yet"}
-    said = {**words, "let_in": "connected"}.get(data["link"], "")
-    return f": {said}" if data["running"] and said else ""
+    link = {**words, "let_in": "connected"}.get(data["link"], "")
+    return f": {link}" if data["running"] and link else ""
 
 
 def _doing(data: dict[str, Any]) -> str:

@@ -1,12 +1,12 @@
-"""What systemd is told of this process, with its own datagrams (sd_notify), and nothing where no systemd asks.
+"""Reports to systemd how this process does, with its datagrams (sd_notify); does nothing where no systemd asks.
 
     READY=1        it serves
     WATCHDOG=1     a turn of its loop was done; without one for WatchdogSec the service is started anew
     STATUS=...     what it does, for `systemctl status`
-    STOPPING=1     it was told to end
+    STOPPING=1     it was asked to end
 
 The watchdog is fed from the loop that does the work, never by a thread or a timer beside it: a process that only
-exists is not fed. Does not cover: a worker that hangs, which the daemon ends (`workers.Stall`).
+exists is not fed. Does not cover: a worker that hangs, which the daemon ends (`worker_stall`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Supervisor:
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Supervisor:
         """As systemd says; what it says is removed, because children are not to answer for us."""
         address = environment.pop("NOTIFY_SOCKET", "")
-        told, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
-        for_us = pid in ("", str(os.getpid())) and told.isdecimal()
-        return cls(address if address[:1] in ("/", "@") else "", watchdog_s=int(told) / 1e6 if for_us else 0.0)
+        watchdog_us, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        for_us = pid in ("", str(os.getpid())) and watchdog_us.isdecimal()
+        return cls(address if address[:1] in ("/", "@") else "", watchdog_s=int(watchdog_us) / 1e6 if for_us else 0.0)
 
     def ready(self) -> None:
-        """It serves; said again after a start over, which changes nothing."""
+        """The process serves; to repeat this after a restart of the daemon changes nothing."""
         self._send("READY=1")
 
     def alive(self, now: float) -> None:
-        """A turn of the loop was done; told as often as is needed."""
+        """A turn of the loop was done; reported as often as the watchdog needs it."""
         if self._every_s is not None and now >= self._due:
             self._due = now + self._every_s
             self._send("WATCHDOG=1")
@@ -58,7 +58,7 @@ class Supervisor:
             self._send(f"STATUS={line}")
 
     def stopping(self) -> None:
-        """It was told to end."""
+        """The process was asked to end."""
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:

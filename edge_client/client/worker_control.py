@@ -88,7 +88,7 @@ class WorkerControl:
     def start(self, instruction: Start) -> None:
         """Start a worker, with what memory there is now."""
         assign, files = instruction.assign, self._files
-        if self._worker is not None:  # it was told to stop and has not ended yet: its lease is over, do not wait for it
+        if self._worker is not None:  # it was stopped and has not ended yet: its lease is over, do not wait for it
             self._worker.kill()
             self._worker = None
         self.budget_bytes = self.budget_now()

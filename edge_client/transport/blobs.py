@@ -52,8 +52,8 @@ class BlobStore:
         if sha256 in self._verified or not self.has(sha256):
             return self.has(sha256)
         with durable.disk_errors(f"cannot read {self.path(sha256)}"):
-            found = durable.sha256_file(self.path(sha256))
-        if found != sha256:
+            actual = durable.sha256_file(self.path(sha256))
+        if actual != sha256:
             self.remove(sha256)
             return False
         self._verified.add(sha256)

@@ -14,8 +14,8 @@ _OTHER_AUTHORITY = frozenset({2, 7, 18, 19, 20, 21, 24, 26, 30})  # unknown, ano
 
 def explain(error: ssl.SSLCertVerificationError, *, where: str, host: str) -> str:
     """`where` is host and port as people read them, `host` the name that was asked for."""
-    said = f"the certificate of {where} is not acceptable: {error.verify_message}"
-    return f"{said}; {_advice(error.verify_code, host)}"
+    problem = f"the certificate of {where} is not acceptable: {error.verify_message}"
+    return f"{problem}; {_advice(error.verify_code, host)}"
 
 
 def _advice(code: int, host: str) -> str:

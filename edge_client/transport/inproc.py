@@ -23,15 +23,15 @@ Access = Callable[[str, Literal["publish", "subscribe"], str], bool]  # user, wh
 
 def matches(pattern: str, topic: str) -> bool:
     """Whether a subscription covers a topic, by the rules of MQTT 3.1.1 (section 4.7)."""
-    wanted, levels = pattern.split("/"), topic.split("/")
-    if topic.startswith("$") and wanted[0] in ("+", "#"):
+    pattern_levels, levels = pattern.split("/"), topic.split("/")
+    if topic.startswith("$") and pattern_levels[0] in ("+", "#"):
         return False
-    for i, level in enumerate(wanted):
+    for i, level in enumerate(pattern_levels):
         if level == "#":
             return True  # also the parent itself: `a/#` covers `a`
         if i >= len(levels) or level not in ("+", levels[i]):
             return False
-    return len(wanted) == len(levels)
+    return len(pattern_levels) == len(levels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,8 @@ class Hub:
         return [topic for topic in topics if not self._allowed(user, "subscribe", topic)]
 
     def _retained_for(self, patterns: Sequence[str]) -> list[Received]:
-        kept = self._retained.items()
-        return [Received(topic=t, payload=p) for t, p in kept if any(matches(pattern, t) for pattern in patterns)]
+        retained = self._retained.items()
+        return [Received(topic=t, payload=p) for t, p in retained if any(matches(pattern, t) for pattern in patterns)]
 
     def _publish(self, user: str, topic: str, payload: bytes, retain: bool) -> None:
         if not self._allowed(user, "publish", topic):

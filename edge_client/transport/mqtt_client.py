@@ -128,11 +128,11 @@ class FastClient(Client):
         self._unsent: list[memoryview] = []
 
     @staticmethod
-    def fits(made: paho.Client) -> bool:
+    def fits(client: paho.Client) -> bool:
         """Whether this version of paho is as expected."""
         methods = ("_packet_handle", "_packet_read", "_packet_write")
         fields = ("_in_packet", "_last_bytes_received", "_last_msg_out", "_msgtime_mutex", "_sock")
-        return all(hasattr(made, name) for name in (*methods, *fields))
+        return all(hasattr(client, name) for name in (*methods, *fields))
 
     def reconnect(self) -> MQTTErrorCode:
         """A new connection begins with a new packet, both ways."""

@@ -13,7 +13,7 @@ import pytest
 from rows import digest
 
 from edge_client import faults
-from edge_client.client import deploying
+from edge_client.client import deploying, self_test_process
 from edge_client.client.deploying import Deploying
 from edge_client.device import watch
 from edge_client.errors import DiskFullError
@@ -373,7 +373,7 @@ def test_a_test_that_lacks_memory_is_repeated_and_then_given_up(
     device.code = "import os; os.kill(os.getpid(), 9)" if killed else "import sys; sys.exit(75)"
     device.budget_bytes = 10**9 if killed else 4 * 10**8
     kills = iter(range(10))
-    monkeypatch.setattr(deploying, "count_oom_kills", lambda: -1)
+    monkeypatch.setattr(self_test_process, "count_oom_kills", lambda: -1)
     monkeypatch.setattr(watch, "count_oom_kills", lambda root: next(kills))
     device.start()
     device.deploying.asked(ONE)

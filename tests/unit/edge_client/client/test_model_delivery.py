@@ -42,7 +42,7 @@ def _model_chunk(index: int) -> bytes:
 def deployed_to(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A device that is asked to use a model; its self-test is a program that the test ends."""
     monkeypatch.setattr("edge_client.client.deploying.has_runtime", lambda: True)
-    monkeypatch.setattr("edge_client.client.deploying.COMMAND", (sys.executable, "-c", SLEEPS))
+    monkeypatch.setattr("edge_client.client.self_test_process.COMMAND", (sys.executable, "-c", SLEEPS))
     world.start()
     world.welcome()
     world.say(DEPLOY)
