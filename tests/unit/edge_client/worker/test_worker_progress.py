@@ -17,8 +17,11 @@ from worker_runs import (
 from edge_client.worker.progress import Progress
 
 
-def test_evaluation_alone_sends_no_weights_and_tells_its_progress(tmp_path: Path) -> None:
-    """First and last line of each phase are there, whatever the throttle."""
+def test_evaluation_alone_sends_no_weights_and_tells_its_progress(tmp_path: Path, trained: Path) -> None:
+    """First and last line of each phase are there, whatever the throttle.
+
+    `trained` has measured this model's rows: a worker that measures them begins again afterwards, and says so.
+    """
     work = make_work(tmp_path / "w", train=False)
     read_end, write_end = os.pipe()
     command = [sys.executable, "-m", "edge_client.worker.process", str(work)]
