@@ -39,7 +39,7 @@ def _compare(options: argparse.Namespace) -> None:
     if text:
         print(text)
     if options.format == "csv":  # has no place for it
-        for line in compare_formats.told_left_out(found):
+        for line in compare_formats.left_out_lines(found):
             print(line, file=sys.stderr)
 
 

@@ -108,7 +108,7 @@ def _report(state_dir: Path, run: str, folder: Path) -> str:
     from coordinator.report import run_page as report  # loads the plots' library
 
     path = folder / f"{run}.html"
-    report.write_page(report.render(run_record.ask_for(state_dir, run)), path)
+    report.write_page(report.render(run_record.fetch_record(state_dir, run)), path)
     return str(path)
 
 

@@ -179,4 +179,4 @@ def _runs_to_report(options: argparse.Namespace) -> list[RunRecord]:
     place = Path(options.run)
     if run_folders.holds_runs(place) or not is_id(options.run):
         return [run_folders.read_run(folder) for folder in run_folders.find_runs([place])]
-    return [run_record.ask_for(options.state_dir, options.run)]
+    return [run_record.fetch_record(options.state_dir, options.run)]

@@ -1,10 +1,10 @@
-"""Simulations side by side: runs that differ in nothing but their seed are one row, with mean and spread.
+"""Comparing simulations: runs that differ only in their seed become one row, with mean and spread.
 
 Covers: which runs belong together, what differs between them, and the numbers of each row.
 Does not cover: reading folders (`coordinator.results.run_folders`), how rows are written
 (`coordinator.report.compare_formats`).
 
-A run that is not finished has no part in any number; it is listed. Of two runs with the same file and seed one counts.
+A run that is not finished is listed, but counts in no number. Of two runs with the same file and seed one counts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A run that no number is from."""
+    """A run that no number comes from."""
 
     folder: str
     method: str
@@ -63,7 +63,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """All runs, sorted out."""
+    """Runs by the settings that they share."""
 
     groups: Sequence[Group]
     differing: Sequence[str]  # the method, and the other keys that differ between groups
@@ -81,7 +81,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Over the values that are there; None if there are none."""
+        """The spread of the known values; None if there are none."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -100,7 +100,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What training took at most, on the device that came nearest to its budget."""
+    """The highest memory of training, on the device that came nearest to its budget."""
 
     device: str
     seed: int
@@ -109,7 +109,7 @@ class Peak:
 
     @property
     def share(self) -> float | None:
-        """Of the budget."""
+        """The share of the budget that was used."""
         return self.peak_bytes / self.budget_bytes if self.budget_bytes else None
 
 
@@ -145,16 +145,16 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunRecord], *, metric: str = "accuracy", target: float | None = None) -> Comparison:
-    """The rows, in the order in which their first runs came."""
-    found = grouped(runs)
-    rows = [summarize(group, metric, target) for group in found.groups]
+    """Compare runs; rows are in the order of their first runs."""
+    grouping = grouped(runs)
+    rows = [summarize(group, metric, target) for group in grouping.groups]
     return Comparison(
         metric=metric,
         target=target,
-        differing=found.differing,
-        same=found.same,
+        differing=grouping.differing,
+        same=grouping.same,
         rows=rows,
-        left_out=found.left_out,
+        left_out=grouping.left_out,
     )
 
 
@@ -162,7 +162,7 @@ def compare(runs: Sequence[RunRecord], *, metric: str = "accuracy", target: floa
 
 
 def grouped(runs: Sequence[RunRecord]) -> Grouping:
-    """Sort runs out by everything in their files but name and seed."""
+    """Group runs by everything in their files but name and seed."""
     members: dict[str, dict[int, RunRecord]] = {}
     tables: dict[str, Settings] = {}
     left_out = []
@@ -189,7 +189,7 @@ def grouped(runs: Sequence[RunRecord]) -> Grouping:
 
 
 def _key(table: Settings) -> str:
-    """Equal for equal settings, in whichever order they stand there, and for 1 and 1.0."""
+    """A text that is equal for equal settings in any order, also for 1 and 1.0."""
     whole = {key: float(value) if type(value) is int else value for key, value in table.items()}
     return json.dumps(whole, sort_keys=True)
 
@@ -206,7 +206,7 @@ def _left_out(run: RunRecord, twin: RunRecord | None) -> LeftOut:
 
 
 def _differing(tables: Sequence[Settings]) -> list[str]:
-    """The method, which a table is read by, and the keys that not all tables have with one value; as in a run file."""
+    """The method, and the keys whose values differ between tables, in the order of a run file."""
     keys = dict.fromkeys(key for table in tables for key in table)
     sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     differ = [key for key in keys if key != _METHOD and any(table.get(key) != tables[0].get(key) for table in tables)]
@@ -237,8 +237,8 @@ def summarize(group: Group, metric: str, target: float | None) -> Row:
 
 
 def _values(run: RunRecord, metric: str) -> list[float]:
-    """After each judged round; the model before the first round is nobody's merit."""
-    values = (found.value(metric) for found in run.rounds if found.number)
+    """The values after each evaluated round; the model before the first round is not counted."""
+    values = (record.value(metric) for record in run.rounds if record.number)
     return [value for value in values if value is not None]
 
 
@@ -254,43 +254,43 @@ def _best(run: RunRecord, metric: str) -> float | None:
 
 
 def _worst_device(run: RunRecord) -> float | None:
-    judged = [found.per_device for found in run.rounds if found.per_device]
-    return min(judged[-1].values()) if judged else None
+    accuracies = [record.per_device for record in run.rounds if record.per_device]
+    return min(accuracies[-1].values()) if accuracies else None
 
 
 def _per_architecture(runs: Sequence[RunRecord]) -> dict[str, Spread]:
-    last = [judged[-1].per_architecture for run in runs if (judged := run.judged)]
-    names = dict.fromkeys(name for found in last for name in found)
-    spreads = {name: Spread.of(found.get(name) for found in last) for name in names}
+    last = [rounds[-1].per_architecture for run in runs if (rounds := run.judged)]
+    names = dict.fromkeys(name for accuracies in last for name in accuracies)
+    spreads = {name: Spread.of(accuracies.get(name) for accuracies in last) for name in names}
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def _reached(runs: Sequence[RunRecord], metric: str, target: float) -> Reached:
-    found = [(run, first) for run in runs if (first := _first_at(run, metric, target)) is not None]
+    reached = [(run, first) for run in runs if (first := _first_at(run, metric, target)) is not None]
     return Reached(
-        num=len(found),
-        rounds=statistics.fmean(first for _, first in found) if found else None,
-        bytes=statistics.fmean(cumulative_bytes(run)[first] for run, first in found) if found else None,
+        num=len(reached),
+        rounds=statistics.fmean(first for _, first in reached) if reached else None,
+        bytes=statistics.fmean(cumulative_bytes(run)[first] for run, first in reached) if reached else None,
     )
 
 
 def _first_at(run: RunRecord, metric: str, target: float) -> int | None:
     """The first round after which the target was reached."""
-    for found in run.rounds:
-        value = found.value(metric)
-        if found.number and value is not None and not is_better(metric, target, value):
-            return found.number
+    for record in run.rounds:
+        value = record.value(metric)
+        if record.number and value is not None and not is_better(metric, target, value):
+            return record.number
     return None
 
 
 def cumulative_bytes(run: RunRecord) -> dict[int, int]:
-    """Round -> what had travelled by its end, up and down."""
-    moved = ((found.bytes_up or 0) + (found.bytes_down or 0) for found in run.rounds)
-    return dict(zip((found.number for found in run.rounds), itertools.accumulate(moved), strict=True))
+    """Round -> bytes that were moved up and down until its end."""
+    bytes_of_rounds = ((record.bytes_up or 0) + (record.bytes_down or 0) for record in run.rounds)
+    return dict(zip((record.number for record in run.rounds), itertools.accumulate(bytes_of_rounds), strict=True))
 
 
 def _peak(runs: Sequence[RunRecord]) -> Peak | None:
-    """By share of the budget; where nobody has one, by bytes."""
+    """The highest peak by share of the budget; by bytes where no device has one."""
     peaks = [
         Peak(device=d.name, seed=run.file.seed, peak_bytes=d.peak_bytes, budget_bytes=d.budget_bytes)
         for run in runs

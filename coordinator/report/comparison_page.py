@@ -1,4 +1,4 @@
-"""The page about several simulations: each method a line, the mean over its seeds, in a band of one standard deviation.
+"""A page about several simulations: for each method the mean over its seeds, in a band of one standard deviation.
 
 Covers: what `coordinator compare` prints, as plots. Does not cover: a page about one run
 (`coordinator.report.run_page`).
@@ -36,27 +36,27 @@ class _Entry:
 
 
 def render(title: str, runs: Sequence[RunRecord]) -> str:
-    """The page."""
-    found = compare.compare(runs)
-    entries = _entries(found, compare.grouped(runs).groups)
+    """The page about the runs."""
+    comparison = compare.compare(runs)
+    entries = _entries(comparison, compare.grouped(runs).groups)
     shown = _shown(entries)
-    drawn = (_progress(shown), _architectures(shown), _traffic(shown), _against_bytes(shown), _memory(shown))
+    plot_sections = (_progress(shown), _architectures(shown), _traffic(shown), _against_bytes(shown), _memory(shown))
     pieces = (
         _head(title, runs),
-        page.tiles(_facts(found, entries)),
-        _table(found, len(entries) - len(shown)),
-        page.pairs(drawn),
+        page.tiles(_facts(comparison, entries)),
+        _table(comparison, len(entries) - len(shown)),
+        page.pairs(plot_sections),
         _plans(entries),
-        _left_out(found),
-        _in_common(found),
+        _left_out(comparison),
+        _in_common(comparison),
         _environment(runs),
     )
     return page.page(title, pieces)
 
 
-def _entries(found: Comparison, groups: Sequence[Group]) -> list[_Entry]:
-    names = compare_formats.setting_names(found.differing)
-    return [_Entry(_name(row, names), group.runs, row) for row, group in zip(found.rows, groups, strict=True)]
+def _entries(comparison: Comparison, groups: Sequence[Group]) -> list[_Entry]:
+    names = compare_formats.setting_names(comparison.differing)
+    return [_Entry(_name(row, names), group.runs, row) for row, group in zip(comparison.rows, groups, strict=True)]
 
 
 def _name(row: Row, names: Mapping[str, str]) -> str:
@@ -66,13 +66,13 @@ def _name(row: Row, names: Mapping[str, str]) -> str:
 
 
 def _shown(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Those that plots have room for: the ones with the highest accuracy."""
+    """The entries with the highest accuracy, as many as plots have room for."""
     best = sorted(entries, key=lambda entry: -(entry.row.last.mean if entry.row.last is not None else 0.0))
-    kept = {entry.name for entry in best[: plots.MAX_CURVES]}
-    return [entry for entry in entries if entry.name in kept]
+    names = {entry.name for entry in best[: plots.MAX_CURVES]}
+    return [entry for entry in entries if entry.name in names]
 
 
-# what it is about
+# the head of the page
 
 
 def _head(title: str, runs: Sequence[RunRecord]) -> str:
@@ -83,33 +83,33 @@ def _head(title: str, runs: Sequence[RunRecord]) -> str:
     return f"<header><h1>{page.text(title)}</h1>{page.note(what)}</header>"
 
 
-def _facts(found: Comparison, entries: Sequence[_Entry]) -> Iterator[tuple[str, str]]:
+def _facts(comparison: Comparison, entries: Sequence[_Entry]) -> Iterator[tuple[str, str]]:
     judged = [(entry.row.last.mean, entry.name) for entry in entries if entry.row.last is not None]
-    yield "finished runs", str(sum(len(row.seeds) for row in found.rows))
-    yield "rows", str(len(found.rows))
-    unfinished = [run for run in found.left_out if not run.same_as]
+    yield "finished runs", str(sum(len(row.seeds) for row in comparison.rows))
+    yield "rows", str(len(comparison.rows))
+    unfinished = [run for run in comparison.left_out if not run.same_as]
     if unfinished:
         yield "not finished", str(len(unfinished))
     best: tuple[float, str] | None = None
     for mean, name in judged:
-        if best is None or is_better(found.metric, mean, best[0]):
+        if best is None or is_better(comparison.metric, mean, best[0]):
             best = (mean, name)
     if best is not None:
-        yield f"best {found.metric} after the last round", f"{best[0]:.4f}"
+        yield f"best {comparison.metric} after the last round", f"{best[0]:.4f}"
         yield "by", best[1]
 
 
-def _table(found: Comparison, num_not_drawn: int) -> str:
-    if not found.rows:
+def _table(comparison: Comparison, num_not_drawn: int) -> str:
+    if not comparison.rows:
         return ""
-    columns = compare_formats.columns(found)
+    columns = compare_formats.columns(comparison)
     rows = [
         [page.Html(f"<b>{page.text(c.cells[i])}</b>") if i in c.best else c.cells[i] for c in columns]
-        for i in range(len(found.rows))
+        for i in range(len(comparison.rows))
     ]
     right = [i for i, column in enumerate(columns) if column.is_number]
     table = page.table([column.head for column in columns], rows, right=right)
-    lines = compare_formats.explained(found)
+    lines = compare_formats.explained(comparison)
     if num_not_drawn:
         lines.append(f"the plots show the {plots.MAX_CURVES} rows with the highest accuracy")
     return page.section("Comparison", table, page.note(*lines))
@@ -123,8 +123,10 @@ def _progress(entries: Sequence[_Entry]) -> str:
     if not any(curve.points for curve in curves):
         return ""
     png = plots.lines([plots.Panel(curves=curves, y="accuracy", highest=1.0)], x="after round")
-    told = page.note(f"{_means(entries)}; {_EVERY_SEED}")
-    return page.section("Accuracy over the rounds", page.image(png, "accuracy of each method after each round"), told)
+    explanation = page.note(f"{_means(entries)}; {_EVERY_SEED}")
+    return page.section(
+        "Accuracy over the rounds", page.image(png, "accuracy of each method after each round"), explanation
+    )
 
 
 def _means(entries: Sequence[_Entry]) -> str:
@@ -133,23 +135,23 @@ def _means(entries: Sequence[_Entry]) -> str:
 
 
 def _accuracies(run: RunRecord) -> Values:
-    return {found.number: found.accuracy for found in run.rounds if found.accuracy is not None}
+    return {record.number: record.accuracy for record in run.rounds if record.accuracy is not None}
 
 
 def _mean(entry: _Entry, values_of: Callable[[RunRecord], Values], name: str = "") -> plots.Curve:
-    """Over the rounds that every seed has a value of: a mean over fewer would jump where a seed ends."""
+    """The mean over the rounds that every seed has: a mean over fewer seeds would jump where one ends."""
     values = [values_of(run) for run in entry.runs]
-    rounds = sorted(set.intersection(*(set(found) for found in values)))
-    several = [[found[number] for found in values] for number in rounds]
+    rounds = sorted(set.intersection(*(set(of_seed) for of_seed in values)))
+    columns = [[of_seed[number] for of_seed in values] for number in rounds]
     return plots.Curve(
         name=name or entry.name,
-        points=[(number, statistics.fmean(found)) for number, found in zip(rounds, several, strict=True)],
-        spread=[statistics.stdev(found) if len(found) > 1 else None for found in several],
+        points=[(number, statistics.fmean(column)) for number, column in zip(rounds, columns, strict=True)],
+        spread=[statistics.stdev(column) if len(column) > 1 else None for column in columns],
     )
 
 
 def _architectures(entries: Sequence[_Entry]) -> str:
-    """Of methods that keep several models: a panel for each, or of one method a line for each."""
+    """For methods that keep several models: one panel per architecture, or one line each of a single method."""
     names = sorted({name for entry in entries for name in entry.row.per_architecture})
     if len(names) < 2:
         return ""
@@ -173,18 +175,18 @@ def _reach(curve: plots.Curve) -> Iterator[float]:
 
 
 def _architecture_panels(names: Sequence[str], entries: Sequence[_Entry]) -> list[plots.Panel]:
-    """All with the same axes."""
-    made = {name: [_mean(entry, partial(_of_architecture, name=name)) for entry in entries] for name in names}
-    values = [value for curves in made.values() for curve in curves for value in _reach(curve)]
+    """One panel per architecture, all with the same limits."""
+    curves_by_name = {name: [_mean(entry, partial(_of_architecture, name=name)) for entry in entries] for name in names}
+    values = [value for curves in curves_by_name.values() for curve in curves for value in _reach(curve)]
     limits = (max(0.0, min(values) - 0.03), min(1.0, max(values) + 0.03))
     return [
         plots.Panel(curves=[c for c in curves if c.points], y="accuracy", title=name, limits=limits)
-        for name, curves in made.items()
+        for name, curves in curves_by_name.items()
     ]
 
 
 def _of_architecture(run: RunRecord, name: str) -> Values:
-    return {found.number: found.per_architecture[name] for found in run.rounds if name in found.per_architecture}
+    return {record.number: record.per_architecture[name] for record in run.rounds if name in record.per_architecture}
 
 
 def _traffic(entries: Sequence[_Entry]) -> str:
@@ -198,7 +200,7 @@ def _traffic(entries: Sequence[_Entry]) -> str:
 
 
 def _moved(run: RunRecord) -> Values:
-    return {found.number: (found.bytes_up or 0) + (found.bytes_down or 0) for found in run.rounds if found.number}
+    return {record.number: (record.bytes_up or 0) + (record.bytes_down or 0) for record in run.rounds if record.number}
 
 
 def _moved_so_far(run: RunRecord) -> Values:
@@ -206,7 +208,7 @@ def _moved_so_far(run: RunRecord) -> Values:
 
 
 def _against_bytes(entries: Sequence[_Entry]) -> str:
-    """What an accuracy costs."""
+    """Accuracy over the bytes that were moved for it."""
     curves = []
     for entry in entries:
         judged = _mean(entry, _accuracies)
@@ -224,8 +226,8 @@ def _against_bytes(entries: Sequence[_Entry]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Used:
-    """What training took at most, by all devices with one budget, in all seeds of one row."""
+class _BudgetPeak:
+    """The highest memory of training over all devices with one budget, in all seeds of one row."""
 
     name: str
     budget: int | None
@@ -254,28 +256,30 @@ def _memory(entries: Sequence[_Entry]) -> str:
     )
     title = f"Peak memory of training{' against its budget' if any(chart.limits) else ''}"
     more = f"the nearest to their budgets, {len(nearest)} of {len(used)}; " if len(nearest) < len(used) else ""
-    told = page.note(f"{more}the highest of all devices with one budget, in all seeds", report_tables.SHARED_WORKERS)
-    return page.section(title, page.image(plots.bars(chart), "peaks, predictions and budgets"), told)
+    explanation = page.note(
+        f"{more}the highest of all devices with one budget, in all seeds", report_tables.SHARED_WORKERS
+    )
+    return page.section(title, page.image(plots.bars(chart), "peaks, predictions and budgets"), explanation)
 
 
-def _with_gaps(used: Sequence[_Used]) -> list[_Used]:
-    """Room between two budgets."""
-    spaced: list[_Used] = []
+def _with_gaps(used: Sequence[_BudgetPeak]) -> list[_BudgetPeak]:
+    """Insert an empty bar between two budgets."""
+    spaced: list[_BudgetPeak] = []
     for one in used:
         if spaced and spaced[-1].budget != one.budget:
-            spaced.append(_Used("", None, 0, None))
+            spaced.append(_BudgetPeak("", None, 0, None))
         spaced.append(one)
     return spaced
 
 
-def _used(entries: Sequence[_Entry]) -> Iterator[_Used]:
+def _used(entries: Sequence[_Entry]) -> Iterator[_BudgetPeak]:
     for entry in entries:
         devices = [device for run in entry.runs for device in run.devices if device.peak_bytes]
         devices.sort(key=lambda device: device.budget_bytes or 0)
         for budget, members in itertools.groupby(devices, key=lambda device: device.budget_bytes):
             same = list(members)
             predicted = max(device.predicted_bytes or 0 for device in same)
-            yield _Used(entry.name, budget, max(device.peak_bytes or 0 for device in same), predicted or None)
+            yield _BudgetPeak(entry.name, budget, max(device.peak_bytes or 0 for device in same), predicted or None)
 
 
 # tables
@@ -290,14 +294,14 @@ def _plans(entries: Sequence[_Entry]) -> str:
     return page.section("Plans", page.table(["", *heads], rows, right=(1, 3, 4, 5, 6))) if rows else ""
 
 
-def _left_out(found: Comparison) -> str:
-    told = compare_formats.told_left_out(found)
-    return page.section("Not in the numbers", page.note(*told)) if told else ""
+def _left_out(comparison: Comparison) -> str:
+    lines = compare_formats.left_out_lines(comparison)
+    return page.section("Not in the numbers", page.note(*lines)) if lines else ""
 
 
-def _in_common(found: Comparison) -> str:
-    """What could be typed again for all of them."""
-    flat = dict(found.same) | (dict(found.rows[0].settings) if len(found.rows) == 1 else {})
+def _in_common(comparison: Comparison) -> str:
+    """The settings that all runs share, as a run file."""
+    flat = dict(comparison.same) | (dict(comparison.rows[0].settings) if len(comparison.rows) == 1 else {})
     nested: dict[str, Any] = {}
     for key, value in flat.items():
         section, _, last = key.rpartition(".")

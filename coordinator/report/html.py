@@ -1,7 +1,7 @@
-"""The parts that report pages are put together of: page, sections, tiles, tables, pictures.
+"""The building blocks of report pages: page, sections, tiles, tables, pictures.
 
-Whatever came from a device or a file is text: it is escaped at the one place where text becomes HTML (`text`).
-A page is whole in itself; a policy in it forbids to load anything.
+All values from devices and files are escaped in the one function that turns text into HTML (`text`). A page is
+self-contained; its content security policy forbids loading anything.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def text(value: object) -> str:
 
 
 def page(title: str, pieces: Iterable[str]) -> str:
-    """The whole of it."""
+    """A complete HTML page."""
     body = "\n".join(piece for piece in pieces if piece)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -86,7 +86,7 @@ def page(title: str, pieces: Iterable[str]) -> str:
 
 
 def tiles(facts: Iterable[tuple[str, str]]) -> str:
-    """Name and value of what is to be seen first."""
+    """The most important facts by name and value."""
     shown = "".join(f'<div class="tile"><b>{text(v)}</b><span>{text(n)}</span></div>' for n, v in facts)
     return f'<div class="tiles">{shown}</div>'
 
@@ -97,22 +97,22 @@ def section(title: str, *pieces: str) -> str:
 
 
 def pairs(sections: Sequence[str]) -> str:
-    """Two and two beside each other, where the screen is wide enough; empty ones are left out."""
-    there = [one for one in sections if one]
-    return "\n".join(f'<div class="pair">{"".join(there[i : i + 2])}</div>' for i in range(0, len(there), 2))
+    """Sections in pairs where the screen is wide enough; empty ones are left out."""
+    filled = [one for one in sections if one]
+    return "\n".join(f'<div class="pair">{"".join(filled[i : i + 2])}</div>' for i in range(0, len(filled), 2))
 
 
 def image(png: bytes, alt: str) -> str:
-    """A picture, in the page itself; letters of all plots have one size, unless the screen is narrow."""
+    """An embedded picture; the letters of all plots have one size, unless the screen is narrow."""
     width = round(int.from_bytes(png[16:20], "big") / _SHARPNESS)
     data = base64.b64encode(png).decode("ascii")
     return f'<img alt="{text(alt)}" width="{width}" src="data:image/png;base64,{data}">'
 
 
 def images(content: str) -> dict[str, bytes]:
-    """The pictures of a page by names that files may have: what each is said to show, in small letters."""
-    found = re.findall(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,([^"]*)">', content)
-    return {_file_name(alt): base64.b64decode(data) for alt, data in found}
+    """The pictures of a page by file name, which is made of the text that describes the picture."""
+    matches = re.findall(r'<img alt="([^"]*)" width="\d+" src="data:image/png;base64,([^"]*)">', content)
+    return {_file_name(alt): base64.b64decode(data) for alt, data in matches}
 
 
 def _file_name(alt: str) -> str:
@@ -126,19 +126,19 @@ def note(*lines: str) -> str:
 
 
 def words(value: object) -> Html:
-    """The cell of a table that is broken into lines."""
+    """A cell of a table whose text may wrap."""
     return Html(f"<p>{text(value)}</p>")
 
 
 def details(summary: str, content: str) -> str:
-    """What is shown when somebody asks."""
+    """Content that opens with a click on its summary."""
     return f"<details><summary>{text(summary)}</summary>{content}</details>"
 
 
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int] = (), kind: str = "lines"
 ) -> str:
-    """Cells are text; one that is `Html` is taken as it is. `lines`: no cell is broken; a narrow screen scrolls."""
+    """A table of texts; `Html` cells are used unchanged. With `lines` no cell wraps; a narrow screen scrolls."""
 
     def line(cells: Sequence[object], tag: str) -> str:
         shown = (f"<{tag}{' class=right' if i in right else ''}>{_cell(c)}</{tag}>" for i, c in enumerate(cells))
@@ -150,12 +150,12 @@ def table(
 
 
 def table_of_known(heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[int]) -> str:
-    """A table without the columns that nothing is known for."""
-    kept = [i for i in range(len(heads)) if any(row[i] not in (None, "", "-") for row in rows)]
+    """A table without the columns that have no known value."""
+    known = [i for i in range(len(heads)) if any(row[i] not in (None, "", "-") for row in rows)]
     return table(
-        [heads[i] for i in kept],
-        [[row[i] for i in kept] for row in rows],
-        right=[place for place, i in enumerate(kept) if i in right],
+        [heads[i] for i in known],
+        [[row[i] for i in known] for row in rows],
+        right=[place for place, i in enumerate(known) if i in right],
     )
 
 

@@ -39,7 +39,7 @@ __all__ = [
     "unit",
 ]
 
-MAX_BARS, MAX_CURVES = 40, 12  # more cannot be read: who asks for a plot chooses
+MAX_BARS, MAX_CURVES = 40, 12  # more cannot be read; the caller chooses which
 _MAX_THIN_LINES = 200
 _MAX_MARKED = 20  # points of a curve; of more only the line is seen
 _MAX_LABEL = 22
@@ -117,19 +117,19 @@ class Bars:
 
 
 def lines(panels: Sequence[Panel], *, x: str, whole: bool = True) -> bytes:
-    """Panels one below the other over the same x, which counts something if `whole`; one legend for all."""
+    """Panels one below the other over the same x, whose ticks are whole numbers if `whole`; one legend for all."""
     names = list(dict.fromkeys(curve.name for panel in panels for curve in panel.curves))
     places = {name: number for number, name in enumerate(names)}
     with rc_context(_STYLE):
         height = _SIZE[1] if len(panels) == 1 else 0.7 + 2.1 * len(panels)
         figure = _figure((_SIZE[0], height))
-        drawn: list[Axes] = list(figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0])
-        for axes, panel in zip(drawn, panels, strict=True):
+        all_axes: list[Axes] = list(figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0])
+        for axes, panel in zip(all_axes, panels, strict=True):
             _draw(axes, panel, places)
-        drawn[-1].set_xlabel(x)
+        all_axes[-1].set_xlabel(x)
         if whole:
-            drawn[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=(1, 2, 5, 10), min_n_ticks=1))
-        _legend(figure, drawn)
+            all_axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=(1, 2, 5, 10), min_n_ticks=1))
+        _legend(figure, all_axes)
         return _png(figure)
 
 
@@ -165,17 +165,17 @@ def _draw_curve(axes: Axes, curve: Curve, place: int) -> None:
     axes.plot(xs, ys, **line, label=name, zorder=3)
 
 
-def _legend(figure: Figure, drawn: Sequence[Axes], *, first: Iterable[str] = ()) -> None:
-    """Each name once, in the order of drawing but for those that come first; a plot of one thing needs none."""
-    found: dict[str, Artist] = {}
-    for axes in drawn:
+def _legend(figure: Figure, all_axes: Sequence[Axes], *, first: Iterable[str] = ()) -> None:
+    """A legend with each name once, `first` before the others; none for a plot of one thing."""
+    handles: dict[str, Artist] = {}
+    for axes in all_axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(name, handle)
-    if len(found) > 1:
-        longest = max(map(len, found))
-        names = [*(name for name in first if name in found), *(name for name in found if name not in set(first))]
+            handles.setdefault(name, handle)
+    if len(handles) > 1:
+        longest = max(map(len, handles))
+        names = [*(name for name in first if name in handles), *(name for name in handles if name not in set(first))]
         legend = figure.legend(
-            [found[name] for name in names],
+            [handles[name] for name in names],
             names,
             loc="outside lower center",
             ncols=1 if longest > 30 else 2 if longest > 22 else 3,
@@ -185,7 +185,7 @@ def _legend(figure: Figure, drawn: Sequence[Axes], *, first: Iterable[str] = ())
 
 
 def bars(chart: Bars) -> bytes:
-    """Bars from top to bottom in the order that is given."""
+    """Bars from top to bottom, in the order of their labels."""
     labels = [_short(label, _MAX_LABEL) for label in chart.labels]
     places = range(len(labels))
     with rc_context(_STYLE):
@@ -217,7 +217,7 @@ def _mark(axes: Axes, values: Sequence[float | None], colour: str, name: str, *,
 
 
 def _note(axes: Axes, notes: Sequence[str], over: Sequence[bool]) -> None:
-    """At the right end, like a second axis; red where a bar is longer than its limit."""
+    """Texts at the right end, like a second axis; red where a bar is longer than its limit."""
     if any(notes):
         beside = axes.twinx()
         beside.set_ylim(*axes.get_ylim())
@@ -230,22 +230,22 @@ def _note(axes: Axes, notes: Sequence[str], over: Sequence[bool]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """Values from 0 to 1 in a square; None where there is none."""
+    """A square of values from 0 to 1; None where a value is missing."""
 
     title: str
     values: Sequence[Sequence[float | None]]
 
 
 def heat_maps(maps: Sequence[HeatMap], labels: Sequence[str]) -> bytes:
-    """Squares beside each other, whose rows and columns are the same things: numbered, and named at the left."""
+    """Square maps beside each other; their rows and columns are the labels, numbered, and named at the left."""
     count = len(labels)
     columns = min(len(maps), 2 if count > 4 else 3)
     rows = math.ceil(len(maps) / columns)
     with rc_context({**_STYLE, "axes.grid": False}):
         side = (_WIDE - 1.9) / max(2, columns)
         figure = _figure((_WIDE if columns > 1 else 0.6 * _WIDE, (side + 0.45) * rows + 0.25), pad=0.08)
-        drawn: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for number, axes in enumerate(drawn):
+        all_axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for number, axes in enumerate(all_axes):
             if number >= len(maps):
                 axes.set_axis_off()
                 continue
@@ -254,23 +254,23 @@ def heat_maps(maps: Sequence[HeatMap], labels: Sequence[str]) -> bytes:
             named = [f"{_short(label, 30)} ({place})" for place, label in enumerate(labels, start=1)]
             axes.set_yticks(range(count), named if number % columns == 0 else [], parse_math=False)
             axes.tick_params(length=0, labelsize=7)
-        bar = figure.colorbar(image, ax=drawn, shrink=0.6, aspect=24, pad=0.02)
+        bar = figure.colorbar(image, ax=all_axes, shrink=0.6, aspect=24, pad=0.02)
         bar.outline.set_visible(False)
         bar.set_label("linear CKA", size=7)
         bar.ax.tick_params(labelsize=7, length=0)
         return _png(figure)
 
 
-def _draw_heat(axes: Axes, found: HeatMap) -> AxesImage:
-    values = [[math.nan if value is None else value for value in row] for row in found.values]
+def _draw_heat(axes: Axes, heat_map: HeatMap) -> AxesImage:
+    values = [[math.nan if value is None else value for value in row] for row in heat_map.values]
     shades = colormaps[_HEAT].with_extremes(bad="#e2e8f0")
     image = axes.imshow(values, cmap=shades, vmin=0.0, vmax=1.0, interpolation="nearest")
-    for y, row in enumerate(found.values):
+    for y, row in enumerate(heat_map.values):
         for x, value in enumerate(row):
-            told = "-" if value is None else f"{value:.2f}"
+            shown = "-" if value is None else f"{value:.2f}"
             colour = "white" if value is not None and value > _DARK else _INK
-            axes.text(x, y, told, ha="center", va="center", fontsize=6.5, color=colour)
-    axes.set_title(found.title, parse_math=False)
+            axes.text(x, y, shown, ha="center", va="center", fontsize=6.5, color=colour)
+    axes.set_title(heat_map.title, parse_math=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
     return image
@@ -278,33 +278,35 @@ def _draw_heat(axes: Axes, found: HeatMap) -> AxesImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
-    """Points of a plane, each of some kind."""
+    """A scatter plot of points, each of a kind."""
 
     title: str
     points: Line
     kinds: Sequence[int]  # places in the names; others are grey
 
 
-def clouds(found: Sequence[Cloud], names: Sequence[str]) -> bytes:
+def clouds(pictures: Sequence[Cloud], names: Sequence[str]) -> bytes:
     """Clouds beside each other; the first `MAX_KINDS` names have a colour and a marker each."""
     shown = names[:MAX_KINDS]
     with rc_context({**_STYLE, "axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}):
-        side = _WIDE / max(2, len(found))
+        side = _WIDE / max(2, len(pictures))
         columns = 5 if max(map(len, shown), default=0) <= 12 else 3
         figure = _figure((_WIDE, side + 0.35 + 0.2 * math.ceil((len(shown) + 1) / columns)), pad=0.08)
-        drawn: list[Axes] = list(figure.subplots(1, len(found), squeeze=False)[0])
-        for axes, cloud in zip(drawn, found, strict=True):
+        all_axes: list[Axes] = list(figure.subplots(1, len(pictures), squeeze=False)[0])
+        for axes, cloud in zip(all_axes, pictures, strict=True):
             others = [point for point, kind in zip(cloud.points, cloud.kinds, strict=True) if kind >= len(shown)]
             if others:
                 axes.scatter(*_columns(others), s=7, color=_PALE, linewidths=0, label="other classes")
             for kind, name in enumerate(shown):
-                own = [point for point, its in zip(cloud.points, cloud.kinds, strict=True) if its == kind]
+                points = [point for point, its in zip(cloud.points, cloud.kinds, strict=True) if its == kind]
                 label = _short(name, _MAX_LABEL)
-                axes.scatter(*_columns(own), s=11, color=_KINDS[kind], marker=_MARKERS[kind], linewidths=0, label=label)
+                axes.scatter(
+                    *_columns(points), s=11, color=_KINDS[kind], marker=_MARKERS[kind], linewidths=0, label=label
+                )
             axes.set_title(_short(cloud.title, _MAX_NAME), parse_math=False)
             axes.set(xticks=[], yticks=[], box_aspect=1)
-        handles, told = drawn[0].get_legend_handles_labels()  # not by name: two long ones may be cut to the same
-        legend = figure.legend(handles, told, loc="outside lower center", ncols=columns)
+        handles, texts = all_axes[0].get_legend_handles_labels()  # not by name: two long ones may be cut to the same
+        legend = figure.legend(handles, texts, loc="outside lower center", ncols=columns)
         for text in legend.get_texts():
             text.set_parse_math(False)
         return _png(figure)
@@ -343,7 +345,7 @@ def _columns(line: Line) -> tuple[list[float], list[float]]:
 
 
 def _short(text: str, longest: int) -> str:
-    """One short line; of a long text begin and end, where names of devices differ."""
+    """One short line; a long text keeps its begin and its end, where names of devices differ."""
     plain = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     tail = longest // 2
     return plain if len(plain) <= longest else f"{plain[: longest - 1 - tail]}…{plain[-tail:]}"

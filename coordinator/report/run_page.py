@@ -1,4 +1,4 @@
-"""`coordinator run report`: one HTML page about a run, plots included; nothing in it comes from the network.
+"""`coordinator run report`: one self-contained HTML page about a run, with its plots.
 
 Covers: a run of a fleet or of a simulation; both are the same record.
 Does not cover: several runs side by side (`coordinator.report.comparison_page`).
@@ -31,12 +31,12 @@ _VERBS = {"queued": "Waits", "running": "Is running", "unfinished": "Is not fini
 
 
 def write_page(content: str, path: Path) -> None:
-    """Write a page, whole or not at all; raises `InputError` for what is there and no plain file."""
+    """Write a page completely or not at all; raises `InputError` if `path` exists and is no plain file."""
     _write(content.encode("utf-8", "replace"), path)
 
 
 def write_plots(content: str, folder: Path) -> list[Path]:
-    """Write the plots of a page as files of their own; those of another page that are there stay."""
+    """Write the plots of a page as separate files; other files in the folder stay."""
     with durable.disk_errors(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     plots_by_name = page.images(content)
@@ -55,11 +55,18 @@ def _write(data: bytes, path: Path) -> None:
 
 def render(run: RunRecord) -> str:
     """The page about a run."""
-    drawn = (_progress(run), _architectures(run), _recall(run), _traffic(run), _memory(run), _traffic_of_devices(run))
+    plot_sections = (
+        _progress(run),
+        _architectures(run),
+        _recall(run),
+        _traffic(run),
+        _memory(run),
+        _traffic_of_devices(run),
+    )
     pieces = (
         _head(run),
         page.tiles(_facts(run)),
-        page.pairs(drawn),
+        page.pairs(plot_sections),
         *report_similarity.sections(run),
         *report_tables.sections(run),
     )
@@ -83,7 +90,7 @@ def _head(run: RunRecord) -> str:
 
 
 def _verdict(run: RunRecord) -> str:
-    """One or two sentences: how far it came and why it ended, which version is the best."""
+    """One or two sentences: how far the run came, why it ended, and which version is the best."""
     why = f"; reason: {run.reason}" if run.reason else ""
     verb = _VERBS.get(run.state, "Ended")
     ended = f"{verb} after {run.num_rounds} of {run.file.stop.rounds} rounds{why}."
@@ -100,8 +107,8 @@ def _after(version: int) -> str:
 
 
 def _best(run: RunRecord) -> RoundRecord | None:
-    """The best version; the newest judged one, if the run names none."""
-    named = [judged for judged in run.judged if judged.number == run.best]
+    """The best version; the newest evaluated one if the run names none."""
+    named = [record for record in run.judged if record.number == run.best]
     return next(iter(named or run.judged[-1:]), None)
 
 
@@ -128,7 +135,7 @@ def _facts(run: RunRecord) -> Iterator[tuple[str, str]]:
 def _progress(run: RunRecord) -> str:
     if not run.judged:
         return ""
-    names = sorted({name for found in run.rounds for name in found.per_device})
+    names = sorted({name for record in run.rounds for name in record.per_device})
     of_all = ", all devices" if names else ""
     fleet = []
     for metric in ("accuracy", "macro-f1"):
@@ -150,7 +157,7 @@ def _progress(run: RunRecord) -> str:
 
 
 def _points(values: Iterable[tuple[int, float | None]]) -> list[tuple[float, float]]:
-    """Without those that are not known."""
+    """The points whose value is known."""
     return [(number, value) for number, value in values if value is not None]
 
 
@@ -158,12 +165,12 @@ def _results(judged: Sequence[RoundRecord]) -> str:
     heads = ("after round", "accuracy", "balanced", "macro-F1", "loss", "test samples", "devices")
     rows = [
         [
-            found.number,
-            *(_decimal(value) for value in (found.accuracy, found.balanced_accuracy, found.macro_f1, found.loss)),
-            found.num_samples,
-            "server" if found.num_devices == 0 else found.num_devices,
+            record.number,
+            *(_decimal(value) for value in (record.accuracy, record.balanced_accuracy, record.macro_f1, record.loss)),
+            record.num_samples,
+            "server" if record.num_devices == 0 else record.num_devices,
         ]
-        for found in judged
+        for record in judged
     ]
     return page.table_of_known(heads, rows, right=range(len(heads)))
 
@@ -173,8 +180,8 @@ def _decimal(value: float | None) -> str:
 
 
 def _architectures(run: RunRecord) -> str:
-    """Of a method that keeps several models."""
-    names = sorted({name for found in run.rounds for name in found.per_architecture})
+    """The accuracy of each architecture of a method that keeps several models."""
+    names = sorted({name for record in run.rounds for name in record.per_architecture})
     if len(names) < 2:
         return ""
     curves = [
@@ -182,7 +189,7 @@ def _architectures(run: RunRecord) -> str:
         for name in names[: plots.MAX_CURVES]
     ]
     panel = plots.Panel(curves=curves, y="accuracy", limits=(-0.02, 1.02))
-    last = next(found for found in reversed(run.rounds) if found.per_architecture)
+    last = next(record for record in reversed(run.rounds) if record.per_architecture)
     rows = [[name, _decimal(last.per_architecture.get(name))] for name in names]
     return page.section(
         "Accuracy of each architecture",
@@ -195,24 +202,24 @@ def _architectures(run: RunRecord) -> str:
 def _recall(run: RunRecord) -> str:
     best = _best(run)
     recall = best.recall if best is not None else ()
-    found = [(name, value) for name, value in zip(run.file.classes, recall, strict=False) if value is not None]
-    if not found:
+    known = [(name, value) for name, value in zip(run.file.classes, recall, strict=False) if value is not None]
+    if not known:
         return ""
-    worst = sorted(found, key=lambda pair: pair[1])[: plots.MAX_BARS] if len(found) > plots.MAX_BARS else found
+    worst = sorted(known, key=lambda pair: pair[1])[: plots.MAX_BARS] if len(known) > plots.MAX_BARS else known
     parts = {"recall": [value for _, value in worst]}
     chart = plots.Bars(labels=[name for name, _ in worst], parts=parts, unit="recall", highest=1.0)
-    told = ("nobody has it" if value is None else f"{value:.4f}" for value in recall)
-    rows = list(zip(run.file.classes, told, strict=False))
+    texts = ("nobody has it" if value is None else f"{value:.4f}" for value in recall)
+    rows = list(zip(run.file.classes, texts, strict=False))
     return page.section(
         "Recall per class, best version",
         page.image(plots.bars(chart), "recall of each class"),
-        _more(len(found), "the lowest"),
+        _more(len(known), "the lowest"),
         page.details("numbers", page.table(("class", "recall"), rows, right=(1,))),
     )
 
 
 def _traffic(run: RunRecord) -> str:
-    """Round by round, and added up."""
+    """The bytes of each round, and of all rounds so far."""
     moved = [
         plots.Curve(name="up, from devices", points=_points((r.number, r.bytes_up) for r in run.rounds)),
         plots.Curve(name="down, to devices", points=_points((r.number, r.bytes_down) for r in run.rounds)),
@@ -225,9 +232,14 @@ def _traffic(run: RunRecord) -> str:
     so_far = [replace(curve, points=_added_up(curve.points)) for curve in moved]
     png = plots.lines([plots.bytes_panel(moved, "in the round"), plots.bytes_panel(so_far, "so far")], x="round")
     last = run.rounds[-1].number
-    told = page.note(f"round {last} only judged the model of round {run.num_rounds}") if last > run.num_rounds else ""
+    last_round = (
+        page.note(f"round {last} only judged the model of round {run.num_rounds}") if last > run.num_rounds else ""
+    )
     return page.section(
-        "Bytes moved", page.image(png, "bytes moved in each round, and so far"), told, page.note(_against_fedavg(run))
+        "Bytes moved",
+        page.image(png, "bytes moved in each round, and so far"),
+        last_round,
+        page.note(_against_fedavg(run)),
     )
 
 
@@ -236,7 +248,7 @@ def _times(count: int | None, size: int) -> int | None:
 
 
 def _against_fedavg(run: RunRecord) -> str:
-    """How the number is computed."""
+    """The run's bytes against those of FedAvg, and how they are computed."""
     moved, reference, size = run.counted_bytes, run.fedavg_bytes, run.whole_model_bytes
     if not reference or size is None:
         return "Against FedAvg: the size of the whole model is not known yet, or nobody has trained."

@@ -1,7 +1,7 @@
-"""The part of a report page on how alike the devices' models are: heat maps of CKA, and t-SNE of their features.
+"""The sections of a report page about the similarity of the devices' models: heat maps of CKA, t-SNE of features.
 
-Where there is none of it, it says why. t-SNE is computed here, when somebody asks for the page, so that no round waits
-for it. Imports numpy.
+Without any comparison they give the reason. t-SNE is computed when a page is made, so that no round waits for it.
+Imports numpy.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ _MIN_POINTS = 10  # fewer have no neighbourhoods
 
 
 def sections(run: RunRecord) -> list[str]:
-    """The cards of the page."""
-    found = run.similarity
-    if found.last is None:
-        return [page.section(_TITLE, page.note(f"Not compared, and no features drawn: {found.problem or _why(run)}."))]
-    return list(filter(None, (_alike(run.file.method.name, found, found.last), _pictures(run, found))))
+    """The sections about similarity."""
+    similarity = run.similarity
+    if similarity.last is None:
+        return [
+            page.section(_TITLE, page.note(f"Not compared, and no features drawn: {similarity.problem or _why(run)}."))
+        ]
+    return list(
+        filter(None, (_heat_maps(run.file.method.name, similarity, similarity.last), _pictures(run, similarity)))
+    )
 
 
 def _why(run: RunRecord) -> str:
@@ -46,71 +50,74 @@ def _why(run: RunRecord) -> str:
     return never or "no round has been compared yet"
 
 
-def _alike(method: str, found: Similarity, last: Comparison) -> str:
+def _heat_maps(method: str, similarity: Similarity, last: Comparison) -> str:
     if len(last.devices) < 2:
         one = f"one device trained in round {last.round}"
         why = one if last.devices else f"a device of {method} has several models"
-        what = "Not compared" if found.pictures else "Not compared, and no features drawn"
+        what = "Not compared" if similarity.pictures else "Not compared, and no features drawn"
         return page.section(_TITLE, page.note(f"{what}: {why}."))
-    first = found.first if found.first is not None and found.first.round != last.round else None
+    first = similarity.first if similarity.first is not None and similarity.first.round != last.round else None
     begin = page.details(f"after round {first.round}", _maps(first)) if first is not None else ""
-    problem = f"The newest comparison could not be made: {found.problem}." if found.problem else ""
-    told = (
+    problem = f"The newest comparison could not be made: {similarity.problem}." if similarity.problem else ""
+    explanation = (
         f"Linear CKA of what each stage puts out for {last.num_samples} test samples, the same for all, averaged over "
         "positions; the models as devices had trained them, before they were combined. 1: equal but for rotation and "
         "scale. "
         f"At most {similarity_record.MAX_DEVICES} devices, of different architectures first. "
         f"Comparing them took the coordinator {last.seconds:.1f} s."
     )
-    lines = [line for line in (told, problem) if line]
-    return page.section(f"{_TITLE}, after round {last.round}", _maps(last), begin, _means(found), page.note(*lines))
+    lines = [line for line in (explanation, problem) if line]
+    return page.section(
+        f"{_TITLE}, after round {last.round}", _maps(last), begin, _means(similarity), page.note(*lines)
+    )
 
 
-def _maps(found: Comparison) -> str:
-    labels = [f"{one.device}, {one.slice}" for one in found.devices]
-    maps = [plots.HeatMap(title=stage.name, values=stage.cka) for stage in found.stages]
-    rows = [[number, one.device, one.slice] for number, one in enumerate(found.devices, start=1)]
+def _maps(comparison: Comparison) -> str:
+    labels = [f"{one.device}, {one.slice}" for one in comparison.devices]
+    maps = [plots.HeatMap(title=stage.name, values=stage.cka) for stage in comparison.stages]
+    rows = [[number, one.device, one.slice] for number, one in enumerate(comparison.devices, start=1)]
     return page.image(
-        plots.heat_maps(maps, labels), f"similarity of the devices' stages after round {found.round}"
+        plots.heat_maps(maps, labels), f"similarity of the devices' stages after round {comparison.round}"
     ) + page.details("devices", page.table(("number", "device", "trained"), rows, right=(0,)))
 
 
-def _means(found: Similarity) -> str:
-    """Where several rounds were compared."""
-    if len(found.means) < 2:
+def _means(similarity: Similarity) -> str:
+    """The mean similarity over the rounds, if several were compared."""
+    if len(similarity.means) < 2:
         return ""
-    names = dict.fromkeys(name for means in found.means for name in means.stages)
+    names = dict.fromkeys(name for means in similarity.means for name in means.stages)
     curves = [
-        plots.Curve(name=name, points=[(m.round, m.stages[name]) for m in found.means if name in m.stages])
+        plots.Curve(name=name, points=[(m.round, m.stages[name]) for m in similarity.means if name in m.stages])
         for name in names
     ]
     panel = plots.Panel(curves=curves, y="mean CKA of two devices", limits=(-0.02, 1.02))
-    rows = [[m.round, *(f"{m.stages[n]:.4f}" if n in m.stages else "-" for n in names)] for m in found.means]
+    rows = [[m.round, *(f"{m.stages[n]:.4f}" if n in m.stages else "-" for n in names)] for m in similarity.means]
     return page.image(plots.lines([panel], x="round"), "mean similarity of two devices in each stage") + page.details(
         "numbers", page.table(["round", *names], rows, right=range(len(names) + 1))
     )
 
 
-def _pictures(run: RunRecord, found: Similarity) -> str:
-    """The plane of each model that was drawn."""
-    if len(found.labels) < _MIN_POINTS or not found.pictures or found.last is None:
+def _pictures(run: RunRecord, similarity: Similarity) -> str:
+    """The t-SNE map of each model whose features were kept."""
+    if len(similarity.labels) < _MIN_POINTS or not similarity.pictures or similarity.last is None:
         return ""
-    order = _by_count(found.labels)
+    order = _by_count(similarity.labels)
     places = {label: place for place, label in enumerate(order)}
-    kinds = [places[label] for label in found.labels]
+    kinds = [places[label] for label in similarity.labels]
     clouds = [
         plots.Cloud(title=_title(picture), points=points, kinds=kinds)
-        for picture, points in _planes(run, found.pictures, len(found.labels))
+        for picture, points in _planes(run, similarity.pictures, len(similarity.labels))
     ]
     classes = run.file.classes
     names = [classes[label] if label < len(classes) else f"class {label}" for label in order]
-    told = (
-        f"t-SNE of the input of the classifier for {len(found.labels)} test samples after round {found.last.round}: "
+    number, width = similarity.last.round, similarity.pictures[0].width
+    explanation = (
+        f"t-SNE of the input of the classifier for {len(similarity.labels)} test samples after round {number}: "
         "samples that a model takes for similar are near each other. Each picture is by itself: directions, distances "
-        f"and places of one say nothing about another. From the first {found.pictures[0].width} principal components."
+        f"and places of one say nothing about another. From the first {width} principal components."
     )
-    image = page.image(plots.clouds(clouds, names), f"t-SNE of features after round {found.last.round}")
-    return page.section(_FEATURES, image, page.note(told))
+    image = page.image(plots.clouds(clouds, names), f"t-SNE of features after round {number}")
+    return page.section(_FEATURES, image, page.note(explanation))
 
 
 def _title(picture: Picture) -> str:
@@ -119,7 +126,7 @@ def _title(picture: Picture) -> str:
 
 
 def _by_count(labels: Sequence[int]) -> list[int]:
-    """Classes in their order; of more than can be told apart, the most frequent ones first."""
+    """Classes in their order; if there are more than markers, the most frequent ones first."""
     counted = Counter(labels)
     most = sorted(sorted(counted), key=lambda label: -counted[label])[: plots.MAX_KINDS]
     return [*sorted(most), *sorted(set(counted) - set(most))]
@@ -132,7 +139,7 @@ def _planes(run: RunRecord, pictures: Sequence[Picture], count: int) -> Iterator
 
 
 def _decoded(picture: Picture, count: int) -> NDArray[np.float64]:
-    """The features of a picture; raises `InputError` for what no aggregator wrote."""
+    """The features of a picture; raises `InputError` if they are damaged."""
     try:
         raw = np.frombuffer(base64.b64decode(picture.features, validate=True), dtype="<f2")
     except (ValueError, binascii.Error):

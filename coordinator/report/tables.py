@@ -27,11 +27,11 @@ _MEMORY = (
     "Budget, prediction and measured peak are of the round in which the device came nearest to its budget; the plan is "
     "the newest."
 )
-_MAX_OPEN = 40  # rows; a longer table opens when it is asked for
+_MAX_OPEN = 40  # rows; a longer table opens with a click
 
 
 def sections(run: RunRecord) -> list[str]:
-    """What a page has below its plots."""
+    """The sections below the plots of a page."""
     file = f"<pre>{page.text(as_toml(to_table(run.file) | {'method': _method(run.file)}))}</pre>"
     return [
         _plans(run),
@@ -44,18 +44,18 @@ def sections(run: RunRecord) -> list[str]:
 
 
 def _method(file: RunFile) -> dict[str, Any]:
-    """The method with all its parameters; of one's own that is not here, those of the file."""
-    given = {key.replace("_", "-"): value for key, value in file.method.parameters.items()}
+    """The method with all its parameters; of a user's own method that is not installed, those of the file."""
+    parameters = {key.replace("_", "-"): value for key, value in file.method.parameters.items()}
     try:
         types = registry.parameter_types(file.method.name)
     except NoSuchNameError:
-        return {"name": file.method.name, **given}
+        return {"name": file.method.name, **parameters}
     defaults = {f.name.replace("_", "-"): f.default for cls in types for f in dataclasses.fields(cls)}
-    return {"name": file.method.name, **defaults, **given}
+    return {"name": file.method.name, **defaults, **parameters}
 
 
 def plan_rows(devices: Sequence[DeviceRecord]) -> list[list[object]]:
-    """Rows below `PLAN_HEADS`: devices with one budget and one plan are one row."""
+    """Rows for `PLAN_HEADS`: devices with the same budget and plan are one row."""
 
     def same(device: DeviceRecord) -> tuple[int, str]:
         return device.budget_bytes or 0, device.plan or device.failure or "never asked"
@@ -79,7 +79,7 @@ def plan_rows(devices: Sequence[DeviceRecord]) -> list[list[object]]:
 
 def _plans(run: RunRecord) -> str:
     rows = plan_rows(run.devices)
-    if len(rows) >= len(run.devices):  # the table of devices tells as much
+    if len(rows) >= len(run.devices):  # the table of devices has the same rows
         return ""
     return page.section("Plans", page.table(PLAN_HEADS, rows, right=(0, 2, 3, 4, 5)))
 
@@ -89,11 +89,11 @@ def _devices(run: RunRecord) -> str:
         return ""
     heads = ("device", "budget", "plan", "predicted", "measured", "replans", "rounds", "samples", "test samples")
     rows = [_device_row(device) for device in run.devices]
-    made = page.table_of_known((*heads, "up", "down", "machine"), rows, right=(1, 3, 4, 5, 6, 7, 8, 9, 10))
+    table = page.table_of_known((*heads, "up", "down", "machine"), rows, right=(1, 3, 4, 5, 6, 7, 8, 9, 10))
     many = len(rows) > _MAX_OPEN
     known = any(device.peak_bytes and device.budget_bytes for device in run.devices)
-    told = page.note(_MEMORY) if known else ""
-    return page.section("Devices", page.details(f"all {len(rows)}", made) if many else made, told)
+    explanation = page.note(_MEMORY) if known else ""
+    return page.section("Devices", page.details(f"all {len(rows)}", table) if many else table, explanation)
 
 
 def _device_row(device: DeviceRecord) -> list[object]:
@@ -125,17 +125,17 @@ def _failures(run: RunRecord) -> str:
 
 
 def _left_out(run: RunRecord) -> str:
-    """Only of a run that could not use something."""
+    """The knowledge that the run could not use; empty if it used all."""
     if not run.left_out:
         return ""
     shown = run.left_out[:_MAX_FAILURES]
-    rows = [[found.device or "all", found.round, found.code, page.words(found.detail)] for found in shown]
-    told = page.note(
+    rows = [[row.device or "all", row.round, row.code, page.words(row.detail)] for row in shown]
+    explanation = page.note(
         "The run went on without it. What is the same in every round stands here once, with the newest round.",
         *([f"the first {len(shown)} of {len(run.left_out)}"] if len(shown) < len(run.left_out) else []),
     )
-    made = page.table(("without", "last in round", "reason", "detail"), rows, right=(1,), kind="words")
-    return page.section("Knowledge that could not be used", made, told)
+    table = page.table(("without", "last in round", "reason", "detail"), rows, right=(1,), kind="words")
+    return page.section("Knowledge that could not be used", table, explanation)
 
 
 def _why(failure: FailureRecord) -> page.Html:
@@ -162,16 +162,16 @@ def _environment(run: RunRecord) -> str:
     rows = environment_rows([run.environment])
     if run.model_sha256:
         rows.append(["last model, sha256", run.model_sha256])
-    made = page.table(("what", "value"), rows)
-    return page.section("Versions and the machine", made) if rows else ""
+    table = page.table(("what", "value"), rows)
+    return page.section("Versions and the machine", table) if rows else ""
 
 
-def environment_rows(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """What is known of the machines; where they differ, all values."""
-    names = dict.fromkeys(name for environment in found for name in environment)
+def environment_rows(environments: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Versions and machines; all values where they differ."""
+    names = dict.fromkeys(name for environment in environments for name in environment)
     rows = []
     for name in names:
-        values = [environment[name] for environment in found if environment.get(name, "") != ""]
+        values = [environment[name] for environment in environments if environment.get(name, "") != ""]
         shown = dict.fromkeys(page.size(value) if name.endswith("_bytes") else str(value) for value in values)
         if shown:
             rows.append([name.removesuffix("_bytes"), "; ".join(shown)])

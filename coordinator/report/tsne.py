@@ -1,4 +1,4 @@
-"""t-SNE (van der Maaten and Hinton, JMLR 2008): points of many numbers as points of a plane, near ones near.
+"""t-SNE (van der Maaten and Hinton, JMLR 2008): points of many dimensions in a plane, where neighbours stay close.
 
 The exact algorithm, for the few hundred features of a report; the same bits for the same seed on the same machine.
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 _TINY = 1e-12
 _EXAGGERATION = 12.0
-_LEAST_RATE = 5.0  # with 50, as is usual for thousands of points, single ones of a few dozen are flung out
+_LEAST_RATE = 5.0  # with 50, as is usual for thousands of points, single ones of a few dozen are thrown far out
 
 
 def tsne(features: NDArray[np.floating], *, seed: int, perplexity: float = 30.0, steps: int = 500) -> Floats:
@@ -64,10 +64,10 @@ def _row(distances: Floats, entropy: float) -> Floats:
     for _ in range(64):
         weights = np.exp(-shifted * beta)
         p = weights / weights.sum()
-        found = -(p[p > 0] * np.log(p[p > 0])).sum()
-        if abs(found - entropy) < 1e-6:
+        current = -(p[p > 0] * np.log(p[p > 0])).sum()
+        if abs(current - entropy) < 1e-6:
             break
-        if found > entropy:
+        if current > entropy:
             low, beta = beta, beta * 2 if np.isinf(high) else (beta + high) / 2
         else:
             high, beta = beta, (beta + low) / 2

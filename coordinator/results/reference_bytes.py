@@ -1,9 +1,9 @@
-"""What FedAvg would have moved in a run's place: the whole model to each device that trained, and back.
+"""The bytes that FedAvg would have moved in a run's place: the whole model to each device that trained, and back.
 
     each way, in a round   devices whose updates counted x bytes of the whole model in the run's codec
 
-The model is a container as it travels, without messages and the frames of its chunks; what a run counts has those too,
-and what devices got that only judge. So FedAvg itself is a little above this reference, never below.
+The model counts as the container in which it travels, without messages and the frames of its chunks. The count of a run
+includes these, and what devices received that only evaluate: a run of FedAvg is a little above this reference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["whole_model_bytes"]
 
 
 def whole_model_bytes(path: Path, codec: str) -> int:
-    """The length of a server's model as all of it would travel, without what its method keeps beside it."""
+    """The length of the container in which the server's whole model would travel, without the tensors of its method."""
     entries = [entry for entry in read_header(path).entries if entry.name.startswith(MODEL_PREFIX)]
     table: list[TableRow] = [
         (entry.name, codec_rule(len(entry.shape), codec, integer=entry.codec == "i64"), entry.shape)

@@ -1,12 +1,12 @@
-"""The folder of a simulated run: what was asked for, what came of it, and between the two what a restart needs.
+"""The folder of a simulated run: its run file, its results, and until it is finished the state for a restart.
 
     run.toml       the resolved run file; a run is finished or resumed only with the same one
-    rounds.jsonl   one line per round, as soon as its model was judged
-    similarity.json  how alike the devices' models are (`similarity_record`), if they were compared
+    rounds.jsonl   one line per round, as soon as its model was evaluated
+    similarity.json  the similarity of the devices' models (`similarity_record`), if they were compared
     state/, .simulation-data/  of the coordinator and its virtual devices, while the run is not finished
-    result.json    what the command prints, and model.bin, the last model: the run is finished
+    result.json    the output of the command; with model.bin, the last model, it marks a finished run
 
-Covers: these files, and whether a folder may be used. Does not cover: what is written into them (`simulation`).
+Covers: these files, and whether a folder may be used. Does not cover: their contents (`simulation`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Json = dict[str, Any]
 
 RUN, ROUNDS, RESULT, STATE = "run.toml", "rounds.jsonl", "result.json", "state"
 SIMILARITY = "similarity.json"
-# a folder beside the run file: what the devices share, while there is something to train; nobody has one of this name
+# a folder beside the run file: the data that the devices share while they train; its name is never a device's
 DATA = ".simulation-data"
 LOG = "log.txt"  # in `state`
-_MAX_TOLD = 5  # differences
+_MAX_SHOWN = 5  # differences
 
 
 class RunDirectory:
-    """One run below `path`."""
+    """The files of one run in the folder `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,21 +63,21 @@ class RunDirectory:
 
     def _check_same(self, file: RunFile) -> None:
         try:
-            found = load_run_file(self._run)
+            existing = load_run_file(self._run)
         except InputError as error:
             raise ConflictError(f"{error}; name another folder with --out") from None
-        before, now = dict(flat(to_table(found))), dict(flat(to_table(file)))
+        before, now = dict(flat(to_table(existing))), dict(flat(to_table(file)))
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         if changed:
             differences = (f"{key}: {_shown(before, key)} there, {_shown(now, key)} now" for key in changed)
-            told = "; ".join(itertools.islice(differences, _MAX_TOLD))
-            more = f"; and {len(changed) - _MAX_TOLD} more" if len(changed) > _MAX_TOLD else ""
+            shown = "; ".join(itertools.islice(differences, _MAX_SHOWN))
+            more = f"; and {len(changed) - _MAX_SHOWN} more" if len(changed) > _MAX_SHOWN else ""
             raise ConflictError(
-                f"{self.path} holds a run of another file ({told}{more}); name another folder with --out, or remove it"
+                f"{self.path} holds a run of another file ({shown}{more}); name another folder with --out, or remove it"
             )
 
     def begin(self, file: RunFile) -> None:
-        """Keep the file; a run that was begun before goes on."""
+        """Write the run file, unless the run was begun before."""
         with durable.disk_errors(f"cannot write to {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
             if not self._run.exists():
@@ -85,7 +85,7 @@ class RunDirectory:
                 durable.write_bytes(self._run, text.encode(), point="simulate.run", mode=0o644)
 
     def leave(self) -> None:
-        """Nothing of a run that ended before its first round: another one may have the folder."""
+        """Remove what a run left that ended before its first round, so that another run may use the folder."""
         if self._rounds.exists():
             return
         shutil.rmtree(self.path / DATA, ignore_errors=True)
@@ -96,7 +96,7 @@ class RunDirectory:
             self.path.rmdir()  # unless there is something else
 
     def begin_anew(self) -> None:
-        """Forget the rounds and the state of a run that cannot go on; the state directory itself stays claimed."""
+        """Remove the rounds and the state of a run that cannot be resumed; the state directory itself stays locked."""
         with durable.disk_errors(f"cannot clean up {self.path}"):
             self._rounds.unlink(missing_ok=True)
             self._similarity.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ class RunDirectory:
                     entry.unlink()
 
     def rounds(self) -> list[Json]:
-        """The lines so far; one that a full disk cut off is dropped."""
+        """The rounds so far; a line that a full disk cut off is dropped."""
         with durable.disk_errors(f"cannot read {self._rounds}"):
             data = self._rounds.read_bytes() if self._rounds.exists() else b""
             whole = data[: data.rfind(b"\n") + 1]
@@ -116,17 +116,17 @@ class RunDirectory:
         return [json.loads(line) for line in whole.splitlines()]
 
     def add_round(self, line: Json) -> None:
-        """One more line."""
+        """Append the line of a round."""
         with durable.disk_errors(f"cannot write to {self._rounds}"), open(self._rounds, "ab", buffering=0) as file:
             file.write(json.dumps(line).encode() + b"\n")
 
     def keep_similarity(self, text: str) -> None:
-        """How alike the models are now."""
+        """Write the newest similarities of the models."""
         with durable.disk_errors(f"cannot write {self._similarity}"):
             durable.write_bytes(self._similarity, text.encode() + b"\n", point="simulate.similarity", mode=0o644)
 
     def finish(self, result: Json, model: Path) -> None:
-        """Keep the result and the model; the state is not needed any more."""
+        """Write the result and the model, and remove the state."""
         with durable.disk_errors(f"cannot write to {self.path}"):
             if model.exists():
                 copy = self.path / ".model.bin.tmp"
@@ -138,7 +138,7 @@ class RunDirectory:
 
 
 def flat(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys of a table and of those in it, as `section.key`."""
+    """The keys of a table and of its sections, as `section.key`, with their values."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{section}{key}.")

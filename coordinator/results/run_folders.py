@@ -1,6 +1,6 @@
-"""Folders of simulations, as others than their simulation read them: finding them, and reading one as a record.
+"""Finding the folders of simulations, and reading one as a record.
 
-Covers: folders of finished runs and of those that are not, also while they go on; files that somebody broke.
+Covers: finished, unfinished and running simulations; damaged files.
 Does not cover: writing them (`coordinator.results.run_directory`, `coordinator.simulation.round_log`).
 """
 
@@ -35,12 +35,12 @@ _MAX_DEPTH = 4  # folders of grids, in folders of papers
 _LOOKED_FOR = f"folders with {RUN} and {ROUNDS} or {RESULT}, as `coordinator simulate --out DIR` leaves them"
 
 
-# what this module needs of the files; other keys may come and go
+# the keys that this module reads; others are ignored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """Of rounds.jsonl."""
+    """A line of rounds.jsonl."""
 
     round: Positive
     accuracy: Share | None = None
@@ -58,7 +58,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trained:
-    """A device in a round."""
+    """A device that trained in a round."""
 
     device: str
     plan: str = ""
@@ -80,7 +80,7 @@ class _Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
-    """result.json, but for what the rounds tell."""
+    """result.json, without what is in the rounds as well."""
 
     rounds: Count
     accuracy_before: Share | None = None
@@ -104,7 +104,7 @@ class _LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moved:
-    """What a device sent and got."""
+    """Bytes that a device sent and received."""
 
     device: str
     bytes_up: Count
@@ -115,22 +115,22 @@ class _Moved:
 
 
 def find_runs(places: Sequence[Path]) -> list[Path]:
-    """The runs that these folders are or hold, each once; raises `NoSuchNameError` for one without any."""
-    found: dict[Path, Path] = {}
+    """The runs that these folders are or contain, each once; raises `NoSuchNameError` for one without any."""
+    runs: dict[Path, Path] = {}
     for place in places:
         with durable.disk_errors(f"cannot look into {place}"):
             if not place.is_dir():
                 raise NoSuchNameError(f"{place} is no folder; expected a simulation, or a folder of {_LOOKED_FOR}")
-            mine = list(_runs_below(place, _MAX_DEPTH))
-        if not mine:
+            folders = list(_runs_below(place, _MAX_DEPTH))
+        if not folders:
             raise NoSuchNameError(f"no simulation in {place} nor below; looked for {_LOOKED_FOR}")
-        for folder in mine:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+        for folder in folders:
+            runs.setdefault(folder.resolve(), folder)
+    return list(runs.values())
 
 
 def holds_runs(place: Path) -> bool:
-    """Whether `find_runs` would find something there."""
+    """Whether `find_runs` finds a run in a folder."""
     with durable.disk_errors(f"cannot look into {place}"):
         return place.is_dir() and any(True for _ in _runs_below(place, _MAX_DEPTH))
 
@@ -145,7 +145,7 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """seed-2 comes before seed-10."""
+    """A sort key by which seed-2 comes before seed-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -153,7 +153,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """What is known of a simulation; raises `InputError` that names the file that is missing or broken."""
+    """The record of a simulation; raises `InputError` that names the missing or damaged file."""
     file = load_run_file(folder / RUN)
     log = _read_log(folder / ROUNDS)
     result = _read_result(folder, len(log.rounds))
@@ -181,13 +181,13 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _left_out(row: Json, where: str) -> LeftOutRecord:
-    found = _picked(_LeftOut, row, where)
-    return LeftOutRecord(device=found.device or "", round=found.round, code=found.code, detail=found.detail)
+    left_out = _picked(_LeftOut, row, where)
+    return LeftOutRecord(device=left_out.device or "", round=left_out.round, code=left_out.code, detail=left_out.detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Log:
-    """rounds.jsonl, read."""
+    """The contents of rounds.jsonl."""
 
     rounds: list[RoundRecord] = field(default_factory=list)
     trained: dict[str, list[_Trained]] = field(default_factory=dict)  # by device
@@ -199,16 +199,18 @@ def _read_log(path: Path) -> _Log:
     for where, line in _lines(path):
         log.rounds.append(_round(line))
         for row in line.devices:
-            one = _picked(_Trained, row, where)
-            log.trained.setdefault(one.device, []).append(one)
+            trained = _picked(_Trained, row, where)
+            log.trained.setdefault(trained.device, []).append(trained)
         for row in line.failures:
-            lost = _picked(_Failed, row, where)
-            log.failures.append(FailureRecord(device=lost.device, round=line.round, code=lost.code, detail=lost.detail))
+            failure = _picked(_Failed, row, where)
+            log.failures.append(
+                FailureRecord(device=failure.device, round=line.round, code=failure.code, detail=failure.detail)
+            )
     return log
 
 
 def _lines(path: Path) -> Iterator[tuple[str, _Line]]:
-    """The rounds in their order, each with its place; one that is being written is none yet."""
+    """The rounds in order, each with its line number; a line that is still being written is left out."""
     with durable.disk_errors(f"cannot read {path}"):
         if not path.exists():
             return
@@ -276,19 +278,19 @@ def _round(line: _Line) -> RoundRecord:
 
 
 def _best(rounds: Sequence[RoundRecord], metric: str) -> int | None:
-    """The first of the best."""
+    """The first round with the best value."""
     best: tuple[int, float] | None = None
-    for found in rounds:
-        value = found.value(metric)
+    for record in rounds:
+        value = record.value(metric)
         if value is not None and (best is None or is_better(metric, value, best[1])):
-            best = (found.number, value)
+            best = (record.number, value)
     return best[0] if best is not None else None
 
 
-def _devices(file: RunFile, log: _Log, own: Sequence[Json], where: str) -> list[DeviceRecord]:
-    """All of the run, also those that were never asked."""
-    moved = {one.device: one for one in (_picked(_Moved, row, where) for row in own)}
-    failed = {lost.device: lost.code for lost in log.failures if lost.device not in log.trained}
+def _devices(file: RunFile, log: _Log, per_device: Sequence[Json], where: str) -> list[DeviceRecord]:
+    """All devices of the run, also those that never trained."""
+    moved = {one.device: one for one in (_picked(_Moved, row, where) for row in per_device)}
+    failed = {failure.device: failure.code for failure in log.failures if failure.device not in log.trained}
     budgets = budgets_by_name(file)
     return [
         _device(name, budgets.get(name), log.trained.get(name, ()), moved.get(name), failed.get(name, ""))

@@ -1,4 +1,4 @@
-"""One run as it is compared and reported on, whether a fleet trained it or a simulation.
+"""The record of one run, for comparisons and reports, whether a fleet or a simulation trained it.
 
 Covers: the record, and how a coordinator's answer to `run-show` fills it.
 Does not cover: a simulation's folder, which fills it in `coordinator.results.run_folders`.
@@ -23,7 +23,7 @@ __all__ = [
     "LeftOutRecord",
     "RoundRecord",
     "RunRecord",
-    "ask_for",
+    "fetch_record",
     "from_answer",
     "is_better",
 ]
@@ -32,8 +32,8 @@ Json = Mapping[str, Any]
 
 # as run files name them -> the field of a round
 METRICS = {"accuracy": "accuracy", "balanced-accuracy": "balanced_accuracy", "macro-f1": "macro_f1", "loss": "loss"}
-_NEWEST = 1000  # rounds that are asked for
-_JUDGED = ("accuracy", "balanced_accuracy", "macro_f1", "loss", "num_samples", "num_devices")
+_NEWEST = 1000  # rounds to request
+_EVALUATED = ("accuracy", "balanced_accuracy", "macro_f1", "loss", "num_samples", "num_devices")
 
 
 def is_better(metric: str, value: float, than: float) -> bool:
@@ -43,7 +43,7 @@ def is_better(metric: str, value: float, than: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """A round with the model that it made; number 0 is the model before the first one."""
+    """A round and its model; number 0 is the model before the first round."""
 
     number: int
     accuracy: float | None = None  # None: not judged
@@ -61,14 +61,14 @@ class RoundRecord:
     seconds: float | None = None
 
     def value(self, metric: str) -> float | None:
-        """What a metric says of the model, by its name in a run file."""
-        found: float | None = getattr(self, METRICS[metric])
-        return found
+        """The value of a metric, by its name in a run file; None if the model was not evaluated."""
+        value: float | None = getattr(self, METRICS[metric])
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRecord:
-    """A device over all rounds; its memory is of the whole worker, or of what training adds to it (`RunRecord`)."""
+    """A device over all rounds; its memory is the whole worker's, or what training adds to it (`RunRecord`)."""
 
     name: str
     plan: str = ""  # the newest
@@ -88,7 +88,7 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
-    """An assignment that brought nothing, or a round."""
+    """An assignment or a round that failed."""
 
     device: str
     round: int
@@ -116,10 +116,10 @@ class RunRecord:
     file: RunFile
     state: str = ""
     reason: str = ""
-    num_rounds: int = 0  # done
-    best: int | None = None  # the version that the run's own metric likes best
+    num_rounds: int = 0  # completed
+    best: int | None = None  # the version with the best value of the run's metric
     created_s: int = 0
-    rounds: Sequence[RoundRecord] = ()  # those that something is known of, by number
+    rounds: Sequence[RoundRecord] = ()  # the known ones, by number
     devices: Sequence[DeviceRecord] = ()
     failures: Sequence[FailureRecord] = ()
     left_out: Sequence[LeftOutRecord] = ()
@@ -132,33 +132,33 @@ class RunRecord:
 
     @property
     def judged(self) -> list[RoundRecord]:
-        """The rounds whose model was judged."""
-        return [found for found in self.rounds if found.accuracy is not None]
+        """The rounds whose model was evaluated."""
+        return [record for record in self.rounds if record.accuracy is not None]
 
     @property
     def moved_bytes(self) -> int:
-        """By all devices, both ways.
+        """Bytes moved by all devices, both ways.
 
-        Those that only declined are in the bytes of the rounds alone, and of a long run not all rounds are known.
+        Devices that only declined count in the rounds alone, and of a long run not all rounds are known.
         """
         of_devices = sum((device.bytes_up or 0) + (device.bytes_down or 0) for device in self.devices)
         return max(of_devices, self.counted_bytes)
 
     @property
     def counted_bytes(self) -> int:
-        """In the rounds that are known, both ways."""
-        return sum((found.bytes_up or 0) + (found.bytes_down or 0) for found in self.rounds)
+        """Bytes moved in the known rounds, both ways."""
+        return sum((record.bytes_up or 0) + (record.bytes_down or 0) for record in self.rounds)
 
     @property
     def fedavg_bytes(self) -> int | None:
-        """What FedAvg of the whole model would have moved with the same devices in the same rounds, both ways."""
-        trained = [found.num_updates for found in self.rounds if found.num_updates is not None]
+        """Bytes that FedAvg of the whole model would have moved with the same devices and rounds, both ways."""
+        trained = [record.num_updates for record in self.rounds if record.num_updates is not None]
         known = self.whole_model_bytes is not None and trained
         return 2 * sum(trained) * (self.whole_model_bytes or 0) if known else None
 
 
-def ask_for(state_dir: Path, run: str) -> RunRecord:
-    """The record of a run of the coordinator that serves there."""
+def fetch_record(state_dir: Path, run: str) -> RunRecord:
+    """The record of a run, requested from the coordinator that runs on a state directory."""
     return from_answer(control.request(state_dir, "run-show", run=run, newest=_NEWEST, report=True))
 
 
@@ -185,20 +185,20 @@ def from_answer(show: Json) -> RunRecord:
 
 
 def _rounds(show: Json) -> list[RoundRecord]:
-    """Those that were judged, and those that something travelled in."""
-    own: dict[int, dict[str, float]] = {}
+    """The rounds that were evaluated, and those that moved bytes."""
+    accuracies: dict[int, dict[str, float]] = {}
     for row in show.get("device_evaluations") or []:
         if row["accuracy"] is not None and show["file"]["evaluate"]["on"] == "devices":
-            own.setdefault(row["version"], {})[row["device"]] = row["accuracy"]
+            accuracies.setdefault(row["version"], {})[row["device"]] = row["accuracy"]
     fields: dict[int, dict[str, Any]] = {}
     for row in show.get("evaluations") or []:
-        told = {name: row[name] for name in _JUDGED}
-        told |= {"recall": tuple(row["recall"]), "per_architecture": row["per_architecture"]}
-        fields[row["version"]] = {**told, "per_device": own.get(row["version"], {})}
-    counted = {row["round"]: row["num_updates"] for row in show.get("updates_by_round") or []}
+        values = {name: row[name] for name in _EVALUATED}
+        values |= {"recall": tuple(row["recall"]), "per_architecture": row["per_architecture"]}
+        fields[row["version"]] = {**values, "per_device": accuracies.get(row["version"], {})}
+    num_updates = {row["round"]: row["num_updates"] for row in show.get("updates_by_round") or []}
     for row in show.get("moved_by_round") or []:
         moved = {"bytes_up": row["bytes_up"], "bytes_down": row["bytes_down"]}
-        fields[row["round"]] = fields.get(row["round"], {}) | moved | {"num_updates": counted.get(row["round"], 0)}
+        fields[row["round"]] = fields.get(row["round"], {}) | moved | {"num_updates": num_updates.get(row["round"], 0)}
     return [RoundRecord(number=number, **fields[number]) for number in sorted(fields)]
 
 
@@ -224,8 +224,8 @@ def _device(entry: Json) -> DeviceRecord:
 
 def _failures(show: Json) -> Iterator[FailureRecord]:
     names = ("device", "round", "state", "code", "detail", "log")
-    for found in show.get("failures") or []:
-        yield FailureRecord(**{name: found[name] for name in names})
+    for failure in show.get("failures") or []:
+        yield FailureRecord(**{name: failure[name] for name in names})
     for row in show.get("round_rows") or []:
         if row["state"] == "ABANDONED":
             state = f"abandoned, try {row['attempt']}"

@@ -1,9 +1,9 @@
-"""How alike the devices' models are, as it is kept and reported: what is compared when, and what of it stays. No torch.
+"""The similarity of the devices' models, as it is stored and reported: what is compared when, what stays. No torch.
 
     round 1, every `evaluate.similarity` rounds, and round `stop.rounds`; 8 devices at most, of different sizes first
 
-Kept are the matrices of the first and of the newest round that was looked at, the mean of each one between, and the
-features of the newest: some 70 kB however long the run. A comparison that is made again replaces the one of its round.
+The record has the matrices of the first and of the newest compared round, the means of those between, and the features
+of the newest: some 70 kB however long the run. A repeated comparison replaces the previous one of its round.
 Does not cover: comparing (`coordinator.aggregation.comparison`, in the aggregator), the figures
 (`coordinator.report.similarity`).
 """
@@ -58,16 +58,16 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Linear CKA of each two devices; None where one of them has no such stage, or it says the same of all samples."""
+    """Linear CKA of every two devices; None where one of them has no such stage, or its output is constant."""
 
     name: str
     cka: tuple[Values, ...]
 
     @property
     def mean(self) -> float | None:
-        """Over all pairs of different devices."""
-        found = [self.cka[i][j] for i, j in itertools.combinations(range(len(self.cka)), 2)]
-        known = [value for value in found if value is not None]
+        """The mean over all pairs of different devices."""
+        similarities = [self.cka[i][j] for i, j in itertools.combinations(range(len(self.cka)), 2)]
+        known = [value for value in similarities if value is not None]
         return statistics.fmean(known) if known else None
 
 
@@ -94,7 +94,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What the aggregator answers."""
+    """The aggregator's answer to a comparison."""
 
     comparison: Comparison
     labels: tuple[Count, ...] = ()  # class of each sample
@@ -103,7 +103,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """Of a round: stage -> mean similarity of two devices."""
+    """The mean similarity of two devices in a round, by stage."""
 
     round: Count
     stages: Mapping[str, Likeness] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Similarity:
-    """All that is kept of a run."""
+    """The similarities of a run."""
 
     first: Comparison | None = None
     last: Comparison | None = None
@@ -128,13 +128,13 @@ def is_due(file: RunFile, round_: int) -> bool:
 
 
 def why_never(file: RunFile, *, simulated: bool) -> str:
-    """Why the models of this run are not compared; empty if they are."""
+    """The reason why the models of this run are never compared; empty if they are."""
     if file.evaluate.similarity == 0:
         return "switched off by evaluate.similarity = 0"
     if not simulated and not methods.has_global_model(file.method.name, file.method.parameters):
         return f"the models of {file.method.name} never leave the devices; a simulation of the run compares them"
-    has_own = simulated and file.task is None  # whoever judges, the test set is there
-    if not has_own and not file.evaluate.on.startswith("npz:"):
+    has_test_set = simulated and file.task is None  # whoever judges, the test set is there
+    if not has_test_set and not file.evaluate.on.startswith("npz:"):
         return 'the coordinator has no test data to compare them on: name some with evaluate.on = "npz:/PATH"'
     return ""
 
@@ -144,41 +144,41 @@ def architectures_first(devices: Sequence[Compared]) -> list[Compared]:
     ordered = sorted(devices, key=lambda one: (_size(one.slice), one.device))
     groups = [list(same) for _, same in itertools.groupby(ordered, key=lambda one: architecture(one.slice))]
     in_turns = [one for turn in itertools.zip_longest(*groups) for one in turn if one is not None]
-    kept = {one.device for one in in_turns[:MAX_DEVICES]}
-    return [one for one in ordered if one.device in kept]
+    chosen = {one.device for one in in_turns[:MAX_DEVICES]}
+    return [one for one in ordered if one.device in chosen]
 
 
-def _size(cut: str) -> tuple[bool, str]:
-    """The whole model first."""
-    name = architecture(cut)
+def _size(slice_name: str) -> tuple[bool, str]:
+    """A sort key that puts the whole model first."""
+    name = architecture(slice_name)
     return name != "full", name
 
 
-def added(kept: Similarity, found: Findings) -> Similarity:
-    """What is kept after one more comparison; of a round that is compared again, the newer one."""
-    new = found.comparison
+def added(before: Similarity, findings: Findings) -> Similarity:
+    """The record with one more comparison; of a round that is compared again, the newer one stays."""
+    new = findings.comparison
     known = {stage.name: stage.mean for stage in new.stages}
     row = Means(round=new.round, stages={name: mean for name, mean in known.items() if mean is not None})
-    before = tuple(means for means in kept.means if means.round < new.round)
-    first = kept.first if kept.first is not None and kept.first.round < new.round else new
-    return Similarity(first=first, last=new, means=(*before, row), labels=found.labels, pictures=found.pictures)
+    earlier = tuple(means for means in before.means if means.round < new.round)
+    first = before.first if before.first is not None and before.first.round < new.round else new
+    return Similarity(first=first, last=new, means=(*earlier, row), labels=findings.labels, pictures=findings.pictures)
 
 
-def failed(kept: Similarity, round_: int, detail: str) -> Similarity:
-    """What is kept after one that could not be made."""
-    return replace(kept, problem=f"round {round_}: {detail}"[:500])
+def failed(before: Similarity, round_: int, detail: str) -> Similarity:
+    """The record after a comparison that failed."""
+    return replace(before, problem=f"round {round_}: {detail}"[:500])
 
 
 def setting_of(run_id: str) -> str:
-    """The setting of the store that has it."""
+    """The name of the store's setting that has the record of a run."""
     return f"similarity.{run_id}"
 
 
 def text_of(similarity: Similarity) -> str:
-    """As it is stored: one line of JSON."""
+    """The stored form: one line of JSON."""
     return json.dumps(to_map(similarity), separators=(",", ":"), allow_nan=False)
 
 
 def parse(text: str, *, where: str = "similarity") -> Similarity:
-    """The other way round; nothing is nothing yet. Raises `ValueError` or `PayloadError`."""
+    """The record in its stored form; empty text is an empty record. Raises `ValueError` or `PayloadError`."""
     return from_map(Similarity, json.loads(text), where=where) if text else Similarity()
