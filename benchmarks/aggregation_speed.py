@@ -42,8 +42,8 @@ def _fold(folder: Path, repeats: int) -> dict[str, list[float]]:
 
     from coordinator.aggregation import process
     from coordinator.aggregation.jobs import FoldedModel, FoldJob, InitJob, UpdateRef
-    from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
+    from edge_client.config.tables import parse_table
     from edge_client.params import coverage_mean
     from edge_client.records import Report, to_map
     from edge_client.wire.container import MODEL_PREFIX

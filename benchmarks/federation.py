@@ -19,8 +19,8 @@ import psutil
 
 from coordinator import control
 from edge_client.client import identity
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.errors import MachineError
 from edge_client.records import from_map, to_map
 

@@ -47,8 +47,8 @@ def _times(folder: Path, turns: int) -> dict[str, list[float]]:
     from coordinator.aggregation import process
     from coordinator.aggregation.frozen import FrozenSet, FrozenUpdate, ModelState
     from coordinator.aggregation.jobs import InitJob
-    from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
+    from edge_client.config.tables import parse_table
     from edge_client.methods.base import Frozen, State
     from edge_client.methods.cards.inco import InCoParameters
     from edge_client.methods.fedavg import CoverageServer

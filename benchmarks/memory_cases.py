@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.measuring.calibration import calibrated, job_for
 from edge_client.measuring.fitting import Fitting
 from edge_client.measuring.trial import Measured, Trial, tried

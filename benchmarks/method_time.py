@@ -47,8 +47,8 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
     import torch
     from torch import Tensor
 
-    from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
+    from edge_client.config.tables import parse_table
     from edge_client.errors import FedfitError
     from edge_client.knowledge.kinds import Knowledge, PublicSamples
     from edge_client.methods import registry

@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_client import logs
 from edge_client.client import identity
 from edge_client.client.run_daemon import run_daemon
-from edge_client.config import files
+from edge_client.config import tables as files
 from edge_client.transport.base import Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import MqttTransport, tls_context
 from edge_client.wire.topics import Topics

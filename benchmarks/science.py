@@ -30,8 +30,8 @@ from coordinator.simulation import data as simulation_data
 from coordinator.simulation.simulation import Processes, Setup, simulate
 from coordinator.simulation.worker_pool import WorkerPool
 from edge_client import durable
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.measuring.calibration import calibrated, job_for
 from edge_client.methods import registry as methods
 from edge_client.planning.cost import Workload

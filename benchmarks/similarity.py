@@ -65,8 +65,8 @@ def _jobs(folder: Path, model: str) -> dict[str, Job[Any]]:
     import numpy as np
 
     from coordinator.aggregation import process
-    from edge_client.config.files import parse_table
     from edge_client.config.run_file import RunFile
+    from edge_client.config.tables import parse_table
     from edge_client.records import Report, to_map
     from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 

@@ -19,8 +19,8 @@ from coordinator.aggregation.job_child import JobChild
 from coordinator.simulation.data import Prepared
 from coordinator.simulation.simulation import Processes, Setup, simulate
 from coordinator.simulation.worker_pool import WorkerPool
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 
 __all__ = ["measure"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.federation import Federation, scratch
 from benchmarks.figures import RESULTS, Figure
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 
 __all__ = ["measure"]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from coordinator.aggregation import process
 from coordinator.aggregation.jobs import answer_line
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.records import to_map
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 

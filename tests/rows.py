@@ -18,8 +18,8 @@ from coordinator.store.rows import (
     RunRow,
     UpdateRow,
 )
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.records import DeviceProfile, PartRef, Report, TrainingPlan, to_map
 from edge_client.wire.messages import Assign
 

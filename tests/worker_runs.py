@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.models import registry
 from edge_client.records import Report, from_map, to_map
 from edge_client.wire.tensors import ContainerReader, write_container

@@ -22,8 +22,8 @@ from coordinator.cli import follow
 from coordinator.results import run_record
 from edge_client import durable
 from edge_client.client import identity
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.device import guard
 from edge_client.errors import MachineError, RunFailedError
 from edge_client.measuring.calibration import calibrated, job_for

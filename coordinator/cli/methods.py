@@ -19,9 +19,9 @@ from coordinator.cli.models import parse_settings
 from coordinator.cli.new import parse_shape
 from coordinator.cli.options import formatted, listing, show, show_list, terminal_columns
 from coordinator.columns import align, fold
-from edge_client.config import files
-from edge_client.config.files import format_bytes
+from edge_client.config import tables as files
 from edge_client.config.run_file import MethodSection, ModelSection, RoundsSection, RunFile
+from edge_client.config.tables import format_bytes
 from edge_client.errors import InputError
 from edge_client.methods import coverage, registry
 from edge_client.methods.slices import WHOLE_MODEL

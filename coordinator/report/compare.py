@@ -18,7 +18,7 @@ from typing import Any
 
 from coordinator.results.run_directory import flat
 from coordinator.results.run_record import RunRecord, is_better
-from edge_client.config.files import to_table
+from edge_client.config.tables import to_table
 
 __all__ = [
     "Comparison",

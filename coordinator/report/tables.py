@@ -9,8 +9,8 @@ from typing import Any
 
 from coordinator.report import html as page
 from coordinator.results.run_record import DeviceRecord, FailureRecord, RunRecord
-from edge_client.config.files import to_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import to_table
 from edge_client.config.toml_text import toml_value
 from edge_client.errors import NoSuchNameError
 from edge_client.methods import registry

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_client import durable
-from edge_client.config.files import to_table
 from edge_client.config.run_file import RunFile, load_run_file
+from edge_client.config.tables import to_table
 from edge_client.config.toml_text import toml_value
 from edge_client.errors import ConflictError, InputError
 

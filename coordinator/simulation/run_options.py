@@ -28,8 +28,8 @@ from typing import Any
 
 from coordinator.results.training_budgets import budgets_of
 from coordinator.run_check import check_run
-from edge_client.config.files import parse_table, read_toml
 from edge_client.config.run_file import RunFile, SimulateSection, refuse_own_method
+from edge_client.config.tables import parse_table, read_toml
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError
 from edge_client.methods import registry as methods

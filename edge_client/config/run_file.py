@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_client.config.files import Options, Seconds, described, parse_table, read_toml
+from edge_client.config.tables import Options, Seconds, described, parse_table, read_toml
 from edge_client.errors import InputError
 from edge_client.records import Between, Count, Id, Matches, Positive, SliceText, Text
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_client.config.files import Bytes, parse_table
+from edge_client.config.tables import Bytes, parse_table
 from edge_client.device.probe import Memory
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.records import Between, Matches, Positive

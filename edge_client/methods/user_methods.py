@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from edge_client.config.files import parse_table
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.knowledge.schema import KnowledgeRules
 from edge_client.methods.base import Method, PlainClient, PlanRules

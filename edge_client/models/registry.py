@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge_client.config.files import parse_table
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.models import options as known
 from edge_client.models import slicing

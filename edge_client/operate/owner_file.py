@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_client import durable
-from edge_client.config import files
-from edge_client.config.files import DeviceFile
+from edge_client.config import tables as files
+from edge_client.config.tables import DeviceFile
 from edge_client.config.task_files import task_sha256
 from edge_client.data import registry as data
 from edge_client.errors import InputError, MachineError, NoSuchNameError

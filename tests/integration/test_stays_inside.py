@@ -17,8 +17,8 @@ import pytest
 from fleet import Fleet, Json
 
 from edge_client.client.spool import Spool
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited and read as on Linux")
 

@@ -16,7 +16,7 @@ from benchmarks import method_bytes
 from coordinator.run_check import check_run
 from edge_client import errors, records
 from edge_client.client.identity import Bundle
-from edge_client.config import files
+from edge_client.config import tables as files
 from edge_client.config.run_file import RunFile
 from edge_client.data import registry as data
 from edge_client.methods import registry as methods

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from coordinator.aggregation.comparison import _pooled, _spread
 from coordinator.results.similarity_record import Findings
 from coordinator.store.rows import SERVER
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.records import from_map, to_map
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
 from edge_client.worker.method_state import write_state

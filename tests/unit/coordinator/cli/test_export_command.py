@@ -15,7 +15,7 @@ from typed import typed
 from coordinator.aggregation import export_job
 from coordinator.aggregation.jobs import ExportedModel, ExportJob
 from edge_client import records
-from edge_client.config import files
+from edge_client.config import tables as files
 from edge_client.config.run_file import RunFile
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models

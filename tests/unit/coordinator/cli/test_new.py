@@ -13,7 +13,7 @@ from coordinator.cli import main as cli
 from coordinator.cli import new
 from coordinator.run_check import check_run
 from edge_client import faults
-from edge_client.config import files
+from edge_client.config import tables as files
 from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.errors import DiskFullError
 from edge_client.task.task import Device, load_task

@@ -20,8 +20,8 @@ from coordinator.report import run_page as report
 from coordinator.results.run_folders import read_run
 from coordinator.results.run_record import DeviceRecord, FailureRecord, LeftOutRecord, RoundRecord, RunRecord
 from edge_client import faults
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.errors import DiskFullError, InputError
 
 if sys.version_info >= (3, 11):

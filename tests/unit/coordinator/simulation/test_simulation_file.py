@@ -11,8 +11,8 @@ from coordinator.cli import main as cli
 from coordinator.results.training_budgets import budgets_of
 from coordinator.run_check import warnings_of
 from coordinator.simulation.run_options import Flags, Missing, combinations, complete
-from edge_client.config.files import parse_table, to_table
 from edge_client.config.run_file import RunFile, SimulateSection
+from edge_client.config.tables import parse_table, to_table
 from edge_client.errors import InputError
 
 DIGITS = Missing(shape=(1, 8, 8), classes=tuple("0123456789"))

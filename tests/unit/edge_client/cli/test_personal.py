@@ -16,8 +16,8 @@ from typed import typed
 
 from edge_client.client import identity
 from edge_client.client.identity import Bundle
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.models import registry
 from edge_client.onnx.file import OnnxModel
 from edge_client.records import WorkOrder, to_map

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from edge_client.config.files import (
+from edge_client.config.run_file import ModelSection, RunFile, check_run_file, load_run_file
+from edge_client.config.tables import (
     DeviceFile,
     format_bytes,
     load_device_file,
@@ -15,7 +16,6 @@ from edge_client.config.files import (
     parse_duration,
     parse_table,
 )
-from edge_client.config.run_file import ModelSection, RunFile, check_run_file, load_run_file
 from edge_client.errors import InputError
 from edge_client.records import from_map, to_map
 

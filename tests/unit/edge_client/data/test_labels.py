@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.config.files import DeviceFile, parse_table
+from edge_client.config.tables import DeviceFile, parse_table
 from edge_client.data.labels import Labels, UnknownClassError, from_array, positions
 from edge_client.errors import InputError
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from typed import typed
 
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError, MachineError
 from edge_client.measuring.calibration import CalibrationJob, calibrated, job_for
 from edge_client.planning.rows import ModelRows, save_rows

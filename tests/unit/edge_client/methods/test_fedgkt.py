@@ -11,8 +11,8 @@ from depth import NUM_CLASSES, SHAPE, Memory, equal, model_of
 from knowing import batch_of, begun, identity_model, loss_of, run, weights
 from linear import linear_model
 
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeatureMaps, SampleLogits
 from edge_client.methods.base import Header, Lesson, PlainClient

@@ -12,8 +12,8 @@ from federation import Federation, Shifted
 from linear import TensorFrozen, TensorState
 from torch import Tensor, nn
 
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError
 from edge_client.methods import registry
 from edge_client.methods.base import Header, Method

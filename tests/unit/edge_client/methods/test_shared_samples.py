@@ -15,8 +15,8 @@ from knowing import begun, identity_model, run, weights
 from linear import linear_model
 from torch import Tensor, nn
 
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import DraftSet, PublicSamples, SampleLogits, one
 from edge_client.methods.base import Batch, Header, Lesson

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.models import registry, slicing
 from edge_client.models.anchors import anchors

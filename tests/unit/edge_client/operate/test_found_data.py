@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.config import files
+from edge_client.config import tables as files
 from edge_client.errors import InputError
 from edge_client.operate.data_folder import Found, keep_device_file, recognise
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.config import files
+from edge_client.config import tables as files
 from edge_client.errors import InputError, MachineError
 from edge_client.operate import owner_file
 

@@ -15,8 +15,8 @@ from worker_runs import (
     read_error,
 )
 
-from edge_client.config.files import parse_table
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.records import to_map
 
 _MEASURED = """
