@@ -14,8 +14,8 @@ from benchmarks.federation import SMALL, Federation, run_file, scratch
 from benchmarks.figures import Figure
 from benchmarks.light_devices import LightFleet
 from edge_client.client import connection
+from edge_client.config.device_file import load_device_file
 from edge_client.config.run_file import EvaluateSection
-from edge_client.config.tables import load_device_file
 from edge_client.data.sources import open_data
 
 __all__ = ["measure"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_client import logs
 from edge_client.client import identity
 from edge_client.client.run_daemon import run_daemon
-from edge_client.config import tables as files
+from edge_client.config.device_file import load_device_file
 from edge_client.transport.base import Event, Transport, Will, parse_broker_url
 from edge_client.transport.mqtt import MqttTransport, tls_context
 from edge_client.wire.topics import Topics
@@ -42,7 +42,7 @@ def main() -> None:
     meeting = str(home.parent / "meeting")
     run_daemon(
         bundle=bundle,
-        device_file=files.load_device_file(home / "device.toml"),
+        device_file=load_device_file(home / "device.toml"),
         state_dir=home / "state",
         connect=connect,
         worker_command=(sys.executable, "-m", "benchmarks.no_training_worker", meeting, sys.argv[2]),

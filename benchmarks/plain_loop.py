@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edge_client.config.device_file import DataSection
 from edge_client.config.run_file import RunFile, load_run_file
-from edge_client.config.tables import DataSection
 from edge_client.data.sets import npz
 from edge_client.data.sources import Samples, all_samples, open_data
 from edge_client.device import guard

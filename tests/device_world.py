@@ -15,7 +15,8 @@ from edge_client.client import identity
 from edge_client.client.daemon import Daemon
 from edge_client.client.events import Finished
 from edge_client.client.spool import Saved, Spool
-from edge_client.config.tables import DeviceFile, parse_table
+from edge_client.config.device_file import DeviceFile
+from edge_client.config.tables import parse_table
 from edge_client.records import PartRef, WorkOrder, from_map
 from edge_client.transport.base import Event, Received
 from edge_client.transport.inproc import Hub

@@ -23,8 +23,9 @@ from typing import Any
 from coordinator import control
 from edge_client.client import identity
 from edge_client.client.daemon import ConnectTo, Daemon
+from edge_client.config.device_file import DeviceFile
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import DeviceFile, parse_table
+from edge_client.config.tables import parse_table
 from edge_client.errors import MachineError
 from edge_client.records import from_map, to_map
 

@@ -21,8 +21,8 @@ from coordinator.results import run_folders
 from coordinator.results.run_directory import RUN, RunDirectory
 from coordinator.run_check import check_has_model
 from edge_client import durable
+from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile, load_run_file
-from edge_client.config.tables import format_bytes
 from edge_client.errors import InputError, MachineError, NoSuchNameError, PayloadError, RunFailedError
 from edge_client.methods import registry as methods
 from edge_client.records import from_map, is_id, to_map

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cli.options import verb
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 
 __all__ = ["add_verbs"]
 

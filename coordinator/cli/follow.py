@@ -18,7 +18,7 @@ from rich.table import Table
 
 from coordinator import columns, control
 from coordinator.cli import tables
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.errors import MachineError, RunFailedError
 
 __all__ = ["ask", "check_model", "follow", "is_over"]

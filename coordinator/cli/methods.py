@@ -19,9 +19,9 @@ from coordinator.cli.models import parse_settings
 from coordinator.cli.new import parse_shape
 from coordinator.cli.options import formatted, listing, show, show_list, terminal_columns
 from coordinator.columns import align, fold
-from edge_client.config import tables as files
+from edge_client.config.key_descriptions import describe
+from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import MethodSection, ModelSection, RoundsSection, RunFile
-from edge_client.config.tables import format_bytes
 from edge_client.errors import InputError
 from edge_client.methods import coverage, registry
 from edge_client.methods.slices import WHOLE_MODEL
@@ -173,7 +173,7 @@ def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -
 def _parameters(cls: type) -> list[Json]:
     defined = {field.name: field for field in dataclasses.fields(cls)}
     rows = []
-    for row in files.describe(cls):
+    for row in describe(cls):
         field = defined[row.key.replace("-", "_")]
         symbol, limits = field.metadata["symbol"], row.range.replace("`", "")
         rows.append({"name": row.key, "symbol": symbol, "default": field.default, "range": limits, "help": row.help})

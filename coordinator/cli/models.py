@@ -15,8 +15,9 @@ from coordinator import columns
 from coordinator.cli.new import parse_shape
 from coordinator.cli.options import formatted, show
 from edge_client import durable
+from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import format_bytes, parse_table
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError
 from edge_client.measuring.calibration import calibrated, job_for
 from edge_client.methods import registry as methods

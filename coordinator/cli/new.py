@@ -14,8 +14,11 @@ from pathlib import Path
 
 from coordinator.run_check import check_run
 from edge_client import durable
+from edge_client.config.device_file import DeviceFile
+from edge_client.config.key_descriptions import DescribedKey, describe
+from edge_client.config.quantities import parse_bytes, parse_duration
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import DescribedKey, DeviceFile, describe, parse_bytes, parse_duration, parse_table
+from edge_client.config.tables import parse_table
 from edge_client.config.toml_text import toml_value
 from edge_client.errors import ConflictError, InputError
 from edge_client.models import registry as models

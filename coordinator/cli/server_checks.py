@@ -19,7 +19,7 @@ from coordinator import control
 from coordinator.broker.broker import find_binary
 from coordinator.store.database import read_meta
 from edge_client import durable
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.device import report
 from edge_client.errors import MachineError
 from edge_client.operate import self_check as tryout

@@ -19,8 +19,8 @@ from rich.text import Text
 from coordinator import columns
 from coordinator.results.training_budgets import budgets_of
 from coordinator.simulation.simulation import Setup
+from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import format_bytes
 
 __all__ = ["Progress", "grid", "header", "result"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.columns import align, plain
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 
 __all__ = [
     "demo",

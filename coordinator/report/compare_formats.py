@@ -12,7 +12,7 @@ from typing import Any
 
 from coordinator.columns import align, duration, plain
 from coordinator.report.compare import Comparison, Row, Spread
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.records import to_map
 
 __all__ = ["FORMATS", "Column", "columns", "explained", "left_out_lines", "setting_names", "setting_text"]

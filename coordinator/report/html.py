@@ -11,7 +11,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 
 __all__ = [
     "Html",

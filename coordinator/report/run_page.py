@@ -20,7 +20,7 @@ from coordinator.report import similarity as report_similarity
 from coordinator.report import tables as report_tables
 from coordinator.results.run_record import DeviceRecord, RoundRecord, RunRecord
 from edge_client import durable
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.errors import InputError
 
 __all__ = ["render", "write_page", "write_plots"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edge_client.config.quantities import parse_bytes
 from edge_client.config.run_file import RunFile, SimulateSection
-from edge_client.config.tables import parse_bytes
 from edge_client.errors import InputError
 
 __all__ = ["budgets_by_name", "budgets_of"]

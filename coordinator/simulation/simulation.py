@@ -37,8 +37,8 @@ from coordinator.simulation.worker_pool import WorkerPool
 from coordinator.store.rows import DeviceRow, RunRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable
+from edge_client.config.device_file import DataSection, DeviceFile, ShareSection
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import DataSection, DeviceFile, ShareSection
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError, NothingFitsError, RunFailedError
 from edge_client.methods import registry as methods

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client import durable
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.device import report
 from edge_client.errors import NothingFitsError
 from edge_client.measuring.fitting import Fitting

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 
 if TYPE_CHECKING:
     from edge_client.cli.bench_command import Bench, Rung

@@ -15,7 +15,7 @@ from typing import Any
 from edge_client import __version__, durable, logs
 from edge_client.client import connection, identity, status
 from edge_client.client.run_daemon import run_daemon
-from edge_client.config import tables as files
+from edge_client.config.device_file import load_device_file
 from edge_client.errors import FedfitError, InputError
 from edge_client.operate import owner_file
 from edge_client.operate.service_commands import add_service_commands, confirm
@@ -324,7 +324,7 @@ def _own_limit(options: argparse.Namespace) -> int | None:
             return None
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
-    return files.load_device_file(path).limits.memory
+    return load_device_file(path).limits.memory
 
 
 def _leave(options: argparse.Namespace) -> None:

@@ -47,7 +47,7 @@ from edge_client.client.status_report import LastMoments, StatusReport
 from edge_client.client.supervisor import Supervisor
 from edge_client.client.transfers import ClientTransfers
 from edge_client.client.worker_control import WorkerControl
-from edge_client.config.tables import DeviceFile
+from edge_client.config.device_file import DeviceFile
 from edge_client.config.task_files import AllowedTasks
 from edge_client.device.profile import measure
 from edge_client.device.worker_group import WorkerGroup

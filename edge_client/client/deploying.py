@@ -33,7 +33,7 @@ from edge_client import durable, faults
 from edge_client.client import self_test_process
 from edge_client.client.deployed import DeployedFolder
 from edge_client.client.self_test_process import SelfTest
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.errors import DiskFullError, InputError, MachineError
 from edge_client.measuring import exit_codes
 from edge_client.records import PartRef

@@ -18,7 +18,7 @@ from edge_client.client.daemon import ConnectTo, Daemon
 from edge_client.client.identity import STATE_KIND, STATE_VERSION, Bundle
 from edge_client.client.stop_signals import stop_at_signals
 from edge_client.client.supervisor import Supervisor
-from edge_client.config.tables import DeviceFile
+from edge_client.config.device_file import DeviceFile
 from edge_client.device.worker_group import WorkerGroup
 from edge_client.errors import DiskFullError
 

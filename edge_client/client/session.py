@@ -45,7 +45,7 @@ from edge_client.client.instructions import (
     Start,
     Stop,
 )
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.records import Ceiling, DeviceProfile
 from edge_client.wire.messages import (
     Accept,

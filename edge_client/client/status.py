@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from edge_client import durable
 from edge_client.client.identity import Bundle
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.errors import PayloadError
 from edge_client.records import Between, Count, Matches, Text, from_map, to_map
 

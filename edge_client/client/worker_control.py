@@ -23,7 +23,8 @@ from edge_client.client.instructions import Start
 from edge_client.client.lease_files import LeaseFiles
 from edge_client.client.status import one_line
 from edge_client.client.worker_stall import STALLED_AFTER_S, StallWatch
-from edge_client.config.tables import DeviceFile, format_bytes
+from edge_client.config.device_file import DeviceFile
+from edge_client.config.quantities import format_bytes
 from edge_client.device.watch import MemoryWatch
 from edge_client.device.worker_group import WorkerGroup
 from edge_client.records import to_map

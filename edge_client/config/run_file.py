@@ -1,6 +1,7 @@
-"""`run.toml`: what to train, on what, until when. Its schema; the parser and `device.toml` are in `files`.
+"""The schema of `run.toml`: what to train, on which devices, and when to stop.
 
-Apart from them because the daemon reads no run: what a run wants reaches it as bytes for its workers.
+Covers: the keys, and the rules that involve several of them. Does not cover: the parser (`tables`). The daemon never
+imports this module: a run file passes through it as bytes for its workers.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class SimulateSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A run: what to train, on what, until when."""
+    """A run: what to train, on which devices, and when to stop."""
 
     name: Id = described("runs become NAME-1, NAME-2, ...")
     seed: Annotated[int, Between(0, 2**31)] = described("everything random follows from it", 1)
@@ -199,12 +200,12 @@ class RunFile:
 
     @property
     def init(self) -> str:
-        """Where the first weights come from."""
+        """Where the initial weights come from."""
         section = self.model or self.task
         return section.init if section is not None else "random"
 
     def section(self, cut: str = "full") -> ModelSection | None:
-        """The built-in model that a slice is a part of, or is; None: the task's."""
+        """The built-in model to which a slice belongs; None if the run trains a task's model."""
         if not cut.startswith(_ANOTHER):
             return self.model
         name = cut.removeprefix(_ANOTHER)
@@ -214,11 +215,11 @@ class RunFile:
 
     @property
     def what(self) -> str:
-        """The model's or the task's name, for people."""
+        """The name of the model or task, as people read it."""
         return self.what_is("full")
 
     def what_is(self, cut: str) -> str:
-        """The same of a slice."""
+        """The name of the model to which a slice belongs, as people read it."""
         section = self.section(cut)
         return section.name if section is not None else f"task {self.task.name}" if self.task is not None else ""
 
@@ -236,7 +237,7 @@ def load_run_file(path: Path) -> RunFile:
 
 
 def refuse_own_method(table: Mapping[str, Any], source: str) -> None:
-    """A method from a Python file is for simulations, and typed; raises `InputError` for a run file that names one."""
+    """Reject a run file whose method is a Python file, which only simulations accept; raises `InputError`."""
     method = table.get("method")
     name = method.get("name") if isinstance(method, Mapping) else method
     if isinstance(name, str) and ".py" in name:
@@ -247,7 +248,7 @@ def refuse_own_method(table: Mapping[str, Any], source: str) -> None:
 
 
 def check_run_file(file: RunFile) -> None:
-    """What no single key can tell; raises `InputError`."""
+    """Check the rules that involve several keys; raises `InputError`."""
     if (file.model is None) == (file.task is None):
         came = "neither" if file.model is None else "both"
         raise InputError(f"expected either model or task, got {came}")

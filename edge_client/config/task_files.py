@@ -1,6 +1,6 @@
-"""The files of tasks: where they are, their bytes, their hash. All that the daemon needs of tasks, and small for it.
+"""Locates, reads and hashes the Python files of tasks. The daemon needs no more of a task, so this loads no torch.
 
-Does not cover: what is in them (`task`).
+Does not cover: what such a file defines (`edge_client.task`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TASK_BYTES = 2**20
 
 
 def split_place(place: str, *, is_blob: bool = False) -> tuple[Path, str]:
-    """`FILE.py:OBJECT` as path and name; the name is `task` if none is given. A blob may be called anything."""
+    """Split `FILE.py:OBJECT` into path and object; the object defaults to `task`. A blob may have any file name."""
     path, colon, name = place.rpartition(":")
     if not colon or "/" in name:
         path, name = place, "task"
@@ -33,9 +33,9 @@ def split_place(place: str, *, is_blob: bool = False) -> tuple[Path, str]:
 
 
 def read_task_file(path: Path, *, shown: str = "", what: str = "task") -> bytes:
-    """The bytes of a task's file; `shown` is how messages call it, if not by its path. Raises `InputError`."""
+    """Read a task's file; errors call it `shown`, or by its path. Raises `InputError`."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would block
             raise InputError(f"cannot read the {what} {shown or path}: it is no file")
         with open(path, "rb") as file:
             data = file.read(MAX_TASK_BYTES + 1)
@@ -47,42 +47,41 @@ def read_task_file(path: Path, *, shown: str = "", what: str = "task") -> bytes:
 
 
 def task_sha256(path: Path) -> str:
-    """The hash of a task's file; raises `InputError` if it cannot be read."""
+    """Hash a task's file; raises `InputError` if it cannot be read."""
     return hashlib.sha256(read_task_file(path)).hexdigest()
 
 
 class AllowedTasks:
-    """The tasks that a device's owner allows, as the daemon tells them: read again each time, so that a file may be
-    replaced while the daemon runs."""
+    """The tasks that a device's owner allows; their files may be replaced while the daemon runs."""
 
     def __init__(self, tasks: Mapping[str, str]) -> None:
         self._tasks = dict(tasks)
-        self._told: set[str] = set()
-        self._hashed: dict[str, tuple[int, ...]] = {}
+        self._unreadable: set[str] = set()  # already warned about
+        self._hashed_stamps: dict[str, tuple[int, ...]] = {}
 
     def hashes(self) -> dict[str, str]:
-        """Name -> hash of its file; one that cannot be read is left out, and told once."""
-        self._hashed = self._stamps()  # first: a file that changes meanwhile has changed
-        found: dict[str, str] = {}
+        """Task name -> hash of its file; a file that cannot be read is left out, with one warning."""
+        self._hashed_stamps = self._stamps()  # before reading, so that a change during the read is noticed later
+        hashes: dict[str, str] = {}
         for name, place in self._tasks.items():
             try:
-                found[name] = task_sha256(split_place(place)[0])
+                hashes[name] = task_sha256(split_place(place)[0])
             except InputError as error:
-                if name not in self._told:
+                if name not in self._unreadable:
                     _log.warning("task %r is left out: %s", name, error)
-                self._told.add(name)
+                self._unreadable.add(name)
             else:
-                self._told.discard(name)
-        return found
+                self._unreadable.discard(name)
+        return hashes
 
     def changed(self) -> bool:
-        """Whether a file was replaced, came or went since the hashes were read; reads none."""
-        return self._stamps() != self._hashed
+        """Whether a file was replaced, appeared or disappeared since `hashes`; does not read the files."""
+        return self._stamps() != self._hashed_stamps
 
     def _stamps(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        stamps: dict[str, tuple[int, ...]] = {}
         for name, place in self._tasks.items():
             with contextlib.suppress(OSError, ValueError, InputError):
                 info = split_place(place)[0].stat()
-                found[name] = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
-        return found
+                stamps[name] = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+        return stamps

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.errors import InputError, NoSuchNameError
 
 __all__ = ["Partition", "located", "names", "parse_partition", "split_source", "validate", "validate_part"]

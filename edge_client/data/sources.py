@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edge_client import durable
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data import registry
 from edge_client.data.arrays import Indices, Rows
 from edge_client.data.division import divide_test, divide_train

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.device.cgroups import CpuQuota, MemoryLimit
 from edge_client.device.probe import Memory, probe
 from edge_client.errors import MachineError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.device import gpus
 from edge_client.device.catalogue import load_known
 from edge_client.device.cgroups import MemoryLimit

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edge_client.config.device_file import DataSection
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import DataSection
 from edge_client.config.task_files import split_place
 from edge_client.data.sources import open_data
 from edge_client.knowledge.kinds import Knowledge

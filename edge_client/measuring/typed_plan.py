@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_client import durable
+from edge_client.config.quantities import format_bytes, parse_bytes
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import format_bytes, parse_bytes, parse_table
+from edge_client.config.tables import parse_table
 from edge_client.config.task_files import split_place
 from edge_client.device import report
 from edge_client.errors import InputError

@@ -11,7 +11,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_client.config.tables import describe, parse_table
+from edge_client.config.key_descriptions import describe
+from edge_client.config.tables import parse_table
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.methods import user_methods
 from edge_client.methods.card import Card, no_plan_rules

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.data import registry
 from edge_client.data.array_set import ArraySet
 from edge_client.data.formats import npz_arrays

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.device import guard, meter
 from edge_client.errors import InputError, MachineError
 from edge_client.measuring import exit_codes, subprocess_call

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from edge_client import durable
 from edge_client.client import connection, identity, status
-from edge_client.config.tables import DeviceFile, format_bytes
+from edge_client.config.device_file import DeviceFile
+from edge_client.config.quantities import format_bytes
 from edge_client.device import report
 from edge_client.device.probe import find_torch
 from edge_client.errors import FedfitError, InputError, MachineError, NothingFitsError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_client.client import identity
-from edge_client.config.tables import DeviceFile
+from edge_client.config.device_file import DeviceFile
 from edge_client.device.probe import probe
 from edge_client.errors import InputError, MachineError
 from edge_client.operate import doctor, owner_file, sandbox, service_install, service_unit

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client import durable
-from edge_client.config import tables as files
-from edge_client.config.tables import DeviceFile
+from edge_client.config.device_file import DeviceFile, load_device_file
 from edge_client.config.task_files import task_sha256
 from edge_client.data import registry as data
 from edge_client.errors import InputError, MachineError, NoSuchNameError
@@ -35,7 +34,7 @@ def load(path: Path) -> DeviceFile:
             '  data = { source = "npz", train = "/data/train.npz" }\n'
             "  (edge-client join FILE --data DIR writes it)"
         )
-    device = files.load_device_file(path)
+    device = load_device_file(path)
     try:
         if device.data is not None and (device.data.source or not device.tasks):
             data.validate(device.data)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from edge_client.config.tables import DataSection, DeviceFile
+from edge_client.config.device_file import DataSection, DeviceFile
 from edge_client.errors import InputError, MachineError
 from edge_client.measuring import subprocess_call
 from edge_client.records import Count, Matches, Text, from_map

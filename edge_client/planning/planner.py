@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.planning.cost import Shape, Workload, relative_time, training_bytes
 from edge_client.planning.rows import ModelRows, peak

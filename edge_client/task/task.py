@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.config.task_files import read_task_file, split_place
 from edge_client.data.registry import located
 from edge_client.errors import FedfitError, InputError

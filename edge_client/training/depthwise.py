@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.errors import NothingFitsError, PayloadError
 from edge_client.models.contract import Model, count_outputs
 from edge_client.training.inputs import Data, mixes_samples

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.sources import Samples, divide, open_data
 from edge_client.data.user_dataset import as_set
 from edge_client.task.run_model import Recipe

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_client import durable
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.device import guard, meter
 from edge_client.measuring.fitting import Fitting
 from edge_client.models.contract import Model

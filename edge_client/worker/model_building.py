@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.device import meter
 from edge_client.errors import NothingFitsError, is_out_of_memory
 from edge_client.models.contract import Model

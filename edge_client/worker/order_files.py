@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_client.config.device_file import DeviceFile
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import DeviceFile
 from edge_client.errors import MachineError, PayloadError
 from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART
 from edge_client.methods.slices import WHOLE_MODEL

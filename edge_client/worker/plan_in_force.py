@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from edge_client import durable
-from edge_client.config.tables import format_bytes
+from edge_client.config.quantities import format_bytes
 from edge_client.errors import NothingFitsError
 from edge_client.models.contract import Model
 from edge_client.records import TrainingPlan

@@ -37,7 +37,7 @@ from pathlib import Path
 import torch
 
 from edge_client import durable
-from edge_client.config.tables import ShareSection
+from edge_client.config.device_file import ShareSection
 from edge_client.errors import MachineError
 from edge_client.knowledge.kinds import ClassTable, Knowledge
 from edge_client.knowledge.schema import CLASS_KINDS, MIN_COUNT_FLOOR

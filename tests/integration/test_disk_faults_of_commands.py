@@ -26,7 +26,7 @@ from coordinator.server.service import Service
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable, faults
 from edge_client.client import deploying, identity
-from edge_client.config.tables import ShareSection
+from edge_client.config.device_file import ShareSection
 from edge_client.errors import MachineError
 from edge_client.knowledge.kinds import ClassTable
 from edge_client.onnx.export import quantize, write_onnx

@@ -15,8 +15,8 @@ from fleet import Fleet, hashes, mlp_run
 from torch import Tensor, nn
 from typed import ok, typed
 
+from edge_client.config.device_file import load_device_file
 from edge_client.config.run_file import ModelSection
-from edge_client.config.tables import load_device_file
 from edge_client.data.sources import open_data
 from edge_client.models import registry as models
 from edge_client.models.anchors import anchors

@@ -17,8 +17,8 @@ from typed import typed
 
 from coordinator import control
 from coordinator.cli import runs as cli_runs
+from edge_client.config.device_file import DataSection, load_device_file
 from edge_client.config.run_file import RunFile
-from edge_client.config.tables import DataSection, load_device_file
 from edge_client.data.sources import open_data
 from edge_client.onnx.file import OnnxModel
 

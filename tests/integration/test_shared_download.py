@@ -24,7 +24,7 @@ from coordinator.fleet.roster import Roster
 from coordinator.fleet.transfers import Downloads
 from edge_client.client.daemon import Daemon
 from edge_client.client.identity import Bundle
-from edge_client.config.tables import DeviceFile, LimitsSection
+from edge_client.config.device_file import DeviceFile, LimitsSection
 from edge_client.records import PartRef
 from edge_client.transport.base import Connected, Disconnected, Event, Received
 from edge_client.transport.blobs import BlobStore

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.labels import Labels, positions
 from edge_client.data.sets import csv
 from edge_client.data.sources import open_data

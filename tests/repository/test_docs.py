@@ -16,8 +16,11 @@ from benchmarks import method_bytes
 from coordinator.run_check import check_run
 from edge_client import errors, records
 from edge_client.client.identity import Bundle
-from edge_client.config import tables as files
+from edge_client.config.device_file import DeviceFile
+from edge_client.config.key_descriptions import describe
+from edge_client.config.quantities import parse_bytes, parse_duration
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.data import registry as data
 from edge_client.methods import registry as methods
 from edge_client.methods.cards.fedepth import FeDepthParameters
@@ -37,14 +40,14 @@ WIRE = (DOCS / "wire.md").read_text(encoding="utf-8")
 def table_of(cls: type) -> str:
     """A file's keys as a table of docs/files.md."""
     head = ["| key | type | default | range | meaning |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *(f"| `{key}` | {' | '.join(rest)} |" for key, *rest in files.describe(cls))])
+    return "\n".join([*head, *(f"| `{key}` | {' | '.join(rest)} |" for key, *rest in describe(cls))])
 
 
 def field_names(cls: type) -> str:
     return ", ".join(f"`{f.name}`" for f in dataclasses.fields(cls))
 
 
-@pytest.mark.parametrize("cls", [RunFile, files.DeviceFile])
+@pytest.mark.parametrize("cls", [RunFile, DeviceFile])
 def test_files_page_has_the_generated_table(cls: type) -> None:
     """Whoever changes a key pastes the new table: it is in the failure's message."""
     page = (DOCS / "files.md").read_text(encoding="utf-8")
@@ -53,7 +56,7 @@ def test_files_page_has_the_generated_table(cls: type) -> None:
 
 def test_a_described_key_has_type_default_range_and_help() -> None:
     """By hand from the fields: a number, a choice, a required text, a size without a unit in the code."""
-    rows = {row.key: row for row in (*files.describe(RunFile), *files.describe(files.DeviceFile))}
+    rows = {row.key: row for row in (*describe(RunFile), *describe(DeviceFile))}
     assert rows["train.lr"] == ("train.lr", "number", "`0.05`", "0 to 1000", "learning rate")
     assert rows["train.optimizer"][1:4] == ("text", '`"sgd"`', "`sgd` or `adam`")
     assert rows["name"][1:4] == ("text", "required", "`[A-Za-z0-9_-]{1,64}`")
@@ -65,9 +68,9 @@ def test_a_described_key_has_type_default_range_and_help() -> None:
 
 def test_defaults_that_are_shown_can_be_written() -> None:
     """Sizes and durations of the table are in the form that the parser takes: 4 GB and 30 min."""
-    rows = {row.key: row for row in (*files.describe(RunFile), *files.describe(files.DeviceFile))}
-    assert files.parse_bytes(rows["limits.disk"].default.strip("`")) == 4 * 10**9
-    assert files.parse_duration(rows["rounds.deadline"].default.strip("`")) == 1800.0
+    rows = {row.key: row for row in (*describe(RunFile), *describe(DeviceFile))}
+    assert parse_bytes(rows["limits.disk"].default.strip("`")) == 4 * 10**9
+    assert parse_duration(rows["rounds.deadline"].default.strip("`")) == 1800.0
 
 
 @pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "files.md"], ids=lambda page: page.name)
@@ -75,8 +78,8 @@ def test_files_that_are_shown_are_accepted(page: Path) -> None:
     """One run file and one device file each, through the same checks as the commands."""
     blocks = re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     run, device = (tomllib.loads(block) for block in blocks)
-    check_run(files.parse_table(RunFile, run, source=page.name))
-    section = files.parse_table(files.DeviceFile, device, source=page.name).data
+    check_run(parse_table(RunFile, run, source=page.name))
+    section = parse_table(DeviceFile, device, source=page.name).data
     assert section is not None
     data.validate(section)
 
@@ -89,7 +92,7 @@ def options_table() -> str:
     return "\n".join(
         f"| {', '.join(names)} | `{row.key}` | {row.default} | {row.help} |"
         for cls, names in sharing.items()
-        for row in files.describe(cls)
+        for row in describe(cls)
     )
 
 
@@ -111,7 +114,7 @@ def test_fedepth_page_has_every_parameter_and_a_run_that_is_accepted() -> None:
         row = f"| `{name}` | `{json.dumps(f.default)}` | {about['symbol']} | {about['help']} |"
         assert row in page, f"put this row into docs/fedepth.md:\n{row}"
     (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    check_run(files.parse_table(RunFile, tomllib.loads(block), source="fedepth.md"))
+    check_run(parse_table(RunFile, tomllib.loads(block), source="fedepth.md"))
 
 
 def methods_tables() -> tuple[str, str, str]:
@@ -137,8 +140,8 @@ def methods_tables() -> tuple[str, str, str]:
 
 def parameter_rows(cls: type) -> list[tuple[str, str, str, str, str]]:
     symbols = {f.name.replace("_", "-"): f.metadata["symbol"] for f in dataclasses.fields(cls)}
-    escaped = {row.key: row.help.replace("|", "\\|") for row in files.describe(cls)}
-    return [(row.key, symbols[row.key], row.default, row.range, escaped[row.key]) for row in files.describe(cls)]
+    escaped = {row.key: row.help.replace("|", "\\|") for row in describe(cls)}
+    return [(row.key, symbols[row.key], row.default, row.range, escaped[row.key]) for row in describe(cls)]
 
 
 def test_methods_page_has_every_method_and_parameter_and_runs_that_are_accepted() -> None:
@@ -147,7 +150,7 @@ def test_methods_page_has_every_method_and_parameter_and_runs_that_are_accepted(
     for table in methods_tables():
         assert table in page, f"put this table into docs/methods.md:\n{table}"
     for block in re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
-        check_run(files.parse_table(RunFile, tomllib.loads(block), source="methods.md"))
+        check_run(parse_table(RunFile, tomllib.loads(block), source="methods.md"))
 
 
 def test_methods_page_has_the_bytes_that_were_measured() -> None:

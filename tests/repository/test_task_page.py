@@ -16,8 +16,8 @@ from PIL import Image
 from worker_runs import make_work, read_update, run_worker
 
 from edge_client import worker
+from edge_client.config.device_file import load_device_file
 from edge_client.config.run_file import load_run_file
-from edge_client.config.tables import load_device_file
 from edge_client.config.task_files import task_sha256
 from edge_client.records import to_map
 

@@ -15,8 +15,8 @@ from typed import typed
 from coordinator.aggregation import export_job
 from coordinator.aggregation.jobs import ExportedModel, ExportJob
 from edge_client import records
-from edge_client.config import tables as files
 from edge_client.config.run_file import RunFile
+from edge_client.config.tables import parse_table
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
 from edge_client.models.slicing import FULL, parse
@@ -164,7 +164,7 @@ SIZED = {
 def test_a_file_says_what_the_server_judges(tmp_path: Path, method: str) -> None:
     """The largest and the smallest slice, whatever a method makes of them: as many of 64 are right as there."""
     run = {"name": "r", "method": {"name": method}, "model": SIZED[method], "classes": [*"abcdefghij"]}
-    file = records.to_map(files.parse_table(RunFile, run, source="test"))
+    file = records.to_map(parse_table(RunFile, run, source="test"))
     rng = np.random.default_rng(6)
     data = {"x": rng.random((64, *SIZED[method]["input"]), dtype=np.float32), "y": rng.integers(0, 10, 64)}
     np.savez(tmp_path / "t.npz", **data)

@@ -13,7 +13,8 @@ from coordinator.cli import main as cli
 from coordinator.cli import new
 from coordinator.run_check import check_run
 from edge_client import faults
-from edge_client.config import tables as files
+from edge_client.config.device_file import DeviceFile, load_device_file
+from edge_client.config.key_descriptions import describe
 from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.errors import DiskFullError
 from edge_client.task.task import Device, load_task
@@ -51,7 +52,7 @@ def test_the_files_load_as_they_stand(made: Path) -> None:
     assert (run.name, run.classes, run.stop.rounds) == ("defects", ("ok", "scratch", "dent"), 10)
     assert run.model is not None
     assert (run.model.name, run.model.input) == ("small-cnn", (3, 96, 96))
-    device = files.load_device_file(made / "device.toml")
+    device = load_device_file(made / "device.toml")
     assert device.data is not None
     assert (device.data.source, device.data.train) == ("image-folder", "/data/defects/train")
 
@@ -70,17 +71,17 @@ def test_every_default_that_is_shown_is_the_default(made: Path, tmp_path: Path) 
             assert changed.model.options == {"width": 32}
         else:
             assert (changed == base) == (key_of(line) not in EXAMPLES), line
-    device = files.load_device_file(made / "device.toml")
+    device = load_device_file(made / "device.toml")
     for line, text in uncommented(made / "device.toml").items():
         path.write_text(text)
-        assert (files.load_device_file(path) == device) == (key_of(line) not in EXAMPLES), line
+        assert (load_device_file(path) == device) == (key_of(line) not in EXAMPLES), line
 
 
 def test_every_key_of_the_schema_stands_there(made: Path) -> None:
     """As a live key, behind a #, or in the explanation of a task."""
-    for name, cls in (("run.toml", RunFile), ("device.toml", files.DeviceFile)):
+    for name, cls in (("run.toml", RunFile), ("device.toml", DeviceFile)):
         text = (made / name).read_text(encoding="utf-8")
-        for row in files.describe(cls):
+        for row in describe(cls):
             key = row.key.rpartition(".")[2]
             if row.type == "table" and row.key != "task":
                 assert f"\n[{key}] " in text
@@ -130,7 +131,7 @@ def test_options_go_into_the_files(
     assert run.classes == ('kratzer "tief"', "\N{GRINNING FACE}", "x\x7f")
     assert run.model is not None
     assert run.model.input == tuple(int(n) for n in shape.split("x"))
-    files.load_device_file(folder / "device.toml")
+    load_device_file(folder / "device.toml")
     task = load_task(f"{folder / 'a-b_1.py'}:task")
     assert task.input is not None
     assert task.model(3)(torch.zeros(1, *task.input)).shape == (1, 3)

@@ -16,7 +16,7 @@ _FULL = """
 import logging, sys
 from pathlib import Path
 from edge_client.client import identity, run_daemon
-from edge_client.config.tables import DeviceFile, LimitsSection
+from edge_client.config.device_file import DeviceFile, LimitsSection
 from edge_client.errors import DiskFullError
 from edge_client.transport.inproc import Hub
 

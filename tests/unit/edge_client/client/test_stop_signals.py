@@ -40,7 +40,7 @@ _STUBBORN = """
 import sys
 from pathlib import Path
 from edge_client.client import connection, identity, run_daemon
-from edge_client.config.tables import DeviceFile, LimitsSection
+from edge_client.config.device_file import DeviceFile, LimitsSection
 
 bundle = identity.read_bundle(Path(sys.argv[1]))
 run_daemon.run_daemon(
@@ -69,7 +69,7 @@ _STUCK = """
 import signal, sys, time
 from pathlib import Path
 from edge_client.client import identity, run_daemon, stop_signals
-from edge_client.config.tables import DeviceFile, LimitsSection
+from edge_client.config.device_file import DeviceFile, LimitsSection
 
 class Stuck:
     queued_bytes = 0

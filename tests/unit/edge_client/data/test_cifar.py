@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.cifar_pickle import PickledArray, read_batch
 from edge_client.data.openers import describe_data, open_named
 from edge_client.data.sources import open_data

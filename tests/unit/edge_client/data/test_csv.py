@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.sets import csv
 from edge_client.data.sources import open_data
 from edge_client.errors import InputError

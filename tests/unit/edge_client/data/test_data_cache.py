@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data import partitions
 from edge_client.data.data_cache import cache_arrays, write_partition
 from edge_client.data.npz_writer import NpzWriter

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.sets import image_folder
 from edge_client.data.sources import Samples, open_data
 from edge_client.errors import InputError

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.config.tables import DeviceFile, parse_table
+from edge_client.config.device_file import DeviceFile
+from edge_client.config.tables import parse_table
 from edge_client.data.labels import Labels, UnknownClassError, from_array, positions
 from edge_client.errors import InputError
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.openers import DataFacts, describe_data, open_named
 from edge_client.data.registry import located, split_source
 from edge_client.data.sources import all_samples, open_data

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.sets import npz
 from edge_client.data.sources import Samples, divide
 from edge_client.data.user_dataset import as_set

@@ -17,8 +17,9 @@ from coordinator.cli import main as cli
 from coordinator.cli.methods import describe_method
 from coordinator.rounds.slice_choice import SliceChoice
 from coordinator.run_check import check_run
+from edge_client.config.key_descriptions import describe
 from edge_client.config.run_file import RunFile, load_run_file
-from edge_client.config.tables import describe, to_table
+from edge_client.config.tables import to_table
 from edge_client.config.toml_text import toml_value
 from edge_client.errors import FedfitError, InputError, NoSuchNameError
 from edge_client.measuring.calibration import job_for

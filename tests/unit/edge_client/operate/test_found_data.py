@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.config import tables as files
+from edge_client.config.device_file import load_device_file
 from edge_client.errors import InputError
 from edge_client.operate.data_folder import Found, keep_device_file, recognise
 
@@ -83,7 +83,7 @@ def test_the_written_file_says_what_was_found_and_is_never_replaced(tmp_path: Pa
     path, odd = tmp_path / "device.toml", tmp_path / 'ä "q"\n\\'
     found = Found(source="npz", train=odd / "x.npz")
     assert str(path) in keep_device_file(path, found, asked=odd)
-    section = files.load_device_file(path).data
+    section = load_device_file(path).data
     assert section is not None
     assert (section.source, section.train, section.test) == ("npz", str(odd / "x.npz"), "")
     before = path.read_bytes()

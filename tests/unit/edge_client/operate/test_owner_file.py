@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.config import tables as files
+from edge_client.config.device_file import DataSection, DeviceFile, LimitsSection, load_device_file
 from edge_client.errors import InputError, MachineError
 from edge_client.operate import owner_file
 
@@ -91,12 +91,12 @@ def test_what_is_shown_can_be_read_again(
     train: str,
 ) -> None:
     """The same device, whatever its owner wrote."""
-    device = files.DeviceFile(
-        data=files.DataSection(train=train, part=(1, 3)),
+    device = DeviceFile(
+        data=DataSection(train=train, part=(1, 3)),
         labels=labels,
         rename=rename,
-        limits=files.LimitsSection(memory=memory),
+        limits=LimitsSection(memory=memory),
     )
     path = tmp_path_factory.getbasetemp() / "again.toml"
     path.write_text(owner_file.to_toml(device), encoding="utf-8", newline="")
-    assert files.load_device_file(path) == device
+    assert load_device_file(path) == device

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from cost_rows import BLOCKS, rows
 
-from edge_client.config.tables import parse_bytes
+from edge_client.config.quantities import parse_bytes
 from edge_client.errors import InputError, NothingFitsError
 from edge_client.planning.cost import Workload
 from edge_client.planning.planner import Candidate, Choice, Request, choose, microbatches

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import edge_client
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.config.task_files import AllowedTasks, split_place, task_sha256
 from edge_client.errors import InputError
 from edge_client.task.task import Task, data_table, load_task, read_source

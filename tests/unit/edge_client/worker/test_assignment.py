@@ -17,7 +17,7 @@ from worker_runs import (
     run_worker,
 )
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.sources import open_data
 from edge_client.models import registry
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.config.tables import ShareSection, load_device_file
+from edge_client.config.device_file import ShareSection, load_device_file
 from edge_client.errors import InputError, MachineError
 from edge_client.knowledge.kinds import ClassTable, DraftSet, FeatureMaps, FeaturePairs, Knowledge, SampleLogits
 from edge_client.worker.privacy import Gate, Ledger, epsilon_of, fresh_noise

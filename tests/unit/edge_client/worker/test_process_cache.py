@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.worker.process_cache import ProcessCache
 
 

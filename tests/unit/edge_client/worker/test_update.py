@@ -15,7 +15,7 @@ from worker_runs import (
 )
 
 from coordinator.cli.methods import describe_method
-from edge_client.config.tables import DataSection
+from edge_client.config.device_file import DataSection
 from edge_client.data.sources import open_data
 from edge_client.methods.base import Outcome
 from edge_client.records import TrainingPlan
