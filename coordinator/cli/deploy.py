@@ -27,6 +27,7 @@ from coordinator.cli.options import formatted, show, verb
 from coordinator.requests.deployments import new_name
 from edge_client import durable
 from edge_client.config.run_file import RunFile
+from edge_client.config.shape_text import typed_shape
 from edge_client.errors import InputError, RunFailedError
 from edge_client.onnx.file import classes_hash
 from edge_client.records import from_map
@@ -86,7 +87,7 @@ def _plan(options: argparse.Namespace) -> Json:
     """The model and the devices that are meant; what a person can mistype is found before anything is made."""
     if options.data and not options.int8:
         raise InputError("--data: only with --int8, to tell the accuracy lost")
-    cli_export.typed_input(options.input)
+    typed_shape(options.input)
     asked = {
         "version": options.version,
         "precision": "int8" if options.int8 else "fp32",
@@ -110,7 +111,7 @@ def _job(options: argparse.Namespace, plan: Json, file: RunFile) -> ExportJob:
         model=plan["path"],
         sha256=plan["sha256"],
         architecture="",
-        input=cli_export.typed_input(options.input),
+        input=typed_shape(options.input),
         int8=options.int8,
         data=(options.data or cli_export.test_data(file)) if options.int8 else "",
         out="",

@@ -7,7 +7,6 @@ is shown. Does not cover: the writing (`export_job`, `edge_client.onnx.export`).
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,11 +22,12 @@ from coordinator.run_check import check_has_model
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile, load_run_file
+from edge_client.config.shape_text import typed_shape
 from edge_client.errors import InputError, MachineError, NoSuchNameError, PayloadError, RunFailedError
 from edge_client.methods import registry as methods
 from edge_client.records import from_map, is_id, to_map
 
-__all__ = ["add_export", "chosen_architecture", "in_a_process", "lost", "test_data", "typed_input"]
+__all__ = ["add_export", "chosen_architecture", "in_a_process", "lost", "test_data"]
 
 Json = dict[str, Any]
 
@@ -61,7 +61,7 @@ def _export(options: argparse.Namespace) -> None:
         model=found["path"],
         sha256=found["sha256"],
         architecture=chosen_architecture(file, options.architecture),
-        input=typed_input(options.input),
+        input=typed_shape(options.input),
         int8=options.int8,
         data=(options.data or test_data(file)) if options.int8 else "",
         out=str(options.onnx.absolute()),
@@ -80,15 +80,6 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--onnx: the folder {options.onnx.absolute().parent} does not exist")
     if options.data and not options.int8:
         raise InputError("--data: only with --int8, to tell the accuracy lost; see also: edge-client infer")
-
-
-def typed_input(text: str | None) -> tuple[int, ...] | None:
-    """`--input`."""
-    if text is None:
-        return None
-    if not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,3}", text):
-        raise InputError(f"--input: expected a shape such as 3x96x96, got {text!r}")
-    return tuple(int(part) for part in text.split("x"))
 
 
 def _of_coordinator(options: argparse.Namespace) -> Json:

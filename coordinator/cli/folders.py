@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.cli.options import verb
 from edge_client.config.quantities import format_bytes
+from edge_client.config.shape_text import parse_shape
 
 __all__ = ["add_verbs"]
 
@@ -37,7 +38,7 @@ def _new(options: argparse.Namespace) -> None:
             folder=options.folder,
             classes=tuple(options.classes.split(",")),
             model=options.model,
-            input=new.parse_shape(options.input),
+            input=parse_shape(options.input),
             rounds=options.rounds,
         )
     )

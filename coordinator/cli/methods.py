@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregation.task_source import recipe_of
 from coordinator.cli.models import parse_settings
-from coordinator.cli.new import parse_shape
 from coordinator.cli.options import formatted, listing, show, show_list, terminal_columns
 from coordinator.columns import align, fold
 from edge_client.config.key_descriptions import describe
 from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import MethodSection, ModelSection, RoundsSection, RunFile
+from edge_client.config.shape_text import parse_shape
 from edge_client.errors import InputError
 from edge_client.methods import coverage, registry
 from edge_client.methods.slices import WHOLE_MODEL

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator import columns
-from coordinator.cli.new import parse_shape
 from coordinator.cli.options import formatted, show
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile
+from edge_client.config.shape_text import parse_shape
 from edge_client.config.tables import parse_table
 from edge_client.errors import InputError
 from edge_client.measuring.calibration import calibrated, job_for

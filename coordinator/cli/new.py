@@ -24,7 +24,7 @@ from edge_client.errors import ConflictError, InputError
 from edge_client.models import registry as models
 from edge_client.records import is_id
 
-__all__ = ["NewOptions", "make_folder", "parse_shape"]
+__all__ = ["NewOptions", "make_folder"]
 
 _WIDTH = 118
 _HELP_COLUMN = 36
@@ -97,13 +97,6 @@ class NewOptions:
     model: str = "small-cnn"
     input: tuple[int, ...] = (3, 96, 96)
     rounds: int = 10
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """`3x96x96` as numbers."""
-    if not re.fullmatch(r"[1-9][0-9]{0,4}(x[1-9][0-9]{0,4}){0,5}", text):
-        raise InputError(f"expected a shape such as 3x96x96, got {text[:80]!r}")
-    return tuple(int(number) for number in text.split("x"))
 
 
 def make_folder(options: NewOptions) -> list[Path]:

@@ -78,9 +78,9 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _open_data(options: argparse.Namespace) -> Samples:
     """The test set if there is one, else the training set; fills in options that follow from the data."""
+    from edge_client.config.shape_text import typed_shape
     from edge_client.data.openers import class_names, input_shape, open_both
     from edge_client.data.sources import all_samples
-    from edge_client.measuring.typed_plan import typed_shape
 
     shape = typed_shape(options.input)
     train, test = open_both(options.data, "", shape)

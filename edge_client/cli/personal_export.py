@@ -19,9 +19,9 @@ from edge_client import durable
 from edge_client.client import identity
 from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile
+from edge_client.config.shape_text import typed_shape
 from edge_client.config.task_files import split_place
 from edge_client.errors import InputError, MachineError, NoSuchNameError, PayloadError
-from edge_client.measuring.typed_plan import typed_shape
 from edge_client.methods import coverage
 from edge_client.methods import registry as methods
 from edge_client.models.slicing import parse

@@ -16,6 +16,7 @@ from typing import Any
 from edge_client import durable
 from edge_client.config.quantities import format_bytes, parse_bytes
 from edge_client.config.run_file import RunFile
+from edge_client.config.shape_text import typed_shape
 from edge_client.config.tables import parse_table
 from edge_client.config.task_files import split_place
 from edge_client.device import report
@@ -33,7 +34,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Subject", "describe", "plan", "size", "subject", "to_json", "typed_shape"]
+__all__ = ["Subject", "describe", "plan", "size", "subject", "to_json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +111,6 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value  # a text, as nobody types quotes
-
-
-def typed_shape(text: str | None) -> tuple[int, ...] | None:
-    """`3x96x96` as numbers; None if nobody typed one."""
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if not all(part.isdigit() and 0 < int(part) <= 65_536 for part in parts):
-        raise InputError(f"--input: expected a shape such as 3x96x96, got {text!r}")
-    return tuple(int(part) for part in parts)
 
 
 def _task_shape(options: argparse.Namespace) -> tuple[int, ...]:

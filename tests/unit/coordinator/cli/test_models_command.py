@@ -132,3 +132,8 @@ def test_what_training_takes_is_measured_on_demand(capsys: pytest.CaptureFixture
     assert shown["training_bytes"] > 4 * (256 * 4000 + 4000 * 10)
     assert cli.main(["models", *words]) == 0
     assert "all blocks at once" in capsys.readouterr().out
+
+
+def test_a_shape_may_have_a_large_x(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `edge-client plan` reads it, too."""
+    assert _json(capsys, "show", "mlp", "--input", "1X8X8") == _json(capsys, "show", "mlp", "--input", "1x8x8")

@@ -68,6 +68,7 @@ def test_a_known_device_is_planned_for() -> None:
         (("--training-budget", "5 parsecs"), "--training-budget: expected a size such as 512MB or 1.5GiB, got '5 pars"),
         (("--budget", "1GB", "--batch", "0"), "--batch: expected 1 to 65536 samples, got 0"),
         (("--budget", "1GB", "--batch", "-3"), "--batch: expected 1 to 65536 samples, got -3"),
+        (("--budget", "1GB", "--input", "3y4"), "--input: expected a shape such as 3x96x96, sizes from 1 to 99999"),
         (("--budget", "1GB", "--set", "model.mu=1"), "unknown key 'mu'"),  # as in `coordinator simulate`
         (("--budget", "1GB", "--method", "fedprox", "--set", "method.mu=-1"), "'fedprox': mu: expected 0 to 1000"),
     ],
