@@ -1,5 +1,5 @@
-"""The child process that touches values: it makes, encodes, checks, folds and judges models; jobs and answers are
-records. When a job is due is decided in `rounds`; only the child loads torch.
+"""The child process that touches values: it makes, encodes, checks, folds and evaluates models. Jobs and
+answers are records (`jobs`). `rounds` decides when a job is due; only the child loads torch.
 
 May import: the leaves, store, broker, fleet, rounds, results; edge_client.
 """

@@ -1,8 +1,8 @@
-"""A child process that does jobs, and how the loop sees it: jobs in, answers out, one at a time; a new one if it dies.
+"""A child process that does one job after another, and its handle in the parent's loop.
 
-The aggregator is one, the workers of a simulation are others. A child stays between its jobs, because loading torch
-takes longer than a small round, and ends when nobody needed it for a while. A job that kills its child again and again
-is answered as failed, so that one update cannot stop a federation.
+The aggregator is such a child, the workers of a simulation are others. A child that dies is replaced. It stays between
+its jobs, because loading torch takes longer than a small round, and ends when it was idle for a while. A job that kills
+its child repeatedly is answered with a failure, so that one update cannot stop a federation.
 """
 
 from __future__ import annotations
@@ -33,16 +33,21 @@ A = TypeVar("A")
 
 
 class _Queued(NamedTuple):
+    """A job that waits for its answer."""
+
     number: int
     job: Job[Any]
     then: Callable[[Any], None]
 
 
 class JobChild:
-    """Used by one loop only; `fd` is to be watched, `read` called when it is readable."""
+    """A child process and its queue of jobs.
+
+    For one loop, which watches `fd`, calls `read` when it is readable, and `tick` from time to time.
+    """
 
     def __init__(self, module: str, *, name: str, environment: Mapping[str, str] | None = None) -> None:
-        """`python -m module` calls `answer_jobs`; people read `name` in the log, such as `the aggregator`."""
+        """`python -m module` must call `answer_jobs`; the log calls the child `name`, such as `the aggregator`."""
         self._module = module
         self._name = name
         self._environment = environment
@@ -57,12 +62,12 @@ class JobChild:
 
     @property
     def fd(self) -> int | None:
-        """What to watch."""
+        """The descriptor to watch; None while no child runs."""
         return self._process.stdout.fileno() if self._process and self._process.stdout else None
 
     @property
     def pid(self) -> int | None:
-        """The child's process id."""
+        """The child's process id; None while no child runs."""
         return self._process.pid if self._process else None
 
     @property
@@ -96,7 +101,7 @@ class JobChild:
         self._send_next()
 
     def forget_jobs(self) -> None:
-        """Nobody waits for answers any more; the one in flight is dropped with its child."""
+        """Drop all jobs; a child that works on one is ended."""
         if self._in_flight:
             self.close()
         self._jobs.clear()
@@ -112,16 +117,16 @@ class JobChild:
         self._flush()
 
     def _flush(self) -> None:
-        """Give the child what its pipe takes; the loop never waits for it."""
+        """Write as much as the child's pipe takes; the loop never waits for it."""
         if self._process is None or self._process.stdin is None:
             return
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the next tick goes on; a death `read` finds out
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the next tick continues; `read` notices a death
             while self._unsent:
                 written = os.write(self._process.stdin.fileno(), self._unsent)
                 self._unsent = self._unsent[written:]
 
     def read(self, now: float) -> None:
-        """Take what the child answered, or notice that it died."""
+        """Take the child's answers, or notice that it died."""
         fd = self.fd
         if fd is None:
             return
@@ -143,7 +148,7 @@ class JobChild:
             return
         process = self._process
         for answer in answers:
-            if self._process is process:  # nothing that a child said counts once it is not trusted
+            if self._process is process:  # no answer of a child counts once it is distrusted
                 self._answered(answer)
 
     def _answered(self, line: AnswerLine) -> None:
@@ -161,7 +166,7 @@ class JobChild:
         self._send_next()
 
     def _distrust(self, error: Exception) -> None:
-        """A library wrote to the child's output: what follows cannot be trusted either."""
+        """Replace a child whose output is no answer, such as a library's message: the rest cannot be trusted either."""
         log.error("%s answered with something else than JSON (%s)", self._name, error)
         assert self._process is not None
         self._process.kill()
@@ -191,7 +196,7 @@ class JobChild:
         return process.wait()
 
     def tick(self, now: float) -> None:
-        """Give a child the rest of a long job; let an idle one go: its memory belongs to others."""
+        """Write the rest of a long job, and end a child that was idle for long, to free its memory."""
         self._flush()
         if self._process is None or self._jobs:
             return
@@ -201,7 +206,7 @@ class JobChild:
             self._reap()
 
     def close(self) -> None:
-        """End the child, whatever it is doing."""
+        """Kill the child."""
         if self._process is not None:
             self._process.kill()
             self._reap()
@@ -209,14 +214,14 @@ class JobChild:
 
 
 def aggregator() -> JobChild:
-    """The child that does all jobs with values of models."""
+    """The child that does all jobs on the values of models."""
     return JobChild("coordinator.aggregation.process", name="the aggregator")
 
 
 def answer_jobs(do: Callable[[Job[Any]], object]) -> None:
-    """The child's side: answer every line of the standard input, until it ends.
+    """The child's side: answer every line of the standard input until it ends.
 
-    The real standard output is kept for answers; whatever else prints goes to standard error.
+    Standard output carries answers alone; what libraries print there goes to standard error.
     """
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as stream:
         os.dup2(2, 1)

@@ -1,8 +1,8 @@
-"""What the coordinator asks of its child processes and what they answer: a record each, and their form on a pipe.
+"""The jobs of the coordinator's child processes and their answers: a record each, and their form on a pipe.
 
-The aggregator (`coordinator.aggregation.process`) does all jobs but two: `coordinator.aggregation.export_job` does
-`ExportJob`, a worker of a simulation does `WorkJob`. Every job has one type of answer, as the table `_KINDS` lists;
-what could not be done is answered with a `Failure`. All paths are absolute.
+The aggregator (`coordinator.aggregation.process`) does all jobs except two: `coordinator.aggregation.export_job` does
+`ExportJob`, and a worker of a simulation does `WorkJob`. Every job has one type of answer, which the table `_KINDS`
+lists, or is answered with a `Failure`. All paths are absolute.
 
     to the child      {"id": 7, "job": "encode", "run": {...}, "model": "/...", "out": "/..."}
     from the child    {"id": 7, "ok": true, "sha256": "...", "length": 1234}
@@ -102,7 +102,7 @@ class Failure:
         return cls(code=next(code for kind, code in _CODES if isinstance(error, kind)), detail=str(error))
 
     def error(self) -> FedfitError:
-        """The error to raise on this side of the pipe; `MachineError` for a code that says nothing about who erred."""
+        """The error to raise in the parent; `MachineError` for a code that stands for no class of errors."""
         kinds = {code: kind for kind, code in _CODES if kind is not FedfitError}
         return kinds.get(self.code, MachineError)(self.detail)
 
@@ -252,7 +252,7 @@ class TellJob(Job[WrittenFile]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyJob(Job[StudyStarted]):
-    """Begin to make of a version what its method makes beside the next round."""
+    """Start the study of a version, which the method makes while devices train the next round."""
 
     run: RunFile
     model: str
@@ -267,7 +267,7 @@ class CheckJob(Job[CheckedUpdate]):
     update: str
     max_norm: Annotated[float, Between(0, 1e300)] | None = None
     max_ratio: Annotated[float, Between(0, 1e300)] | None = None  # without max_norm: times (norm of the base + 1)
-    knowledge: Limits | None = None  # what may be there beside the model
+    knowledge: Limits | None = None  # the limits of knowledge beside the model; None: not checked
     codec: str = "fp32"  # of the run
     max_passes: Positive = 1  # forward passes of one step; a counter of batches grows by one in each
     round: Count | None = None  # for fault points that name one
@@ -291,9 +291,9 @@ class FoldJob(Job[FoldedModel]):
     task: str | None = None
     round: Count
     model: str
-    base: str  # what was sent; deltas are added to `model` itself, see `coordinator/aggregation/frozen.py`
+    base: str  # the model as it was sent; deltas are added to `model` itself, see `coordinator/aggregation/frozen.py`
     updates: tuple[UpdateRef, ...]
-    num_devices: Count = 0  # of the run: those that could have been chosen for a round, or ever were
+    num_devices: Count = 0  # of the run: devices that could be chosen for this round, or ever were
     out: str
 
 
@@ -325,8 +325,8 @@ class ProbeJob(Job[Findings]):
     run: RunFile
     task: str | None = None
     round: Count
-    model: str  # what was made of the updates
-    base: str  # what they change
+    model: str  # the model that was folded out of the updates
+    base: str  # the model that their deltas belong to
     updates: tuple[ProbedUpdate, ...]
     data: str  # path of an npz file
 
@@ -360,7 +360,7 @@ class WorkJob(Job[WorkerExit]):
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[A]):
-    """How a job is called on the pipe, and the type of its answer; the type checker compares both classes."""
+    """The name of a job on the pipe and the type of its answer; the type checker sees that both classes fit."""
 
     name: str
     job: type[Job[A]]
@@ -385,7 +385,7 @@ _BY_JOB: Mapping[type, _Kind[Any]] = {kind.job: kind for kind in _KINDS}
 
 
 def name_of(job: Job[A]) -> str:
-    """What the job is called on the pipe and in the log."""
+    """The name of a job on the pipe and in the log."""
     return _BY_JOB[type(job)].name
 
 
@@ -397,7 +397,7 @@ def encode_job(number: int, job: Job[A]) -> bytes:
 def answer_line(line: str, do: Callable[[Job[Any]], object]) -> str:
     """The child's side: decode a job, do it and encode the answer, which is of the job's type or a `Failure`.
 
-    What is no job of ours is answered as `malformed`. Raises `ValueError` for a line that is not JSON.
+    A line that is no job is answered with a `malformed` failure. Raises `ValueError` if it is not even JSON.
     """
     fields = json.loads(line)
     number, name = fields.pop("id", None), fields.pop("job", None)
@@ -420,14 +420,14 @@ def _decoded(name: object, fields: Mapping[str, Any]) -> Job[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLine:
-    """A line of a child, before anybody knows which job it answers."""
+    """A line of a child; the job that it answers decides how it is decoded."""
 
     number: object  # of the job
     is_ok: bool
     fields: Mapping[str, Any]
 
     def answer_to(self, job: Job[A]) -> A | Failure:
-        """The answer as a record; raises `PayloadError` if it is none to a job of this kind."""
+        """The answer as a record; raises `PayloadError` if it has not the form of answers to this job."""
         kind: _Kind[A] = _BY_JOB[type(job)]
         where = f"answer to {kind.name!r}"
         if not self.is_ok:

@@ -1,4 +1,4 @@
-"""The task that a run file names: as it lies beside the file, with its hash for the run, and how its model is made."""
+"""The task that a run file names: its source beside the file, its hash for the run, and how its model is built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RunWithTask", "recipe_of", "task_place", "with_task"]
 
 
 class RunWithTask(NamedTuple):
-    """A run and what it trains."""
+    """A run file and the source of its task."""
 
     file: RunFile  # with the task's hash
     source: str  # the text of the task's file
@@ -26,26 +26,26 @@ class RunWithTask(NamedTuple):
 
 
 def with_task(file: RunFile, task: TaskSection, path: Path) -> RunWithTask:
-    """Find the task of the run file at `path`: the file beside it. Raises `InputError`."""
+    """Read the task of the run file at `path`, which lies beside it; raises `InputError`."""
     try:
         place, name = split_place(task.file or f"{task.name}.py:task")
-        found = path.parent / place
-        data = read_task_file(found)
+        source_path = path.parent / place
+        data = read_task_file(source_path)
         source = data.decode()
     except InputError as error:
         hint = 'task = { name = "NAME", file = "FILE.py:OBJECT" } names another place'
         raise InputError(f"{path}: task {task.name!r}: {error}; {hint}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{found}: expected Python in UTF-8, got {error}") from None
+        raise InputError(f"{source_path}: expected Python in UTF-8, got {error}") from None
     sha256 = hashlib.sha256(data).hexdigest()
     if task.sha256 not in ("", sha256):
-        raise InputError(f"{path}: task.sha256 is {task.sha256}, but {found} has {sha256}")
-    section = dataclasses.replace(task, file=f"{found.name}:{name}", sha256=sha256)
-    return RunWithTask(dataclasses.replace(file, task=section), source, f"{found.resolve()}:{name}")
+        raise InputError(f"{path}: task.sha256 is {task.sha256}, but {source_path} has {sha256}")
+    section = dataclasses.replace(task, file=f"{source_path.name}:{name}", sha256=sha256)
+    return RunWithTask(dataclasses.replace(file, task=section), source, f"{source_path.resolve()}:{name}")
 
 
 def recipe_of(run: RunFile, task: str | None) -> Recipe:
-    """How to make the run's model, whose task lies at `task`; its file is called as the run calls it. Loads torch."""
+    """How to build the model of a run, whose task lies at `task`; errors name its file as the run does. Loads torch."""
     from edge_client.task.run_model import recipe
     from edge_client.task.task import read_source
 
@@ -56,6 +56,6 @@ def recipe_of(run: RunFile, task: str | None) -> Recipe:
 
 
 def task_place(run: RunFile) -> tuple[Path, str]:
-    """The task's file and object as the run calls them; on the server the file is a blob."""
+    """The task's file and object by the names in the run file; on the server the file is a blob."""
     assert run.task is not None
     return split_place(run.task.file or f"{run.task.name}.py:task")
