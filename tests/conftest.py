@@ -17,6 +17,8 @@ from hypothesis import settings
 from sites import BrokerSite, ExternalSite, HubSite, Site, access_of, close_all, find_mosquitto, mosquitto_config
 
 from coordinator.broker.broker import EmbeddedBroker
+from coordinator.store.base import Store
+from coordinator.store.sqlite import SqliteStore
 from edge_client.wire.topics import Topics
 
 
@@ -46,6 +48,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """What runs make that nobody disturbs, for those that somebody did."""
     own = tmp_path_factory.getbasetemp()
     return Undisturbed(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
+
+
+@pytest.fixture(params=[SqliteStore])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """An empty store of each kind that there is; SQLite's is in memory."""
+    store: Store = request.param()
+    yield store
+    store.close()
 
 
 @pytest.fixture

@@ -7,8 +7,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from rows import run_row
+from stores import with_round
 
 from coordinator.store.database import Database, _disk_errors
+from coordinator.store.sqlite import SqliteStore
 from edge_client import faults
 from edge_client.errors import DiskFullError, MachineError
 
@@ -67,3 +70,49 @@ def test_a_broken_constraint_stays_what_it_is() -> None:
     """It is a bug of ours, not of the machine."""
     with pytest.raises(sqlite3.IntegrityError), _disk_errors("x"):
         raise sqlite3.IntegrityError("UNIQUE")
+
+
+def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
+    """A second connection reads the file as the next process would."""
+    store = SqliteStore(tmp_path / "state.db")
+    with_round(store)
+    store._database._connection.execute("UPDATE round SET state = 'FROZEN'")
+    other = sqlite3.connect(tmp_path / "state.db")
+    assert other.execute("SELECT state FROM round").fetchall() == [("RUNNING",)]
+    other.close()
+    store._database._connection.rollback()
+    store.close()
+
+
+def test_a_database_that_breaks_in_use_is_reported(tmp_path: Path) -> None:
+    """Pages of an open database are overwritten: reading ends with one line, not with a traceback."""
+    store = SqliteStore(tmp_path / "state.db")
+    for number in range(200):
+        store.runs.add(run_row(f"r-{number}"))
+    store._database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    store._database._connection.execute("PRAGMA cache_size = 0")
+    size = (tmp_path / "state.db").stat().st_size
+    with open(tmp_path / "state.db", "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    store._database._connection.execute("PRAGMA shrink_memory")
+    with pytest.raises(MachineError, match="cannot read"):
+        store.runs.all()
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"not a database" * 400, b"SQLite format 3\0" + b"\xff" * 4096])
+def test_a_damaged_database_is_reported(tmp_path: Path, content: bytes) -> None:
+    """One line tells what to do; there is no traceback."""
+    (tmp_path / "state.db").write_bytes(content)
+    with pytest.raises(MachineError, match="restore a backup"):
+        SqliteStore(tmp_path / "state.db")
+
+
+def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
+    """The message asks to upgrade fedfit."""
+    store = SqliteStore(tmp_path / "state.db")
+    store._database._connection.execute("PRAGMA user_version = 99")
+    store.close()
+    with pytest.raises(MachineError, match="upgrade fedfit"):
+        SqliteStore(tmp_path / "state.db")
