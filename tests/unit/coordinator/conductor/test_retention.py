@@ -16,7 +16,7 @@ from coordinator.fleet.traffic import TrafficMeter
 from coordinator.fleet.transfers import Downloads, Uploads
 from coordinator.rounds.instructions import Announce, Commit, OpenRound, SaveScore, SaveUpdate
 from coordinator.state import RETAINED_MODELS
-from coordinator.store.base import ModelRow
+from coordinator.store.rows import ModelRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client.transport.blobs import BlobStore
 
