@@ -110,7 +110,7 @@ class ServerChecks:
         return check_clock(self._state_dir / "state.db")
 
     def _memory(self) -> str:
-        found = report.report_found(self._root, None)
+        found = report.report_system(self._root, None)
         if found.available_bytes < _LITTLE_MEMORY_BYTES:
             raise ProblemError(
                 f"{format_bytes(found.available_bytes)} of memory are available; broker and aggregator want "

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> Bench:
     show = _Progress()
     show(f"measuring the units of {what.run.what}, once for this kind of machine")
     fitting = what.fitting(num_samples=_NUM_SAMPLES, disk_bytes=durable.free_bytes(Path.cwd()) // 2)
-    found = report.report_found(Path("/"), None)
+    found = report.report_system(Path("/"), None)
     bench = _Bencher(what, fitting, found.budget_bytes, show)
     rungs = bench.climb(typed)
     show("")

@@ -257,9 +257,9 @@ def _profile(options: argparse.Namespace) -> None:
 
     limit = _own_limit(options)
     if options.profile is not None:
-        found = report.report_known(options.profile, limit)
+        found = report.report_known_model(options.profile, limit)
     else:
-        found = report.report_found(Path("/") if options.root is None else options.root, limit)
+        found = report.report_system(Path("/") if options.root is None else options.root, limit)
     print(json.dumps(report.to_json(found), indent=1) if options.format == "json" else report.describe(found))
 
 

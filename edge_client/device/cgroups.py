@@ -1,4 +1,4 @@
-"""What control groups allow this process: memory and CPU time, from its own group up to the top that is visible.
+"""Reads what control groups allow this process: memory and CPU time, from its group up to the visible top.
 
 Covers: version 1, version 2 and both mounted at once; containers, with and without a namespace of their own; limits of
 systemd, which are control groups. Does not cover: swap limits, because swap is never counted.
@@ -31,7 +31,7 @@ class MemoryLimit:
 
     @property
     def headroom_bytes(self) -> int:
-        """What is left."""
+        """The memory that the group may still use."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
@@ -45,7 +45,7 @@ class CpuQuota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cgroups:
-    """All of them that matter here."""
+    """The limits that control groups set for this process."""
 
     memory_controller: str  # v1 | v2 | off | hidden | none
     memory: tuple[MemoryLimit, ...]
@@ -70,7 +70,7 @@ class _Hierarchy:
 
 
 def read_cgroups(tree: Tree) -> Cgroups:
-    """Everything that bounds this process."""
+    """Read all limits that apply to this process."""
     groups = dict(_memberships(tree.text("/proc/self/cgroup") or ""))
     mounts = list(_mounts(tree))
     unified = _hierarchy("", groups, mounts)
@@ -95,7 +95,7 @@ def own_group(tree: Tree) -> str | None:
 
 
 def _without_memory(tree: Tree, unified: _Hierarchy | None, groups: dict[str, str]) -> str:
-    """Why no group bounds memory: the kernel has the controller switched off, or nothing is visible from here."""
+    """Why no group limits memory: the controller is switched off in the kernel, or not visible from here."""
     disabled = re.search(r"^memory\s+\d+\s+\d+\s+0$", tree.text("/proc/cgroups") or "", re.MULTILINE)
     if disabled or (unified and tree.exists(f"{unified.levels[-1][1]}/cgroup.controllers")):
         return "off"
@@ -106,8 +106,8 @@ def _memberships(text: str) -> Iterator[tuple[str, str]]:
     """(controller, group) of `/proc/self/cgroup`; version 2 is the controller without a name."""
     for line in text.splitlines():
         number, _, rest = line.partition(":")
-        controllers, found, group = rest.partition(":")
-        if found and number.isdigit() and group.startswith("/"):
+        controllers, colon, group = rest.partition(":")
+        if colon and number.isdigit() and group.startswith("/"):
             for controller in controllers.split(","):
                 yield controller, group
 
@@ -164,10 +164,10 @@ def _below(group: str, root: str) -> str:
 
 def _memory_limits(tree: Tree, hierarchy: _Hierarchy) -> Iterator[MemoryLimit]:
     read = _limit_v2 if hierarchy.version == 2 else _limit_v1
-    found = [limit for group, at in hierarchy.levels if (limit := read(tree, group, at))]
+    limits = [limit for group, at in hierarchy.levels if (limit := read(tree, group, at))]
     if hierarchy.version == 1:
-        found += _hidden_limit(tree, hierarchy, found)
-    return (replace(limit, group=printable(limit.group)) for limit in found)
+        limits += _hidden_limit(tree, hierarchy, limits)
+    return (replace(limit, group=printable(limit.group)) for limit in limits)
 
 
 def _limit_v2(tree: Tree, group: str, at: str) -> MemoryLimit | None:
@@ -191,11 +191,11 @@ def _used_v1(tree: Tree, at: str) -> int:
     return max(0, (tree.number(f"{at}/memory.usage_in_bytes") or 0) - _stat(tree, at, "total_inactive_file"))
 
 
-def _hidden_limit(tree: Tree, hierarchy: _Hierarchy, found: list[MemoryLimit]) -> list[MemoryLimit]:
-    """A limit of a group above the visible top, which version 1 tells in `memory.stat`."""
+def _hidden_limit(tree: Tree, hierarchy: _Hierarchy, visible: list[MemoryLimit]) -> list[MemoryLimit]:
+    """A limit of a group above the visible top, which version 1 reports in `memory.stat`."""
     group, at = hierarchy.levels[0]
     limit = _stat(tree, at, "hierarchical_memory_limit") or _UNLIMITED
-    if limit >= min([_UNLIMITED, *(known.limit_bytes for known in found)]):
+    if limit >= min([_UNLIMITED, *(known.limit_bytes for known in visible)]):
         return []
     file = "memory.stat"
     return [MemoryLimit(version=1, group=group, file=file, limit_bytes=limit, used_bytes=_used_v1(tree, at))]
@@ -219,7 +219,7 @@ def _quota_v2(tree: Tree, at: str) -> tuple[int, int]:
     if match := re.fullmatch(r"(\d{1,18}) (\d{1,18})", text.strip()):
         return int(match[1]), int(match[2])
     if not text.startswith("max"):
-        tree.strange(f"{at}/cpu.max", text)
+        tree.note_nonsense(f"{at}/cpu.max", text)
     return 0, 0
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: which there are, and whether they have memory of their own.
+"""Finds NVIDIA GPUs, and whether they have separate memory.
 
 The kernel driver tells the names below `/proc`; memory is asked of NVML (`nvidia-ml-py`), where that is installed and
 only on the running system. GPUs of a system-on-chip (Jetson, GB10) share the memory of the system: NVML answers "not
@@ -29,7 +29,7 @@ _ON_CHIP = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """Something that computes beside the CPU."""
+    """A processor beside the CPU."""
 
     name: str
     memory: str  # unified: the system's; separate: its own; unknown
@@ -39,7 +39,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlAnswer:
-    """What the driver's library says: per GPU (total, free), None where it has no memory of its own; or why nothing."""
+    """The answer of NVML: (total, free) per GPU, None for one without separate memory; or the reason for no answer."""
 
     memory: Sequence[tuple[int, int] | None] = ()
     reason: str = ""
@@ -68,7 +68,7 @@ def discrete(tree: Tree, *, container: bool, nvml: Nvml | None) -> tuple[Acceler
     if answer.reason:
         tree.notes.append(f"the GPU's memory is not known: {answer.reason}")
     known: list[tuple[int, int] | str | None] = [*answer.memory[: len(names)]]
-    known += ["not told"] * (len(names) - len(known))
+    known += ["not reported"] * (len(names) - len(known))
     return tuple(_with_memory(name, memory) for name, memory in zip(names, known, strict=True))
 
 
@@ -106,7 +106,7 @@ def ask_nvml() -> NvmlAnswer:
 
 def _memory(library: Any, handle: Any) -> tuple[int, int] | None:
     try:
-        found = library.nvmlDeviceGetMemoryInfo(handle)
+        info = library.nvmlDeviceGetMemoryInfo(handle)
     except library.NVMLError_NotSupported:
         return None
-    return (int(found.total), int(found.free)) if found.total else None
+    return (int(info.total), int(info.free)) if info.total else None

@@ -1,7 +1,7 @@
-"""What a worker does to itself so that the device stays well: dies with its parent, gives memory back, fails cleanly.
+"""Guards with which a worker protects its device: it ends with its parent, returns freed memory, and fails cleanly.
 
-Covers: parent-death signal, glibc's malloc thresholds, RLIMIT_DATA, the OOM score; each does nothing where the system
-lacks it (macOS), and a refusal by the kernel is logged, because a worker with one guard less still trains. And its end.
+Covers: parent-death signal, glibc's malloc thresholds, RLIMIT_DATA, the OOM score, and a quick exit. A guard does
+nothing on systems without it (macOS); a refusal by the kernel is logged, because a worker without it still trains.
 Does not cover: control groups (`worker_group`), and deciding what fits (`planning`).
 """
 
@@ -96,7 +96,7 @@ def raise_oom_score(score: int = 800) -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process now. Python would first take torch's modules apart: a third of the time of a short worker."""
+    """End this process at once; unloading torch's modules takes a third of the time of a short worker."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a full disk, a reader that is gone, a closed stream
             stream.flush()

@@ -1,8 +1,7 @@
-"""How much memory a process uses, as the kernel counts it.
+"""Reads how much memory a process uses, as the kernel counts it.
 
-Covers: RSS, its peak, private writable memory, and which errors say that there is no more. Linux reads `/proc/self`;
-elsewhere (macOS, for development) only the peak is known and stands for the others. Of another process (`of`): what is
-in RAM now.
+Covers: RSS, its peak and private writable memory of this process, and the memory of another process. Linux has them in
+`/proc`; elsewhere (macOS, for development) only the peak is known and stands for the others.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ import resource
 import sys
 from dataclasses import dataclass
 
-__all__ = ["InRam", "data_bytes", "of", "peak_rss_bytes", "reset_peak", "rss_bytes"]
-
-# how torch's CPU allocator and oneDNN say that memory is out; there is no exception type of their own for it
+__all__ = ["MemoryInRam", "data_bytes", "memory_of", "peak_rss_bytes", "reset_peak", "rss_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
-class InRam:
-    """Memory of a process that is in RAM."""
+class MemoryInRam:
+    """The memory of a process that is in RAM."""
 
     rss_bytes: int = 0
-    private_bytes: int = 0  # of these, what no file has: the kernel cannot drop it
+    private_bytes: int = 0  # of these, without a file behind it: the kernel cannot drop it
 
 
 def rss_bytes() -> int:
@@ -36,7 +33,7 @@ def peak_rss_bytes() -> int:
 
 
 def reset_peak() -> bool:
-    """Let the peak begin anew from what is used now; False where the system does not do it."""
+    """Reset the peak to what is used now; returns False where the system cannot."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")
@@ -45,15 +42,15 @@ def reset_peak() -> bool:
     return True
 
 
-def of(pid: int) -> InRam:
-    """What another process uses; nothing if it has ended, or where there is no `/proc`."""
+def memory_of(pid: int) -> MemoryInRam:
+    """The memory of another process; zeros if it has ended, or without `/proc`."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             _, resident, shared = (int(word) for word in file.read().split()[:3])
     except (OSError, ValueError):
-        return InRam()
+        return MemoryInRam()
     page = os.sysconf("SC_PAGE_SIZE")
-    return InRam(resident * page, (resident - shared) * page)
+    return MemoryInRam(resident * page, (resident - shared) * page)
 
 
 def data_bytes() -> int:

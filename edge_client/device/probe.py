@@ -1,8 +1,9 @@
-"""What a device is, as its system tells below `/proc`, `/sys` and `/etc`: facts, no conclusions.
+"""Reads what a device is from `/proc`, `/sys` and `/etc`: facts, no conclusions.
 
 Covers: Jetson and Raspberry Pi by their device tree, containers, NVIDIA GPUs, memory, swap, cores, control groups, and
 the installed torch, which is never loaded. Does not cover: what a worker may use (`profile`).
-Every path is taken below a root, so that a recorded system is read like this one. Loads nothing that a daemon lacks.
+All paths are below a root, so that a recorded system is read like this one. The daemon imports this module, so it
+loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edge_client.device import cgroups, gpus
 from edge_client.device.gpus import Accelerator, Nvml
 from edge_client.device.tree import Tree, printable
 
-__all__ = ["Found", "Memory", "Swap", "TorchBuild", "find_torch", "probe", "read_memory"]
+__all__ = ["Memory", "Swap", "System", "TorchBuild", "find_torch", "probe", "read_memory"]
 
 _MOST_BYTES = 2**53  # more is no memory but garbage, and no message could carry it
 _MOST_CORES = 65_536
@@ -31,7 +32,7 @@ _CONTAINER_GROUPS = r"/(docker|kubepods|lxc|libpod|containerd|crio|buildkit|gard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Of the whole system."""
+    """Memory of the whole system."""
 
     total_bytes: int
     available_bytes: int
@@ -39,15 +40,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """Named, so that nobody wonders; never counted."""
+    """A swap device: reported, but never counted as memory."""
 
     name: str
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Everything that was read."""
+class System:
+    """The facts about a system."""
 
     kind: str  # jetson | raspberry-pi | gpu-host | container | host
     model: str
@@ -64,13 +65,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchBuild:
-    """The installed torch, without loading it."""
+    """The installed torch, read without loading it."""
 
     version: str
     cuda: str  # that it was built for; empty: none
 
 
-def probe(root: Path = Path("/"), *, nvml: Nvml | None = None) -> Found:
+def probe(root: Path = Path("/"), *, nvml: Nvml | None = None) -> System:
     """Read a system; `nvml` is asked for the memory of discrete GPUs."""
     tree = Tree(root)
     groups = cgroups.read_cgroups(tree)
@@ -80,13 +81,13 @@ def probe(root: Path = Path("/"), *, nvml: Nvml | None = None) -> Found:
     chip = gpus.integrated(compatible)
     kind = "jetson" if chip or release else "raspberry-pi" if _is_pi(compatible, board) else ""
     container = _container(tree, groups)
-    found: tuple[Accelerator, ...] = ()
+    accelerators: tuple[Accelerator, ...] = ()
     if kind == "jetson":  # NVML answers "not supported", or is not there
-        found = (chip or Accelerator(name="NVIDIA GPU of this Jetson", memory="unified"),)
+        accelerators = (chip or Accelerator(name="NVIDIA GPU of this Jetson", memory="unified"),)
     elif not kind:
-        found = gpus.discrete(tree, container=bool(container), nvml=nvml)
-    return Found(
-        kind=kind or ("gpu-host" if found else "container" if container else "host"),
+        accelerators = gpus.discrete(tree, container=bool(container), nvml=nvml)
+    return System(
+        kind=kind or ("gpu-host" if accelerators else "container" if container else "host"),
         model=board or _host_model(tree),
         machine=_machine(tree),
         release=_jetson_linux(release),
@@ -94,7 +95,7 @@ def probe(root: Path = Path("/"), *, nvml: Nvml | None = None) -> Found:
         memory=read_memory(tree),
         swaps=_swaps(tree),
         cores=_cores(tree),
-        accelerators=found,
+        accelerators=accelerators,
         groups=groups,
         notes=tuple(tree.notes),
     )
@@ -102,7 +103,7 @@ def probe(root: Path = Path("/"), *, nvml: Nvml | None = None) -> Found:
 
 @functools.cache
 def find_torch() -> TorchBuild | None:
-    """The torch that this Python would load."""
+    """Find the torch that this Python would load."""
     from importlib import metadata  # it loads the email package: not for the daemon
 
     try:

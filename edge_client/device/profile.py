@@ -1,4 +1,4 @@
-"""What follows from what a device is: how much memory a worker may use, and why.
+"""Derives from a device's facts how much memory a worker may use, and gives the reasons.
 
     budget = min(80 % of (MemAvailable - reserve), room in every control group); reserve = max(128 MB, 10 % of MemTotal)
 
@@ -31,30 +31,30 @@ _USABLE_PERCENT = 80  # other processes grow while a worker trains
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What a worker process may use, and each step that led to it, for people."""
+    """The memory that a worker process may use, and for people each step of its calculation."""
 
     num_bytes: int
     reasons: tuple[str, ...]
 
 
 def measure(limit: int | None, *, root: Path = Path("/")) -> DeviceProfile:
-    """Profile of this machine for the coordinator; the budget is `limit` if given."""
-    found = probe(root)
-    for note in found.notes:
+    """Measure the profile of this machine for the coordinator; `limit`, if it is set, is the budget."""
+    system = probe(root)
+    for note in system.notes:
         _log.warning("%s", note)
-    if limit is None and found.memory is None:
-        raise no_memory(root, found.notes)
+    if limit is None and system.memory is None:
+        raise no_memory(root, system.notes)
     return DeviceProfile(
-        budget_bytes=derive_budget(found.memory, found.groups.memory, limit).num_bytes,
-        memory_bytes=found.memory.total_bytes if found.memory else 0,
-        cores=usable_cores(found.cores, found.groups.cpu),
-        kind=found.kind,
-        machine=(found.model or found.machine)[:64],
+        budget_bytes=derive_budget(system.memory, system.groups.memory, limit).num_bytes,
+        memory_bytes=system.memory.total_bytes if system.memory else 0,
+        cores=usable_cores(system.cores, system.groups.cpu),
+        kind=system.kind,
+        machine=(system.model or system.machine)[:64],
     )
 
 
 def no_memory(root: Path, notes: Sequence[str]) -> MachineError:
-    """What to raise where the system hides how much memory it has."""
+    """The error for a system that hides how much memory it has."""
     path = root / "proc/meminfo"
     why = "".join(f" ({note})" for note in notes if "/proc/meminfo" in note)
     return MachineError(f"expected MemTotal and MemAvailable in {path}{why}; set limits.memory in device.toml")
@@ -66,7 +66,7 @@ def usable_cores(cores: int, quotas: Sequence[CpuQuota]) -> int:
 
 
 def derive_budget(memory: Memory | None, limits: Sequence[MemoryLimit], limit: int | None) -> Budget:
-    """The budget from free memory and control groups; `limit` is `limits.memory` of device.toml."""
+    """Calculate the budget from free memory and control groups; `limit` is `limits.memory` of device.toml."""
     steps = [] if memory is None else _from_memory(memory)
     steps += [_from_group(group) for group in limits]
     counts = [num_bytes for num_bytes, _ in steps if num_bytes is not None]
@@ -80,7 +80,7 @@ def derive_budget(memory: Memory | None, limits: Sequence[MemoryLimit], limit: i
 
 
 def reserve_bytes(memory: Memory) -> int:
-    """What is left to the system."""
+    """The memory that is left to the system."""
     return max(_RESERVE_BYTES, memory.total_bytes // _RESERVE_SHARE)
 
 

@@ -1,4 +1,4 @@
-"""What `edge-client profile` shows: a device that is here, was recorded, or is only known by its model.
+"""The report of `edge-client profile` on this device, a recorded one, or one of the catalogue.
 
 `to_json` has the same keys for all three. Does not cover: reading (`probe`, `catalogue`), the budget (`profile`).
 """
@@ -16,11 +16,11 @@ from edge_client.device import gpus
 from edge_client.device.catalogue import load_known
 from edge_client.device.cgroups import MemoryLimit
 from edge_client.device.gpus import Accelerator, Nvml
-from edge_client.device.probe import Found, Swap, TorchBuild, find_torch, probe
+from edge_client.device.probe import Swap, System, TorchBuild, find_torch, probe
 from edge_client.device.profile import derive_budget, no_memory, usable_cores
 from edge_client.records import to_map
 
-__all__ = ["DeviceReport", "describe", "report_found", "report_known", "to_json"]
+__all__ = ["DeviceReport", "describe", "report_known_model", "report_system", "to_json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,38 +50,41 @@ class DeviceReport:
     sources: Mapping[str, str] = field(default_factory=dict)  # of figures that were not measured
 
 
-def report_found(root: Path, limit: int | None, *, nvml: Nvml | None = None) -> DeviceReport:
-    """A system below `root`; `limit` is `limits.memory` of device.toml. On the running one NVML is asked as well."""
+def report_system(root: Path, limit: int | None, *, nvml: Nvml | None = None) -> DeviceReport:
+    """Report on the system below `root`; only the running system is asked through NVML, too.
+
+    `limit` is `limits.memory` of device.toml.
+    """
     here = os.path.realpath(root) == "/"
-    found = probe(root, nvml=nvml or (gpus.ask_nvml if here else None))
-    if limit is None and found.memory is None:
-        raise no_memory(root, found.notes)
-    budget = derive_budget(found.memory, found.groups.memory, limit)
+    system = probe(root, nvml=nvml or (gpus.ask_nvml if here else None))
+    if limit is None and system.memory is None:
+        raise no_memory(root, system.notes)
+    budget = derive_budget(system.memory, system.groups.memory, limit)
     return DeviceReport(
         source="this device" if here else f"root {root}",
-        kind=found.kind,
-        model=found.model,
-        machine=found.machine,
-        release=found.release,
-        container=found.container,
-        memory_bytes=found.memory.total_bytes if found.memory else 0,
-        available_bytes=found.memory.available_bytes if found.memory else 0,
-        gpu_memory=_gpu_memory(found.accelerators),
-        accelerators=found.accelerators,
-        cores=usable_cores(found.cores, found.groups.cpu),
-        cpu_quota=min((quota.cores for quota in found.groups.cpu), default=None),
-        memory_controller=found.groups.memory_controller,
-        limits=found.groups.memory,
-        swaps=found.swaps,
+        kind=system.kind,
+        model=system.model,
+        machine=system.machine,
+        release=system.release,
+        container=system.container,
+        memory_bytes=system.memory.total_bytes if system.memory else 0,
+        available_bytes=system.memory.available_bytes if system.memory else 0,
+        gpu_memory=_gpu_memory(system.accelerators),
+        accelerators=system.accelerators,
+        cores=usable_cores(system.cores, system.groups.cpu),
+        cpu_quota=min((quota.cores for quota in system.groups.cpu), default=None),
+        memory_controller=system.groups.memory_controller,
+        limits=system.groups.memory,
+        swaps=system.swaps,
         torch=find_torch() if here else None,
         budget_bytes=budget.num_bytes,
-        reasons=(*budget.reasons, *_aside(found)),
-        notes=(*found.notes, *_advice(found)),
+        reasons=(*budget.reasons, *_aside(system)),
+        notes=(*system.notes, *_advice(system)),
     )
 
 
-def report_known(name: str, limit: int | None) -> DeviceReport:
-    """A model of the catalogue, or of a file of one's own."""
+def report_known_model(name: str, limit: int | None) -> DeviceReport:
+    """Report on a device model of the catalogue, or of a TOML file of the same form."""
     known = load_known(name)
     memory = known.typical_memory()
     budget = derive_budget(memory, (), limit)
@@ -107,17 +110,17 @@ def _gpu_memory(accelerators: tuple[Accelerator, ...]) -> str:
     return accelerators[0].memory if accelerators else "none"
 
 
-def _aside(found: Found) -> Iterator[str]:
-    if any(accelerator.memory == "unified" for accelerator in found.accelerators):
+def _aside(system: System) -> Iterator[str]:
+    if any(accelerator.memory == "unified" for accelerator in system.accelerators):
         yield "the GPU uses the same memory: it is counted once"
-    if found.swaps:
-        named = ", ".join(f"{swap.name} {format_bytes(swap.num_bytes)}" for swap in found.swaps)
+    if system.swaps:
+        named = ", ".join(f"{swap.name} {format_bytes(swap.num_bytes)}" for swap in system.swaps)
         yield f"swap is never counted: {named}"
 
 
-def _advice(found: Found) -> Iterator[str]:
-    if found.groups.memory_controller == "off":
-        where = "/boot/firmware/cmdline.txt" if found.kind == "raspberry-pi" else "the kernel's command line"
+def _advice(system: System) -> Iterator[str]:
+    if system.groups.memory_controller == "off":
+        where = "/boot/firmware/cmdline.txt" if system.kind == "raspberry-pi" else "the kernel's command line"
         yield (
             "the kernel's memory controller is off: MemoryMax of systemd and memory limits of containers have no "
             f"effect; cgroup_enable=memory in {where} switches it on"
@@ -125,7 +128,7 @@ def _advice(found: Found) -> Iterator[str]:
 
 
 def to_json(report: DeviceReport) -> dict[str, Any]:
-    """Plain data with stable keys; what is not known is null."""
+    """Plain data with stable keys; unknown values are null."""
     limits = [{**to_map(limit), "headroom_bytes": limit.headroom_bytes} for limit in report.limits]
     return {**to_map(report), "limits": limits}
 

@@ -20,7 +20,7 @@ _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 def printable(text: str, limit: int = _LONGEST_LINE) -> str:
-    """One line without control characters: what firmware and file names say ends up on terminals and on the wire."""
+    """One line without control characters: texts of firmware and file names reach terminals and the wire."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:limit]
 
 
@@ -68,11 +68,11 @@ class Tree:
         try:
             return int(text)
         except ValueError:
-            self.strange(path, text)
+            self.note_nonsense(path, text)
             return None
 
-    def strange(self, path: str, text: str) -> None:
-        """Note that a file makes no sense and is ignored."""
+    def note_nonsense(self, path: str, text: str) -> None:
+        """Add a note that a file makes no sense and is ignored."""
         self.notes.append(f"{printable(self.place(path))} says {printable(text, 40)!r}, which makes no sense; ignored")
 
     def names(self, path: str) -> list[str]:

@@ -1,9 +1,10 @@
-"""How much memory a worker may still use while other programs take theirs, and whether the kernel killed for memory.
+"""Watches how much memory a worker may still use, and whether the kernel killed a process for lack of memory.
 
     auto            the usual budget (`profile`) as it would be now, were the worker's own memory free
     limits.memory   the owner's limit; less only when the system is in danger: more than half of its reserve is gone
 
-A look reads `/proc/meminfo` and the files of the control groups, a dozen in all. Does not cover: telling the worker.
+Each call reads `/proc/meminfo` and the files of the control groups, a dozen in all. Does not cover: notifying the
+worker.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from edge_client.device import meter
 from edge_client.device.cgroups import MemoryLimit, read_cgroups
-from edge_client.device.meter import InRam
+from edge_client.device.meter import MemoryInRam
 from edge_client.device.probe import Memory, read_memory
 from edge_client.device.profile import derive_budget, reserve_bytes
 from edge_client.device.tree import Tree
@@ -24,7 +25,7 @@ __all__ = ["MemoryWatch", "count_oom_kills", "killed_for_memory"]
 
 
 class MemoryWatch:
-    """Looks at one system."""
+    """The memory of one system, read anew at each call."""
 
     def __init__(self, budget_bytes: int, *, limit: int | None, root: Path = Path("/")) -> None:
         """`budget_bytes` is what a worker gets at most; `limit` is `limits.memory` of device.toml."""
@@ -33,10 +34,10 @@ class MemoryWatch:
         self._root = root
 
     def budget_bytes(self, worker: int | None = None) -> int:
-        """What a worker process may use as things stand; `worker` is the process id of the one that runs."""
+        """How much a worker process may use now; `worker` is the process id of a running one."""
         tree = Tree(self._root)
         memory = read_memory(tree)
-        used = meter.of(worker) if worker is not None else InRam()
+        used = meter.memory_of(worker) if worker is not None else MemoryInRam()
         if memory is None:  # hidden, or just being written
             return self._most
         if self._limit is not None:
@@ -47,7 +48,7 @@ class MemoryWatch:
         return min(self._most, derive_budget(replace(memory, available_bytes=available), limits, None).num_bytes)
 
 
-def _out_of_danger(memory: Memory, used: InRam, most: int) -> int:
+def _out_of_danger(memory: Memory, used: MemoryInRam, most: int) -> int:
     """What the worker may keep so that the system has its reserve again, if more than half of that is gone."""
     reserve = reserve_bytes(memory)
     if memory.available_bytes >= reserve // 2:
@@ -55,7 +56,7 @@ def _out_of_danger(memory: Memory, used: InRam, most: int) -> int:
     return max(0, used.rss_bytes + memory.available_bytes - reserve)
 
 
-def _without(limit: MemoryLimit, used: InRam) -> MemoryLimit:
+def _without(limit: MemoryLimit, used: MemoryInRam) -> MemoryLimit:
     return replace(limit, used_bytes=max(0, limit.used_bytes - used.rss_bytes))
 
 
@@ -68,7 +69,7 @@ def count_oom_kills(root: Path = Path("/")) -> int | None:
 def killed_for_memory(code: int, before: int | None, root: Path = Path("/")) -> bool:
     """Whether somebody else's SIGKILL was the kernel's: it counts them; where it does not, nobody else does it.
 
-    `code` is how the process ended, `before` what `count_oom_kills` said when it began.
+    `code` is the exit code of the process, `before` the result of `count_oom_kills` when it started.
     """
     if code != -signal.SIGKILL:
         return False

@@ -1,6 +1,6 @@
-"""A control group of its own for the worker: a limit that the kernel keeps, where our own group is delegated to us.
+"""A separate control group for the worker, whose limit the kernel enforces, where systemd delegates our group to us.
 
-    OWN GROUP           version 2, with the memory controller; systemd: Delegate=yes
+    OUR GROUP           version 2, with the memory controller; systemd: Delegate=yes
     ├── fedfit-client   this process moves there: a group whose children have controllers must hold no process itself
     └── fedfit-worker   memory.max and no swap
 
@@ -27,19 +27,19 @@ _SLACK_BYTES = 32 * 2**20  # the kernel counts page tables and file pages here, 
 
 
 class WorkerGroup:
-    """The worker's group; `open` makes it."""
+    """The control group of the workers; `open` creates it."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     @classmethod
     def open(cls, root: Path = Path("/")) -> WorkerGroup | None:
-        """Make the group, and move this process beside it; None where that is not for us to do."""
+        """Create the group and move this process into a group beside it; None where that is not delegated to us."""
         tree = Tree(root)
-        own = cgroups.own_group(tree)
-        if own is None:
+        group = cgroups.own_group(tree)
+        if group is None:
             return None
-        base = os.path.dirname(own) if os.path.basename(own) == _CLIENT else own
+        base = os.path.dirname(group) if os.path.basename(group) == _CLIENT else group
         if "memory" not in (tree.text(f"{base}/cgroup.controllers") or "").split():
             return None
         base = tree.place(base)
@@ -53,7 +53,7 @@ class WorkerGroup:
         return cls(f"{base}/{_WORKER}")
 
     def take(self, pid: int, budget_bytes: int) -> None:
-        """Put a process into the group, which may use so much."""
+        """Move a process into the group and set the group's limit."""
         try:
             _write(f"{self._folder}/memory.max", str(budget_bytes + _SLACK_BYTES))
             with contextlib.suppress(FileNotFoundError):  # a kernel without swap
@@ -63,7 +63,7 @@ class WorkerGroup:
             _log.warning("the worker is not in %s: %s", self._folder, error.strerror)
 
     def remove(self) -> None:
-        """When its last worker has ended."""
+        """Remove the group once its last worker has ended."""
         with contextlib.suppress(OSError):
             os.rmdir(self._folder)
 

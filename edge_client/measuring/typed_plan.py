@@ -143,9 +143,9 @@ def plan(options: argparse.Namespace) -> tuple[Subject, Choice]:
     elif options.training_budget is not None:
         training = size("--training-budget", options.training_budget)
     elif options.profile is not None:
-        budget = report.report_known(options.profile, None).budget_bytes
+        budget = report.report_known_model(options.profile, None).budget_bytes
     else:
-        budget = report.report_found(Path("/"), None).budget_bytes
+        budget = report.report_system(Path("/"), None).budget_bytes
     fitting, room = what.fitting_for(budget, training)
     return what, fitting.choose(fitting.rows.base_bytes, room, of_training=training is not None)
 

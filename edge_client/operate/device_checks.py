@@ -80,7 +80,7 @@ class DeviceChecks:
 
     @functools.cached_property
     def _report(self) -> report.DeviceReport:
-        return report.report_found(self._subject.root, self._limit())
+        return report.report_system(self._subject.root, self._limit())
 
     def _limit(self) -> int | None:
         try:

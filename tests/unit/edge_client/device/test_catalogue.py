@@ -9,7 +9,7 @@ import pytest
 
 from edge_client.device import catalogue
 from edge_client.device.catalogue import known_names, load_known
-from edge_client.device.report import report_known
+from edge_client.device.report import report_known_model
 from edge_client.errors import InputError, NoSuchNameError
 
 if sys.version_info >= (3, 11):
@@ -40,7 +40,7 @@ def test_every_profile_is_valid_and_makes_sense(path: Path) -> None:
     assert path.stem.startswith(device.kind)
     memory, reserve = device.memory, device.reserve
     expected = (memory - reserve - max(128_000_000, memory // 10)) * 4 // 5
-    assert report_known(path.stem, None).budget_bytes == expected > 0
+    assert report_known_model(path.stem, None).budget_bytes == expected > 0
 
 
 def test_the_models_of_the_recorded_systems_are_known() -> None:
@@ -80,9 +80,9 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_a_file_of_ones_own_is_a_profile(tmp_path: Path) -> None:
     """0.8 * (4 GB - 0.5 GB - 0.4 GB)."""
     (tmp_path / "board.toml").write_text(GOOD)
-    report = report_known(str(tmp_path / "board.toml"), None)
+    report = report_known_model(str(tmp_path / "board.toml"), None)
     assert (report.budget_bytes, report.model, report.gpu_memory) == (2_480_000_000, "A board", "none")
-    assert report_known(str(tmp_path / "board.toml"), 10**9).budget_bytes == 10**9
+    assert report_known_model(str(tmp_path / "board.toml"), 10**9).budget_bytes == 10**9
 
 
 @pytest.mark.parametrize(

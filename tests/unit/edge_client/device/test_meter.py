@@ -35,10 +35,10 @@ def test_a_peak_can_begin_anew() -> None:
 @linux
 def test_another_process_is_measured() -> None:
     """This one as if it were another: its RSS, of which a part is mapped from files; one that is gone uses nothing."""
-    mine = meter.of(os.getpid())
+    mine = meter.memory_of(os.getpid())
     assert mine.rss_bytes == pytest.approx(meter.rss_bytes(), rel=0.05)
     assert 0 < mine.private_bytes < mine.rss_bytes
-    assert meter.of(2**22 + 1) == meter.InRam(0, 0)
+    assert meter.memory_of(2**22 + 1) == meter.MemoryInRam(0, 0)
 
 
 @linux

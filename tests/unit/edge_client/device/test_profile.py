@@ -15,7 +15,7 @@ from edge_client.device import gpus
 from edge_client.device.cgroups import MemoryLimit
 from edge_client.device.probe import Found, Memory, find_torch, native_bf16, probe
 from edge_client.device.profile import derive_budget, measure
-from edge_client.device.report import report_found, to_json
+from edge_client.device.report import report_system, to_json
 from edge_client.errors import InputError, MachineError
 from edge_client.records import from_map, to_map
 
@@ -53,7 +53,7 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recorded_system_is_recognised_and_gets_its_budget(name: str) -> None:
     """The figures and how they come about stand beside `EXPECTED`."""
-    report = report_found(TREES / name, None)
+    report = report_system(TREES / name, None)
     found = (report.kind, report.cores, report.gpu_memory, report.memory_controller, report.budget_bytes)
     assert found == EXPECTED[name]
 
@@ -61,7 +61,7 @@ def test_a_recorded_system_is_recognised_and_gets_its_budget(name: str) -> None:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_daemon_says_the_same_as_the_command(name: str) -> None:
     """One code for both; and what it says may travel."""
-    report, profile = report_found(TREES / name, None), measure(None, root=TREES / name)
+    report, profile = report_system(TREES / name, None), measure(None, root=TREES / name)
     assert (profile.kind, profile.cores, profile.budget_bytes) == (report.kind, report.cores, report.budget_bytes)
     assert profile.memory_bytes == report.memory_bytes
     assert profile.machine == report.model[:64] != ""
@@ -86,7 +86,7 @@ def test_boards_tell_their_names() -> None:
 
 def test_swap_and_zram_are_named_and_not_counted() -> None:
     """The budget of the plain host (EXPECTED) has nothing of its 6 GB."""
-    report = report_found(TREES / "plain-host", None)
+    report = report_system(TREES / "plain-host", None)
     assert [(swap.name, swap.num_bytes) for swap in report.swaps] == [
         ("zram0", 4_096_000_000),
         ("/swapfile", 2_048_000_000),
@@ -96,7 +96,7 @@ def test_swap_and_zram_are_named_and_not_counted() -> None:
 
 def test_reasons_tell_every_step() -> None:
     """Free memory, reserve, share, each group on the way up, and which one counts."""
-    reasons = report_found(TREES / "jetson-agx-orin-64gb", None).reasons
+    reasons = report_system(TREES / "jetson-agx-orin-64gb", None).reasons
     assert reasons == (
         "MemAvailable: 61.4 GB of 65.5 GB are available",
         "reserve: 6.6 GB are left to the system (10 % of MemTotal, at least 128 MB)",
@@ -111,14 +111,14 @@ def test_reasons_tell_every_step() -> None:
 @pytest.mark.parametrize("name", ["raspberry-pi-5", "raspberry-pi-zero-2-w"])
 def test_a_pi_without_the_memory_controller_is_told_how_to_switch_it_on(name: str) -> None:
     """Off in `/proc/cgroups`, or not even listed there."""
-    (note,) = report_found(TREES / name, None).notes
+    (note,) = report_system(TREES / name, None).notes
     assert "MemoryMax of systemd" in note
     assert "cgroup_enable=memory in /boot/firmware/cmdline.txt" in note
 
 
 def test_the_owners_limit_stands_above_all() -> None:
     """Also above what is free, but then with a warning."""
-    small, large = (report_found(TREES / "container-v2", limit) for limit in (300_000_000, 900_000_000))
+    small, large = (report_system(TREES / "container-v2", limit) for limit in (300_000_000, 900_000_000))
     assert (small.budget_bytes, large.budget_bytes) == (300_000_000, 900_000_000)
     assert small.reasons[-1] == "limits.memory of device.toml stands above all: 300 MB"
     assert "more than the 824 MB that are free" in large.reasons[-1]
@@ -265,7 +265,7 @@ def test_not_supported_means_that_the_gpu_shares_the_systems_memory(nvml: Path) 
     """GB10 and others; on a Jetson nobody asks, and MemAvailable is the truth there as well."""
     nvml.write_text(NVML.format(init="pass", memory="raise NVMLError_NotSupported('Not Supported')"))
     assert _gpu_host().accelerators[0].memory == "unified"
-    report = report_found(TREES / "jetson-thor", None, nvml=gpus.ask_nvml)
+    report = report_system(TREES / "jetson-thor", None, nvml=gpus.ask_nvml)
     assert (report.gpu_memory, report.budget_bytes, report.notes) == ("unified", 87_760_896_000, ())
 
 
@@ -316,8 +316,8 @@ def test_a_meminfo_without_sense_says_what_to_set(tmp_path: Path, text: str) -> 
     with pytest.raises(MachineError, match=r"proc/meminfo; set limits\.memory"):
         measure(None, root=tmp_path)
     with pytest.raises(MachineError, match=r"proc/meminfo; set limits\.memory"):
-        report_found(tmp_path, None)
-    assert measure(123, root=tmp_path).budget_bytes == report_found(tmp_path, 123).budget_bytes == 123
+        report_system(tmp_path, None)
+    assert measure(123, root=tmp_path).budget_bytes == report_system(tmp_path, 123).budget_bytes == 123
 
 
 @pytest.mark.parametrize("garbage", ["", "\0\0", "-1", "no number at all \x1b[2J", "9" * 5000, "1 2 3"])
@@ -378,14 +378,14 @@ def test_nothing_is_read_outside_of_the_root(tmp_path: Path) -> None:
 
 def test_this_machine_has_a_profile() -> None:
     """Whatever it is: a budget within its memory, torch found without loading it, and keys as for a recorded one."""
-    report = report_found(Path("/"), None)
+    report = report_system(Path("/"), None)
     assert 0 <= report.budget_bytes <= report.memory_bytes
     assert report.cores >= 1
     build = find_torch()
     assert (build is None) == (importlib.util.find_spec("torch") is None)
     assert report.torch == build
     assert build is None or build.version[0].isdigit()
-    assert to_json(report).keys() == to_json(report_found(TREES / "gpu-host", None)).keys()
+    assert to_json(report).keys() == to_json(report_system(TREES / "gpu-host", None)).keys()
 
 
 # lines of /proc/cpuinfo as kernels print them, shortened: EPYC of 2022 and 2021, Xeon of 2023, Graviton 3, Pi 5, Orin
