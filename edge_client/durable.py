@@ -1,4 +1,4 @@
-"""The only way a file of fedfit becomes permanent: temporary file, sync, rename, sync of the folder.
+"""The only way in which fedfit makes a file permanent: temporary file, sync, rename, sync of the folder.
 
 Covers: whole files, blobs that grew in a temporary file, folders, the lock of a state directory.
 Does not cover: scratch files that may vanish (a worker's inputs), which are written plainly; databases.
@@ -107,7 +107,7 @@ def write_bytes(path: Path, data: bytes, *, point: str, mode: int = 0o600) -> No
 
 @contextlib.contextmanager
 def disk_errors(what: str) -> Iterator[None]:
-    """Turn the disk's errors into ours: `DiskFullError` passes alone, `MachineError` does not."""
+    """Turn errors of the disk into `DiskFullError`, which passes once there is space, or `MachineError`."""
     try:
         yield
     except OSError as error:
@@ -132,14 +132,14 @@ def sha256_file(path: Path) -> str:
 
 
 def default_state_dir(kind: str, *, variable: str) -> Path:
-    """What the environment names; as root `/var/lib/fedfit/KIND`; else below the home directory."""
+    """The state directory: from the environment; for root `/var/lib/fedfit/KIND`; else below the home directory."""
     if named := os.environ.get(variable):
         return Path(named)
     return (Path("/var/lib") if os.geteuid() == 0 else Path.home() / ".local/state") / "fedfit" / kind
 
 
 def cache_dir() -> Path:
-    """Where to keep what can be made again: as the environment or systemd says; as root `/var/cache/fedfit`."""
+    """The folder for files that can be made again: from the environment or systemd; for root `/var/cache/fedfit`."""
     if named := os.environ.get("FEDFIT_CACHE_DIR") or os.environ.get("CACHE_DIRECTORY"):
         return Path(named)
     return (Path("/var/cache") if os.geteuid() == 0 else Path.home() / ".cache") / "fedfit"
@@ -150,7 +150,7 @@ def as_owner(path: Path) -> Iterator[None]:
     """As root, act as whoever owns `path` meanwhile: a service cannot read what root makes in its directory."""
     try:
         status = path.stat()
-    except OSError:  # not there yet, or not ours to look at: whoever uses it tells
+    except OSError:  # not there yet, or not readable: whoever uses it reports that
         status = None
     if status is None or os.geteuid() != 0 or status.st_uid == 0:
         yield
@@ -251,12 +251,12 @@ def is_claimed(path: Path) -> bool:
 
 
 def _check_version(marker: Path, kind: str, version: int, option: str) -> None:
-    found = marker.read_text(encoding="utf-8", errors="replace").split()
-    if len(found) != 2 or found[0] != f"fedfit-{kind}" or not found[1].isdecimal():
+    words = marker.read_text(encoding="utf-8", errors="replace").split()
+    if len(words) != 2 or words[0] != f"fedfit-{kind}" or not words[1].isdecimal():
         raise MachineError(
-            f"{marker.parent} belongs to {' '.join(found)[:60]!r}, not to a fedfit {kind}; name another {option}"
+            f"{marker.parent} belongs to {' '.join(words)[:60]!r}, not to a fedfit {kind}; name another {option}"
         )
-    if int(found[1]) > version:
+    if int(words[1]) > version:
         raise MachineError(
-            f"{marker.parent} was written by a newer fedfit (layout {found[1]}, this one knows {version}); upgrade"
+            f"{marker.parent} was written by a newer fedfit (layout {words[1]}, this one knows {version}); upgrade"
         )

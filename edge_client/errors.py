@@ -112,5 +112,5 @@ class PayloadError(FedfitError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that an allocation failed."""
-    told = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-    return told or isinstance(error, MemoryError)
+    says_so = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return says_so or isinstance(error, MemoryError)

@@ -43,15 +43,15 @@ def _parse(text: str) -> _Fault:
 
 
 def _load() -> list[_Fault] | None:
-    wanted = os.environ.get("FEDFIT_FAULT")
-    if not wanted:
+    faults = os.environ.get("FEDFIT_FAULT")
+    if not faults:
         return None
     fired: set[str] = set()
     log = os.environ.get("FEDFIT_FAULT_LOG")
     if log and os.path.exists(log):
         with open(log, encoding="utf-8") as lines:
             fired = {line.strip() for line in lines}
-    return [_parse(text) for text in wanted.split(",") if text not in fired or text.startswith("halve:")]
+    return [_parse(text) for text in faults.split(",") if text not in fired or text.startswith("halve:")]
 
 
 _faults = _load()

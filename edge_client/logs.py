@@ -1,11 +1,11 @@
-"""How the two `start` commands log: every line with the device, the run and the round that it is about.
+"""Logging of the two `start` commands: each line names the device, the run and the round that it concerns.
 
     plain   2026-11-17 06:12:01,052 INFO    [jetson-01 defects-3 12] worker 4711 started
     json    {"time": "...", "level": "info", "device": "jetson-01", "run": "defects-3", "round": 12, "message": ...}
 
-What a line is not about is `-`, or null. A process says once where its run and round are to be looked up; a line that
-is about another device, run or round says so itself (`about`). Does not cover: a worker's log, which lies in the
-folder of its lease.
+A missing one is `-`, or null. A process sets its device, and how to look up its run and round, once; a line about
+another device, run or round says so itself (`about`). Does not cover: a worker's log, which is in the folder of its
+lease.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _nothing() -> tuple[str, int]:
 
 @dataclass(slots=True)
 class Context:
-    """What the lines of this process are about, unless they say something else."""
+    """The device, run and round of all lines of this process that do not name others."""
 
     device: str = ""
     look: Callable[[], tuple[str, int]] = _nothing  # the run and the round in hand, when a line is written
@@ -35,8 +35,8 @@ class Context:
 
 def about(*, device: str | None = None, run: str | None = None, round: int | None = None) -> dict[str, object]:
     """For `log.info(..., extra=about(device=...))`."""
-    given = {"device": device, "run": run, "round": round}
-    return {f"about_{key}": value for key, value in given.items() if value is not None}
+    fields = {"device": device, "run": run, "round": round}
+    return {f"about_{key}": value for key, value in fields.items() if value is not None}
 
 
 def configure(style: str, context: Context, *, level: int = logging.INFO) -> None:
@@ -54,9 +54,9 @@ class _About(logging.Formatter):
     def where(self, record: logging.LogRecord) -> tuple[str, str, int]:
         """Device, run, round; empty or 0: none."""
         run, number = self._context.look()
-        said = record.__dict__
-        device, run = said.get("about_device", self._context.device), said.get("about_run", run)
-        return device, run, said.get("about_round", number)
+        fields = record.__dict__
+        device, run = fields.get("about_device", self._context.device), fields.get("about_run", run)
+        return device, run, fields.get("about_round", number)
 
 
 class _Plain(_About):

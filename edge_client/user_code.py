@@ -1,4 +1,4 @@
-"""A guard around code that is not ours: a task's, a method's that a simulation tries."""
+"""A guard around users' code: a task, or a method that a simulation tries."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MAX_SHOWN: Final = 300
 
 
 class UserCode:
-    """Around calls of a task's code: whatever it raises becomes an `InputError` of one line that names its line.
+    """Turns any exception of a user's code into a one-line `InputError` that names the line of the code.
 
-    A user's mistake must end neither a device nor the server, whatever its type; errors of fedfit's own, which the
-    code may have caused by calling it, pass as they are, and so does the end of memory.
+    A user's mistake must end neither a device nor the server, whatever its type. Errors of fedfit, which the code may
+    cause by calling it, pass unchanged, and so does running out of memory.
     """
 
     def __init__(self, path: str, doing: str, *, own_lines_only: bool = False) -> None:

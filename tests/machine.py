@@ -15,7 +15,7 @@ import pytest
 from rows import digest
 
 from edge_client.client import identity
-from edge_client.operate.device_service import Wanted
+from edge_client.operate.device_service import ServiceOptions
 from edge_client.operate.service_install import Programs
 from edge_client.operate.systemd import Systemd
 
@@ -77,9 +77,9 @@ class Machine:
         identity.join(self.state_dir, BUNDLE)
         (self.state_dir / "device.toml").write_text(device_toml)
 
-    def wanted(self, **options: object) -> Wanted:
+    def wanted(self, **options: object) -> ServiceOptions:
         """What install-service was told."""
-        return Wanted(state_dir=self.state_dir, systemd=self.systemd, programs=self.programs, **options)  # type: ignore[arg-type]
+        return ServiceOptions(state_dir=self.state_dir, systemd=self.systemd, programs=self.programs, **options)  # type: ignore[arg-type]
 
     @property
     def unit(self) -> Path:

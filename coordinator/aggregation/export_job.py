@@ -124,13 +124,13 @@ def _quantization_loss(data: str, plain: Path, quantized: Path) -> QuantizationL
     if not data:
         return None
     from edge_client.onnx.file import OnnxModel
-    from edge_client.onnx.infer import ask, num_correct, open_samples
+    from edge_client.onnx.infer import num_correct, open_samples, predict
 
     models = [OnnxModel(path) for path in (plain, quantized)]
     samples = open_samples(data, models[0])
     if samples.labels is None:
         raise InputError(f"--data: expected samples with labels, {data} has none")
-    before, after = (num_correct(ask(model, samples, _BATCH).logits, samples.labels) for model in models)
+    before, after = (num_correct(predict(model, samples, _BATCH).logits, samples.labels) for model in models)
     return QuantizationLoss(
         data=data,
         num_samples=len(samples),

@@ -22,7 +22,7 @@ from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.device import report
 from edge_client.errors import MachineError
-from edge_client.operate import self_check as tryout
+from edge_client.operate import self_check
 from edge_client.operate.device_checks import check_clock, check_writable
 from edge_client.operate.doctor import Checks, ProblemError, SkippedError
 from edge_client.transport.base import BrokerUrl, parse_broker_url
@@ -121,7 +121,7 @@ class ServerChecks:
 
     def _torch(self) -> str:
         try:
-            works = tryout.try_torch()
+            works = self_check.check_torch()
         except MachineError as error:
             raise ProblemError(str(error), f"{sys.executable} -m pip install --force-reinstall torch") from error
         return f"{works.version} works; an aggregator takes {format_bytes(works.base_bytes)} and one tensor"

@@ -1,7 +1,7 @@
-"""`edge-client bench`: what training a model takes on this device inside several budgets, predicted and measured.
+"""`edge-client bench`: memory and time of training a model on this device inside several budgets.
 
 Training everything at once is measured first: its time is what other plans are held against. Each plan is tried in a
-process of its own (`trial`); one that needs more than this device has is told, not tried.
+process of its own (`trial`); one that needs more than this device has is reported and not tried.
 Covers: budgets, trials, table, JSON. Does not cover: the picture (`bench_plot`), the plans (`planning`).
 """
 
@@ -56,7 +56,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """All of it."""
+    """The results of a bench on one device."""
 
     what: Subject
     device: str
@@ -66,20 +66,20 @@ class Bench:
 
 
 def run(options: argparse.Namespace) -> Bench:
-    """What was typed, measured; raises `InputError`, `MachineError`."""
+    """Measure what a person typed; raises `InputError`, `MachineError`."""
     what = subject(options)
     typed = [size("--budgets", text) for text in options.budgets.split(",")] if options.budgets else None
     show = _Progress()
     show(f"measuring the units of {what.run.what}, once for this kind of machine")
     fitting = what.fitting(num_samples=_NUM_SAMPLES, disk_bytes=durable.free_bytes(Path.cwd()) // 2)
-    found = report.report_system(Path("/"), None)
-    bench = _Bencher(what, fitting, found.budget_bytes, show)
+    device = report.report_system(Path("/"), None)
+    bench = _Bencher(what, fitting, device.budget_bytes, show)
     rungs = bench.climb(typed)
     show("")
     return Bench(
         what=what,
-        device=found.model or platform.machine(),
-        device_bytes=found.budget_bytes,
+        device=device.model or platform.machine(),
+        device_bytes=device.budget_bytes,
         base_bytes=next((rung.measured.base_bytes for rung in rungs if rung.measured), fitting.rows.base_bytes),
         rungs=rungs,
     )
@@ -201,25 +201,25 @@ def describe(bench: Bench) -> str:
         for row in rows
     ]
     head = f"{run.what}, batch {run.train.batch}, {run.method.name}, on {bench.device}"
-    told = f"what training adds to a worker of {format_bytes(bench.base_bytes)}; time of an epoch against the first"
-    return "\n".join([head, told, *(line.rstrip() for line in lines)])
+    subtitle = f"what training adds to a worker of {format_bytes(bench.base_bytes)}; time of an epoch against the first"
+    return "\n".join([head, subtitle, *(line.rstrip() for line in lines)])
 
 
 def _row(rung: Rung) -> tuple[str, ...]:
-    plan, found, time = rung.plan, rung.measured, rung.relative_time
+    plan, measured, time = rung.plan, rung.measured, rung.relative_time
     return (
         format_bytes(rung.budget_bytes),
         plan.describe() if plan is not None else "-",
         format_bytes(plan.training_bytes) if plan is not None else "-",
-        format_bytes(found.peak_bytes) if found is not None else "-",
-        f"{100 * found.peak_bytes / rung.budget_bytes:.0f} %" if found is not None else "-",
+        format_bytes(measured.peak_bytes) if measured is not None else "-",
+        f"{100 * measured.peak_bytes / rung.budget_bytes:.0f} %" if measured is not None else "-",
         f"{time:.2f}" if time is not None else "-",
         rung.note,
     )
 
 
 def write(bench: Bench, folder: Path) -> list[str]:
-    """`bench.json` and `bench.png`; returns what to tell of them. Raises `MachineError`."""
+    """Write `bench.json` and `bench.png`; returns messages about them. Raises `MachineError`."""
     with durable.disk_errors(f"writing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench.json").write_text(json.dumps(to_json(bench), indent=1) + "\n", encoding="utf-8")

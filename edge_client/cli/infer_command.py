@@ -1,4 +1,4 @@
-"""`edge-client infer` on weights: what a trained model says, whole or group by group with activations on disk.
+"""`edge-client infer` on weights: predictions of a trained model, whole or group by group with activations on disk.
 
 Covers: opening model and data, the result for people and as JSON. Does not cover: the forward pass group by group
 (`training.depthwise`), ONNX files (`onnx_infer`).
@@ -34,7 +34,7 @@ _BATCH = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came out."""
+    """Predictions of a model on a data set, in figures."""
 
     num_samples: int
     num_correct: int
@@ -110,8 +110,8 @@ def _opened(path: Path, model: Model) -> Iterator[Weights]:
     release(model)
     try:
         with ContainerReader(path) as reader:
-            found = {name.removeprefix(MODEL_PREFIX) for name in reader.names(MODEL_PREFIX)}
-            if odd := sorted(found ^ expected):
+            names = {name.removeprefix(MODEL_PREFIX) for name in reader.names(MODEL_PREFIX)}
+            if odd := sorted(names ^ expected):
                 differ = f"they differ in {len(odd)} tensors, such as {odd[0]!r}"
                 raise InputError(f"--run-model: {path} is of another model: {differ}; look at --model and --set")
             yield lambda name: reader.tensor(MODEL_PREFIX + name)
@@ -140,10 +140,10 @@ def _ask(model: Model, weights: Weights, samples: Samples, options: argparse.Nam
     logits: list[Tensor] = []
     with tempfile.TemporaryDirectory(prefix="fedfit-infer-") as folder:
         logits += predict_depthwise(model, weights, samples, groups, Path(folder), microbatch)
-    said = torch.cat(logits)
-    answers = said.argmax(dim=1)
+    outputs = torch.cat(logits)
+    answers = outputs.argmax(dim=1)
     if options.out is not None:
-        write_predictions(options.out, said.numpy(), samples.labels.numpy())
+        write_predictions(options.out, outputs.numpy(), samples.labels.numpy())
     return Answer(
         num_samples=len(answers),
         num_correct=int((answers == samples.labels).sum()),

@@ -187,19 +187,19 @@ def _with_negative(arguments: Sequence[str]) -> list[str]:
 
 
 def _join(options: argparse.Namespace) -> None:
-    from edge_client.operate import data_folder as found_data  # a daemon need not hold it
+    from edge_client.operate import data_folder  # a daemon need not hold it
 
     bundle = _bundle(options.bundle)
-    found = found_data.recognise(options.data) if options.data else None
+    layout = data_folder.recognise(options.data) if options.data else None
     if not options.no_check:
         connection.check(bundle)
     with durable.as_owner(options.state_dir):
         identity.join(options.state_dir, bundle)
     print(f"joined federation {bundle.federation} as {bundle.device}")
-    if found is not None:
+    if layout is not None:
         with durable.as_owner(options.state_dir):
-            told = found_data.keep_device_file(options.state_dir / "device.toml", found, asked=options.data)
-        print(told)
+            message = data_folder.write_device_file(options.state_dir / "device.toml", layout, asked=options.data)
+        print(message)
     elif not durable.is_there(options.state_dir / "device.toml"):
         print(f"say where its data is, in {options.state_dir / 'device.toml'}, or join again with --data DIR")
     print(f"start it with: edge-client start{_named(options.state_dir)}")
@@ -237,9 +237,9 @@ def _start(options: argparse.Namespace) -> None:
 
 def _status(options: argparse.Namespace) -> None:
     bundle = identity.load_identity(options.state_dir)
-    found = status.summary(options.state_dir, bundle)
+    summary = status.summary(options.state_dir, bundle)
     start = f"edge-client start{_named(options.state_dir)}"
-    print(json.dumps(found, indent=1) if options.format == "json" else status.describe(found, start=start))
+    print(json.dumps(summary, indent=1) if options.format == "json" else status.describe(summary, start=start))
 
 
 def _config(options: argparse.Namespace) -> None:
@@ -255,12 +255,16 @@ def _config(options: argparse.Namespace) -> None:
 def _profile(options: argparse.Namespace) -> None:
     from edge_client.device import report  # a daemon need not hold it
 
-    limit = _own_limit(options)
+    limit = _memory_limit(options)
     if options.profile is not None:
-        found = report.report_known_model(options.profile, limit)
+        device_report = report.report_known_model(options.profile, limit)
     else:
-        found = report.report_system(Path("/") if options.root is None else options.root, limit)
-    print(json.dumps(report.to_json(found), indent=1) if options.format == "json" else report.describe(found))
+        device_report = report.report_system(Path("/") if options.root is None else options.root, limit)
+    print(
+        json.dumps(report.to_json(device_report), indent=1)
+        if options.format == "json"
+        else report.describe(device_report)
+    )
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -276,13 +280,13 @@ def _plan(options: argparse.Namespace) -> None:
 def _bench(options: argparse.Namespace) -> None:
     from edge_client.cli import bench_command  # loads torch
 
-    found = bench_command.run(options)
-    told = bench_command.write(found, options.out or Path(f"bench-{found.what.run.what.replace(' ', '-')}"))
+    bench = bench_command.run(options)
+    messages = bench_command.write(bench, options.out or Path(f"bench-{bench.what.run.what.replace(' ', '-')}"))
     if options.format == "json":
-        print(json.dumps(bench_command.to_json(found), indent=1))
+        print(json.dumps(bench_command.to_json(bench), indent=1))
     else:
-        print(bench_command.describe(found))
-    print("\n".join(told), file=sys.stderr)
+        print(bench_command.describe(bench))
+    print("\n".join(messages), file=sys.stderr)
 
 
 def _infer(options: argparse.Namespace) -> None:
@@ -293,26 +297,29 @@ def _infer(options: argparse.Namespace) -> None:
     if options.model is not None and options.model.lower().endswith(".onnx"):
         from edge_client.onnx import infer as onnx_infer  # without torch
 
-        said = onnx_infer.run(options)
-        print(json.dumps(onnx_infer.to_json(said), indent=1) if options.format == "json" else onnx_infer.describe(said))
+        predicted = onnx_infer.run(options)
+        if options.format == "json":
+            print(json.dumps(onnx_infer.to_json(predicted), indent=1))
+        else:
+            print(onnx_infer.describe(predicted))
         return
     from edge_client.cli import infer_command  # loads torch
 
-    found = infer_command.run(options)
+    answer = infer_command.run(options)
     if options.format == "json":
-        print(json.dumps(infer_command.to_json(found), indent=1))
+        print(json.dumps(infer_command.to_json(answer), indent=1))
     else:
-        print(infer_command.describe(found))
+        print(infer_command.describe(answer))
 
 
 def _export(options: argparse.Namespace) -> None:
     from edge_client.cli import personal_export as personal  # loads torch
 
-    told = personal.export(options)
-    print(json.dumps(told, indent=1) if options.format == "json" else personal.describe(told))
+    facts = personal.export(options)
+    print(json.dumps(facts, indent=1) if options.format == "json" else personal.describe(facts))
 
 
-def _own_limit(options: argparse.Namespace) -> int | None:
+def _memory_limit(options: argparse.Namespace) -> int | None:
     """limits.memory; that of this device says nothing about another one, unless it is named."""
     path: Path = options.config or options.state_dir / "device.toml"
     if options.config is None:
@@ -334,9 +341,9 @@ def _leave(options: argparse.Namespace) -> None:
     if not options.yes:
         confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
     with durable.as_owner(options.state_dir):
-        heard = leaving.leave(options.state_dir, bundle)
+        was_told = leaving.leave(options.state_dir, bundle)
     print(f"{bundle.device} has left federation {bundle.federation}; device.toml stays")
-    if not heard:
+    if not was_told:
         print("the coordinator could not be told")
     print(f"on the server: coordinator device remove {bundle.device}")
 

@@ -48,26 +48,28 @@ def export(options: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--onnx: expected a file that ends with .onnx, got {str(options.onnx)!r}")
     state_dir: Path = options.state_dir
     bundle = identity.load_identity(state_dir)
-    found = _find(state_dir, options.run)
-    run = _settings(_blob(state_dir, found, found.settings_sha256))
-    made = recipe(run, _task(run, options))
-    shape = made.input_shape or typed_shape(options.input)
+    last_model = _find(state_dir, options.run)
+    run = _settings(_blob(state_dir, last_model, last_model.settings_sha256))
+    model_recipe = recipe(run, _task(run, options))
+    shape = model_recipe.input_shape or typed_shape(options.input)
     if shape is None:
         raise InputError("--input: expected the shape of a sample, such as 3x96x96: the run's task does not tell it")
     facts = Facts(
-        run=found.run,
-        version=found.round - 1,
+        run=last_model.run,
+        version=last_model.round - 1,
         device=bundle.device,
-        model=run.what_is(found.slice),
-        architecture=found.slice,
-        weights_sha256=found.model_sha256,
+        model=run.what_is(last_model.slice),
+        architecture=last_model.slice,
+        weights_sha256=last_model.model_sha256,
         classes=run.classes,
         input=shape,
         normalisation=NORMALISATION if run.task is None else "as the task's own functions give them",
     )
-    with made.user_code("export"), durable.disk_errors(f"cannot read the model in {state_dir}"):
-        written = write_onnx(_own(state_dir, found, run, made, shape), facts, options.onnx.absolute())
-    return _told(written, options.onnx.absolute(), personal=_is_personal(run))
+    with model_recipe.user_code("export"), durable.disk_errors(f"cannot read the model in {state_dir}"):
+        written = write_onnx(
+            _personal_model(state_dir, last_model, run, model_recipe, shape), facts, options.onnx.absolute()
+        )
+    return _summary(written, options.onnx.absolute(), personal=_is_personal(run))
 
 
 def _is_personal(run: RunFile) -> bool:
@@ -76,9 +78,9 @@ def _is_personal(run: RunFile) -> bool:
 
 def _find(state_dir: Path, name: str) -> LastModel:
     """A run that this device has worked for: by its id, a unique prefix, or latest; the last one is kept."""
-    notes = (state_folder.read_last_model(folder) for folder in sorted((state_dir / "method-state").glob("*")))
-    known = {note.run: note for note in notes if note is not None}
-    matching = [note for run, note in known.items() if name and run.startswith(name)]
+    last_models = (state_folder.read_last_model(folder) for folder in sorted((state_dir / "method-state").glob("*")))
+    known = {last_model.run: last_model for last_model in last_models if last_model is not None}
+    matching = [last_model for run, last_model in known.items() if name and run.startswith(name)]
     if name in known or (name == "latest" and len(known) == 1):
         return known.get(name) or next(iter(known.values()))
     if len(matching) != 1:
@@ -86,12 +88,12 @@ def _find(state_dir: Path, name: str) -> LastModel:
     return matching[0]
 
 
-def _blob(state_dir: Path, found: LastModel, sha256: str) -> Path:
+def _blob(state_dir: Path, last_model: LastModel, sha256: str) -> Path:
     """What a hash names, whole; as `BlobStore` lays it out, which would make folders here."""
     path = state_dir / "blobs" / sha256[:2] / sha256
     if not durable.is_there(path):
         raise MachineError(
-            f"the model of run {found.run!r} is not on this device now: the client is getting a newer one, "
+            f"the model of run {last_model.run!r} is not on this device now: the client is getting a newer one, "
             "or works for another run; try again when `edge-client status` says idle"
         )
     with durable.disk_errors(f"cannot read {path}"):
@@ -118,43 +120,47 @@ def _task(run: RunFile, options: argparse.Namespace) -> Any:
     return read_source(*split_place(place))
 
 
-def _own(state_dir: Path, found: LastModel, run: RunFile, made: Recipe, shape: tuple[int, ...]) -> nn.Module:
+def _personal_model(
+    state_dir: Path, last_model: LastModel, run: RunFile, model_recipe: Recipe, shape: tuple[int, ...]
+) -> nn.Module:
     """The model that a worker would test: received weights, and what the method puts into them."""
     method = methods.get(run.method.name, run.method.parameters)
-    cut = parse(method.slices.network(found.slice))
-    model, path = made.build(shape, cut), _blob(state_dir, found, found.model_sha256)
+    cut = parse(method.slices.network(last_model.slice))
+    model, path = model_recipe.build(shape, cut), _blob(state_dir, last_model, last_model.model_sha256)
     try:
         load_weights(model, path)
     except PayloadError as error:
         raise InputError(f"{path}: {error.detail}") from error
     if not _is_personal(run) and not method.slices.predicts_by_client:
         return model
-    folder = state_dir / "method-state" / found.run
-    state = read_state(folder, found.slice)
+    folder = state_dir / "method-state" / last_model.run
+    state = read_state(folder, last_model.slice)
     if not state and _is_personal(run):
-        raise InputError(f"this device has nothing of its own in run {found.run!r} yet: no round of it has counted")
+        raise InputError(
+            f"this device has nothing of its own in run {last_model.run!r} yet: no round of it has counted"
+        )
     client = method.client()
     with torch.no_grad():
         client.begin(
             Job(
                 model=model,
-                round=found.round,
+                round=last_model.round,
                 num_rounds=run.stop.rounds,
                 epochs=run.train.epochs,
                 learning_rate=0.0,
                 class_counts=(0,) * len(run.classes),
-                slice=found.slice,
+                slice=last_model.slice,
                 rng=lambda purpose: generator(run.seed, "method", purpose),
                 state=state,
                 extra=StoredTensors(path, EXTRA_PREFIX),
                 kept=coverage.kept(read_header(path).meta),
-                build=lambda purpose: made.build(shape, cut),
+                build=lambda purpose: model_recipe.build(shape, cut),
             )
         )
     return Predicting(model, client)
 
 
-def _told(written: Written, path: Path, *, personal: bool) -> dict[str, Any]:
+def _summary(written: Written, path: Path, *, personal: bool) -> dict[str, Any]:
     return {
         **to_map(written.facts),
         "personal": personal,

@@ -1,10 +1,10 @@
-"""A trained model becomes an ONNX file that says the same as torch, or no file.
+"""Exports a trained model as an ONNX file whose outputs equal those of torch.
 
 Covers: writing the graph, the checks (onnx's own where it is installed; torch's answers against onnxruntime's on random
 samples in batches of several sizes), int8. Does not cover: where weights come from.
 
 The graph is made by torch's exporter over TorchScript: it follows any module, takes half a second, and needs nothing
-beside torch. Its successor would need onnxscript and torch's compiler. Both give the same file to `onnx_file`.
+beside torch. Its successor would need onnxscript and torch's compiler. Files of both can be read by `onnx.file`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from edge_client import durable
 from edge_client.errors import InputError, MachineError
-from edge_client.onnx import test_samples as onnx_probe
+from edge_client.onnx import test_samples
 from edge_client.onnx.file import INPUT, OUTPUT, Facts, OnnxModel, add_facts, runtime
 
-__all__ = ["LIMIT", "Asked", "Predicting", "Written", "has_batch_statistics", "quantize", "write_onnx"]
+__all__ = ["LIMIT", "Predicting", "Predictor", "Written", "has_batch_statistics", "quantize", "write_onnx"]
 
 LIMIT = 1e-4  # of the difference, in parts of the largest output or of 1
 _OPSET = 17  # first with LayerNormalization; onnxruntime has it since 1.12
@@ -37,7 +37,7 @@ _QUANTIZED = ("Conv", "Gemm", "MatMul")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was found out about a file."""
+    """How an exported file compares with torch."""
 
     max_difference: float  # between torch's outputs and onnxruntime's
     largest_output: float
@@ -51,7 +51,7 @@ class Written:
 
 
 def write_onnx(model: nn.Module, facts: Facts, out: Path) -> Written:
-    """Write `out` and compare it; raises `InputError` and leaves nothing if it is not the same model.
+    """Write `out` and compare its outputs with torch's; raises `InputError` and leaves no file if they differ.
 
     The model is put into evaluation mode, and its BatchNorms without statistics are replaced.
     """
@@ -59,7 +59,7 @@ def write_onnx(model: nn.Module, facts: Facts, out: Path) -> Written:
     model.eval().requires_grad_(False)
     facts = replace(facts, batch_statistics=has_batch_statistics(model))
     sizes = _COMPARED_BATCHES if not facts.batch_statistics else [size + 2 for size in _COMPARED_BATCHES]
-    samples = [torch.from_numpy(onnx_probe.samples(facts.input)), *(_random(size, facts.input) for size in sizes)]
+    samples = [torch.from_numpy(test_samples.samples(facts.input)), *(_random(size, facts.input) for size in sizes)]
     with torch.no_grad():
         expected = [model(x) for x in samples]
     temporary = out.with_name(f".{out.name}.tmp")
@@ -68,10 +68,10 @@ def write_onnx(model: nn.Module, facts: Facts, out: Path) -> Written:
             _write_graph(_plain(model), facts.input, temporary)
             checked = _check(temporary)
             add_facts(temporary, facts)
-            onnx_probe.add(temporary, expected[0].numpy())
-        said = [torch.from_numpy(OnnxModel(temporary).run(x.numpy())) for x in samples]
+            test_samples.add(temporary, expected[0].numpy())
+        outputs = [torch.from_numpy(OnnxModel(temporary).run(x.numpy())) for x in samples]
         written = Written(
-            max_difference=max(float((a - b).abs().max()) for a, b in zip(said, expected, strict=True)),
+            max_difference=max(float((a - b).abs().max()) for a, b in zip(outputs, expected, strict=True)),
             largest_output=max(float(b.abs().max()) for b in expected),
             facts=facts,
             checked=checked,
@@ -94,7 +94,7 @@ def _random(size: int, shape: Sequence[int]) -> Tensor:
 
 def _write_graph(model: nn.Module, shape: Sequence[int], out: Path) -> None:
     # the choice between exporters has a name since torch 2.5; before there was this one only
-    chosen: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
+    exporter: dict[str, Any] = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]}
     batch = {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
     with warnings.catch_warnings(), _no_logs("torch.onnx"):
@@ -107,11 +107,11 @@ def _write_graph(model: nn.Module, shape: Sequence[int], out: Path) -> None:
                 dynamic_axes=batch,
                 opset_version=_OPSET,
                 **names,
-                **chosen,
+                **exporter,
             )
         except RuntimeError as error:  # the exporter's own, and what a module raises while it is traced
-            told = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-            raise InputError(f"the model cannot be written as ONNX: {told}") from error
+            detail = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+            raise InputError(f"the model cannot be written as ONNX: {detail}") from error
 
 
 def _check(path: Path) -> bool:
@@ -123,13 +123,13 @@ def _check(path: Path) -> bool:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        told = str(error).strip().splitlines()[0][:300]
-        raise InputError(f"torch wrote a graph that onnx does not accept: {told}") from error
+        detail = str(error).strip().splitlines()[0][:300]
+        raise InputError(f"torch wrote a graph that onnx does not accept: {detail}") from error
     return True
 
 
-class Asked(Protocol):
-    """A method on a device, as far as it answers: `methods.base.Client`, which is above this module."""
+class Predictor(Protocol):
+    """The part of `methods.base.Client` that predicts; that class is in a theme above this one."""
 
     def modules(self) -> Mapping[str, nn.Module]:
         """What it uses beside the model."""
@@ -139,9 +139,9 @@ class Asked(Protocol):
 
 
 class Predicting(nn.Module):
-    """What a method says with its model and others, as one module."""
+    """A method's predictions, which may use several models, as one module."""
 
-    def __init__(self, model: nn.Module, client: Asked) -> None:
+    def __init__(self, model: nn.Module, client: Predictor) -> None:
         super().__init__()
         self.model = model
         self.others = nn.ModuleDict(client.modules())
@@ -212,7 +212,7 @@ def quantize(source: Path, facts: Facts, out: Path) -> Facts:
                 extra_options={"MatMulConstBOnly": True},
             )
             _replace_facts(temporary, facts)
-            onnx_probe.add(temporary, OnnxModel(temporary).run(onnx_probe.samples(facts.input)))
+            test_samples.add(temporary, OnnxModel(temporary).run(test_samples.samples(facts.input)))
             durable.publish(temporary, out, point="onnx.int8")
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A trained model as an ONNX file: what it says about itself, and asking it through onnxruntime.
+"""A trained model as an ONNX file: its metadata, and running it with onnxruntime.
 
     fedfit.run, fedfit.version, fedfit.device    where it comes from; `device` of a personal model only
     fedfit.model, fedfit.architecture            what it is: a built-in model or a task, and the slice of it
@@ -7,10 +7,10 @@
     fedfit.normalisation                         what samples go through before they are its input
     fedfit.precision                             fp32, or int8
     fedfit.batch_statistics                      whether a sample's answer depends on the others of its batch
-    fedfit.probe                                 what it says to four known samples (`onnx_probe`)
+    fedfit.probe                                 its outputs for four known samples (`test_samples`)
 
 Texts stand as they are, all else as JSON. Covers: reading and writing these, opening and running the file. Needs numpy
-and onnxruntime, not torch. Does not cover: making the file (`onnx_export`), data (`onnx_infer`).
+and onnxruntime, not torch. Does not cover: making the file (`export`), data (`infer`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FATAL_ONLY = 4  # onnxruntime's log level: what it cannot do, it raises as well
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a file of ours says about itself."""
+    """The metadata of a file that fedfit exported."""
 
     run: str = ""
     version: Count = 0
@@ -70,7 +70,7 @@ class Facts:
     batch_statistics: bool = False
 
     def properties(self) -> dict[str, str]:
-        """As they stand in the file."""
+        """The metadata entries as text."""
         return {
             f"{_PREFIX}{key}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             for key, value in to_map(self).items()
@@ -78,7 +78,7 @@ class Facts:
 
 
 def _facts(properties: Mapping[str, str], where: str) -> Facts | None:
-    """What a file says; None if it is not one of ours."""
+    """Read the metadata; None if fedfit did not export the file."""
     texts = {f.name for f in dataclasses.fields(Facts) if f.type == "str"}
     known = {f"{_PREFIX}{f.name}": f.name for f in dataclasses.fields(Facts)}
     ours = {known[key]: value for key, value in properties.items() if key in known}
@@ -94,12 +94,12 @@ def _facts(properties: Mapping[str, str], where: str) -> Facts | None:
 
 
 def classes_hash(classes: Sequence[str]) -> str:
-    """What stands for names of classes, in their order, where there is no room for them."""
+    """A hash of the class names in their order, for messages without room for the names."""
     return hashlib.sha256(json.dumps(list(classes)).encode()).hexdigest()
 
 
 def add_facts(path: Path, facts: Facts) -> None:
-    """Write what a finished file is made of into it."""
+    """Append the metadata to a finished file."""
     add_properties(path, facts.properties())
 
 
@@ -119,11 +119,11 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def runtime() -> Any:
@@ -148,32 +148,32 @@ class OnnxModel:
             self.properties: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
             self._input, self.input_shape = _only_input(self._session, path)
             self.num_classes = _num_classes(self._session, path)
-        found = _facts(self.properties, str(path))
-        self.is_ours = found is not None
-        self.facts = found or Facts(input=self.input_shape)
+        facts = _facts(self.properties, str(path))
+        self.is_ours = facts is not None
+        self.facts = facts or Facts(input=self.input_shape)
         if self.facts.classes and len(self.facts.classes) != self.num_classes:
-            told = f"{len(self.facts.classes)} names of classes and {self.num_classes} outputs"
-            raise InputError(f"{path}: its metadata is damaged: {told}")
+            counts = f"{len(self.facts.classes)} names of classes and {self.num_classes} outputs"
+            raise InputError(f"{path}: its metadata is damaged: {counts}")
 
     def run(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Samples [b, *input shape] to numbers [b, classes]; raises `InputError` for samples that it does not take."""
         with _refusals(self.path):
-            found: NDArray[np.float32] = self._session.run(None, {self._input: x})[0]
-        if found.shape != (len(x), self.num_classes):
-            came = f"{_shown(found.shape)} came for {len(x)} samples"
+            logits: NDArray[np.float32] = self._session.run(None, {self._input: x})[0]
+        if logits.shape != (len(x), self.num_classes):
+            came = f"{_shown(logits.shape)} came for {len(x)} samples"
             raise InputError(f"{self.path}: expected an output [batch, {self.num_classes}], as it says; {came}")
-        return found
+        return logits
 
 
 def _session(path: Path, threads: int) -> Any:
-    found = runtime()
-    options = found.SessionOptions()
+    onnxruntime = runtime()
+    options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False  # an arena keeps the most that was ever used
     options.log_severity_level = _FATAL_ONLY
     # no fallback: it would print what it met, and try the same once more
-    return found.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 @contextlib.contextmanager
@@ -184,33 +184,33 @@ def _refusals(path: Path) -> Iterator[None]:
     """
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    found = (kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception))
-    kinds: tuple[type[Exception], ...] = (*found, RuntimeError, ValueError)
+    exceptions = (kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception))
+    kinds: tuple[type[Exception], ...] = (*exceptions, RuntimeError, ValueError)
     try:
         yield
     except (state.InvalidProtobuf, state.NoModel, UnicodeError) as error:
         raise InputError(f"{path}: expected an ONNX file, got something else, or a part of one") from error
     except kinds as error:
-        told = " ".join(str(error).split())[:300]
-        raise InputError(f"{path}: onnxruntime cannot use it: {told}") from error
+        detail = " ".join(str(error).split())[:300]
+        raise InputError(f"{path}: onnxruntime cannot use it: {detail}") from error
 
 
 def _only_input(session: Any, path: Path) -> tuple[str, tuple[int, ...]]:
-    found = session.get_inputs()
-    if len(found) != 1 or found[0].type != "tensor(float)":
-        came = ", ".join(f"{one.name} {one.type}" for one in found)
+    inputs = session.get_inputs()
+    if len(inputs) != 1 or inputs[0].type != "tensor(float)":
+        came = ", ".join(f"{one.name} {one.type}" for one in inputs)
         raise InputError(f"{path}: expected one input of floats, got {came or 'none'}")
-    shape = found[0].shape[1:]
+    shape = inputs[0].shape[1:]
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
-        raise InputError(f"{path}: expected an input [batch, ...] with sizes, got {_shown(found[0].shape)}")
-    return str(found[0].name), tuple(shape)
+        raise InputError(f"{path}: expected an input [batch, ...] with sizes, got {_shown(inputs[0].shape)}")
+    return str(inputs[0].name), tuple(shape)
 
 
 def _num_classes(session: Any, path: Path) -> int:
-    for found in session.get_outputs()[:1]:
-        shape = found.shape
-        if found.type != "tensor(float)" or len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 1:
-            came = f"{found.type} {_shown(shape)}"
+    for output in session.get_outputs()[:1]:
+        shape = output.shape
+        if output.type != "tensor(float)" or len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 1:
+            came = f"{output.type} {_shown(shape)}"
             raise InputError(f"{path}: expected an output of floats [batch, classes], got {came}")
         return int(shape[1])
     raise InputError(f"{path}: expected an output of floats [batch, classes], got none")

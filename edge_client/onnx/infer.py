@@ -1,7 +1,7 @@
-"""`edge-client infer` on an ONNX file: what it says about data, how fast, and in how much memory; without torch.
+"""`edge-client infer` on an ONNX file: its predictions, its latency and its memory; without torch.
 
-Covers: opening the data with the classes of the file, asking batch by batch, the result for people and as JSON.
-Does not cover: the file itself (`onnx_file`), weights of a run (`infer_command`).
+Covers: opening the data with the classes of the file, running the model batch by batch, the result for people and as
+JSON. Does not cover: the file itself (`onnx.file`), weights of a run (`infer_command`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,19 @@ from edge_client.device import guard, meter
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.onnx.file import OnnxModel
 from edge_client.onnx.predictions import check_out, write_predictions
-from edge_client.operate import data_folder as found_data
+from edge_client.operate import data_folder
 
-__all__ = ["Answer", "Asked", "TestSamples", "ask", "describe", "num_correct", "open_samples", "run", "to_json"]
+__all__ = [
+    "Answer",
+    "Predictions",
+    "TestSamples",
+    "describe",
+    "num_correct",
+    "open_samples",
+    "predict",
+    "run",
+    "to_json",
+]
 
 _BATCH_OF_STATISTICS = 32  # where a sample alone says nothing about the others
 _MAX_BATCH = 65_536
@@ -41,7 +51,7 @@ _FOR_WEIGHTS = {"run_model": "--run-model", "budget": "--budget", "depthwise": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came out."""
+    """Accuracy, latency and memory of a model on a data set."""
 
     num_samples: int
     num_correct: int | None  # None: the data has no labels
@@ -59,8 +69,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a model said."""
+class Predictions:
+    """A model's outputs, and how long each call took."""
 
     logits: NDArray[np.float32]  # [n, classes]
     seconds: NDArray[np.float64]  # of each call
@@ -88,7 +98,7 @@ class TestSamples:
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Ask the file about the data; raises `InputError`, `MachineError`."""
+    """Run the model on the data; raises `InputError`, `MachineError`."""
     _check(options)
     if "onnxruntime" not in sys.modules:
         guard.pin_malloc()  # before it is loaded: what loading a model takes, several times its size, goes back
@@ -98,14 +108,14 @@ def run(options: argparse.Namespace) -> Answer:
     model.run(samples.batch(0, batch))  # warms it up: what the first call takes is no latency
     meter.reset_peak()
     base, begun = meter.rss_bytes(), time.monotonic()
-    asked = ask(model, samples, batch)
+    predictions = predict(model, samples, batch)
     peak, seconds = max(0, meter.peak_rss_bytes() - base), time.monotonic() - begun
     if options.out is not None:
-        write_predictions(options.out, asked.logits, samples.labels, model.facts.classes)
-    p50, p99 = np.percentile(asked.seconds, [50, 99]) * 1000
+        write_predictions(options.out, predictions.logits, samples.labels, model.facts.classes)
+    p50, p99 = np.percentile(predictions.seconds, [50, 99]) * 1000
     return Answer(
         num_samples=len(samples),
-        num_correct=num_correct(asked.logits, samples.labels) if samples.labels is not None else None,
+        num_correct=num_correct(predictions.logits, samples.labels) if samples.labels is not None else None,
         batch=batch,
         p50_ms=round(float(p50), 4),
         p99_ms=round(float(p99), 4),
@@ -116,11 +126,11 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _check(options: argparse.Namespace) -> None:
-    given = [option for key, option in _FOR_WEIGHTS.items() if getattr(options, key) not in (None, False)]
-    given += ["--set"] if options.set else []
-    given += ["--input"] if options.input is not None else []
-    if given:
-        raise InputError(f"{given[0]}: not with an ONNX file, which has its weights and shapes in it; leave it out")
+    refused = [option for key, option in _FOR_WEIGHTS.items() if getattr(options, key) not in (None, False)]
+    refused += ["--set"] if options.set else []
+    refused += ["--input"] if options.input is not None else []
+    if refused:
+        raise InputError(f"{refused[0]}: not with an ONNX file, which has its weights and shapes in it; leave it out")
     check_out(options.out)
     if options.batch is not None and not 1 <= options.batch <= _MAX_BATCH:
         raise InputError(f"--batch: expected 1 to {_MAX_BATCH} samples, got {options.batch}")
@@ -128,7 +138,7 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--threads: expected 1 to 1024, got {options.threads}")
 
 
-def ask(model: OnnxModel, samples: TestSamples, batch: int) -> Asked:
+def predict(model: OnnxModel, samples: TestSamples, batch: int) -> Predictions:
     """All samples, `batch` at a time; only the calls of the model are timed."""
     logits, seconds = [], []
     for first in range(0, len(samples), batch):
@@ -136,7 +146,7 @@ def ask(model: OnnxModel, samples: TestSamples, batch: int) -> Asked:
         begun = time.perf_counter()
         logits.append(model.run(x))
         seconds.append(time.perf_counter() - begun)
-    return Asked(np.concatenate(logits), np.array(seconds))
+    return Predictions(np.concatenate(logits), np.array(seconds))
 
 
 def num_correct(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> int:
@@ -169,19 +179,19 @@ def _open(text: str, shape: tuple[int, ...]) -> tuple[SampleSet, bool]:
     except NoSuchNameError:
         if ":" in text and not Path(text).exists():
             raise
-        found = found_data.recognise(Path(text))
-        if found.source == "npz" and (unlabelled := _unlabelled(found.test or found.train)):
+        layout = data_folder.recognise(Path(text))
+        if layout.source == "npz" and (unlabelled := _unlabelled(layout.test or layout.train)):
             return unlabelled, False
-        if found.test is not None:
-            test = open_test(found.source, found.test, inside=False, shape=shape)
+        if layout.test is not None:
+            test = open_test(layout.source, layout.test, inside=False, shape=shape)
             assert test is not None
             return test, True
-        inside = open_test(found.source, found.train, inside=True)
-        return inside or open_train(found.source, found.train, shape=shape), True
+        inside = open_test(layout.source, layout.train, inside=True)
+        return inside or open_train(layout.source, layout.train, shape=shape), True
     if kind == "npz" and (unlabelled := _unlabelled(Path(place))):
         return unlabelled, False
-    train, own = open_both(text, "", shape)
-    return own or train, True
+    train, test = open_both(text, "", shape)
+    return test or train, True
 
 
 def _unlabelled(path: Path) -> SampleSet | None:
@@ -201,15 +211,15 @@ def _unlabelled(path: Path) -> SampleSet | None:
 
 def _labels(data: SampleSet, model: OnnxModel) -> NDArray[np.int64]:
     """Each sample's class in the model; raises `InputError` for data with others."""
-    own = class_names(data.labels, data.where)
-    classes = model.facts.classes or own
-    if len(own) > model.num_classes:
-        told = f"{model.path} tells apart {model.num_classes} classes ({_listed(model.facts.classes)})"
-        raise InputError(f"{told}, {data.where} has {len(own)} ({_listed(own)}); it is of other data")
+    names = class_names(data.labels, data.where)
+    classes = model.facts.classes or names
+    if len(names) > model.num_classes:
+        outputs_text = f"{model.path} tells apart {model.num_classes} classes ({_listed(model.facts.classes)})"
+        raise InputError(f"{outputs_text}, {data.where} has {len(names)} ({_listed(names)}); it is of other data")
     try:
         return positions(data.labels, classes, {}, data.where)
     except UnknownClassError:
-        unknown = [name for name in own if name not in classes]
+        unknown = [name for name in names if name not in classes]
         raise InputError(
             f"{model.path} tells apart {_listed(classes)}; {data.where} has {_listed(unknown)}; "
             "it is of other data, or its classes have other names"

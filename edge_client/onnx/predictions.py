@@ -1,4 +1,4 @@
-"""What a model said about samples, in a file for people (.csv) or programs (.npz)."""
+"""Writes a model's predictions into a file for people (.csv) or programs (.npz)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUFFIXES = (".csv", ".npz")
 
 
 def check_out(path: Path | None) -> None:
-    """Before the work: raises `InputError` for a file that would be neither."""
+    """Check the file name before the work; raises `InputError` for another suffix."""
     if path is not None and path.suffix not in _SUFFIXES:
         raise InputError(f"--out: expected a file that ends with {' or '.join(_SUFFIXES)}, got {str(path)!r}")
 

@@ -1,7 +1,7 @@
 """The self-test of a deployed model, in a process of its own: `python -m edge_client.onnx.self_test JOB RESULT`.
 
-Loads the file with onnxruntime, compares what it says of itself with what was announced, and what it says to known
-samples with what it said when it was made; all inside the device's memory budget. Without torch.
+Loads the file with onnxruntime, compares its metadata with the announcement, and its outputs for known samples with
+those at the export; all inside the device's memory budget. Without torch.
 Covers: the test. Does not cover: when it runs and what follows from it (`deploying`).
 """
 
@@ -41,7 +41,7 @@ class Job:
 class Passed:
     """What was measured."""
 
-    difference: float | None  # None: the file has no expectation of its own
+    difference: float | None  # None: the file has no recorded outputs
     peak_bytes: Count
 
 
@@ -58,7 +58,7 @@ def run(job: Job) -> Passed:
     try:
         model = OnnxModel(Path(job.file))
         _compare(model.facts, model.input_shape, job.deploy)
-        found = _difference(model, job.deploy.precision)
+        difference = _difference(model, job.deploy.precision)
     except InputError as error:
         if _is_out_of_memory(error):
             raise MemoryError(_too_much(job.budget_bytes)) from error
@@ -66,11 +66,11 @@ def run(job: Job) -> Passed:
     guard.lift_limit()
     if meter.peak_rss_bytes() > job.budget_bytes:
         raise MemoryError(_too_much(job.budget_bytes))
-    return Passed(difference=found, peak_bytes=meter.peak_rss_bytes())
+    return Passed(difference=difference, peak_bytes=meter.peak_rss_bytes())
 
 
 def _compare(facts: Facts, shape: tuple[int, ...], deploy: Deploy) -> None:
-    """What the file says of itself and what the coordinator said of it."""
+    """Compare the file's metadata with the coordinator's announcement."""
     pairs = (
         ("run", facts.run, deploy.run),
         ("version", facts.version, deploy.version),
@@ -79,23 +79,23 @@ def _compare(facts: Facts, shape: tuple[int, ...], deploy: Deploy) -> None:
         ("input", shape, deploy.input),
         ("classes", classes_hash(facts.classes), deploy.classes_sha256),
     )
-    for name, found, announced in pairs:
-        if found != announced:
-            raise InputError(f"the file has another {name} than was announced: {found!r} instead of {announced!r}")
+    for name, actual, announced in pairs:
+        if actual != announced:
+            raise InputError(f"the file has another {name} than was announced: {actual!r} instead of {announced!r}")
 
 
 def _difference(model: OnnxModel, precision: str) -> float | None:
-    from edge_client.onnx import test_samples as onnx_probe  # loads numpy, as onnxruntime has by now
+    from edge_client.onnx import test_samples  # loads numpy, as onnxruntime has by now
 
-    found = onnx_probe.difference(model)
-    if found is None:
+    gap = test_samples.difference(model)
+    if gap is None:
         return None
-    if not found <= onnx_probe.LIMITS[precision]:  # also if it is not a number
+    if not gap <= test_samples.LIMITS[precision]:  # also if it is not a number
         raise InputError(
-            f"it does not say to known samples what it said when it was made: the outputs differ by {found:.3g} of the "
-            f"largest one, at most {onnx_probe.LIMITS[precision]:g} is accepted"
+            f"it does not say to known samples what it said when it was made: the outputs differ by {gap:.3g} of the "
+            f"largest one, at most {test_samples.LIMITS[precision]:g} is accepted"
         )
-    return found
+    return gap
 
 
 def _is_out_of_memory(error: InputError) -> bool:

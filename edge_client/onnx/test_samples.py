@@ -1,4 +1,4 @@
-"""The self-test that an ONNX file carries: four known samples, and what the model said to them when it was made.
+"""The self-test in an ONNX file: four known samples, and the model's outputs for them at the export.
 
 The samples follow from their shape alone, by whole numbers, so that every machine and every version of numpy has the
 same bits. The file has the outputs as `fedfit.probe`, a JSON list per sample: torch's of an fp32 model, onnxruntime's
@@ -38,15 +38,15 @@ def samples(shape: Sequence[int]) -> NDArray[np.float32]:
 
 
 def add(path: Path, outputs: NDArray[np.float32]) -> None:
-    """Write into a finished file what it has to say."""
+    """Append the expected outputs to a finished file."""
     rows = [[float(f"{value:.9g}") for value in row] for row in outputs.tolist()]  # nine digits tell float32 apart
     add_properties(path, {_KEY: json.dumps(rows)})
 
 
 def difference(model: OnnxModel) -> float | None:
-    """Between what it says here and what it has to say, in the unit of `LIMITS`; None if the file does not tell.
+    """Difference between the outputs here and those in the file, in the unit of `LIMITS`; None if the file has none.
 
-    Raises `InputError` for a file whose expectation makes no sense. Not a number: so is what it says.
+    Raises `InputError` if the outputs in the file make no sense. Not a number if an output here is not a number.
     """
     if _KEY not in model.properties:
         return None
@@ -56,5 +56,5 @@ def difference(model: OnnxModel) -> float | None:
         expected = np.zeros(0, np.float32)
     if expected.shape != (NUM_SAMPLES, model.num_classes) or not np.isfinite(expected).all():
         raise InputError(f"{model.path}: its metadata is damaged: no outputs for {NUM_SAMPLES} known samples")
-    said = model.run(samples(model.input_shape)) * np.float32(faults.scale("deployed.probe"))
-    return float(np.abs(said - expected).max() / max(1.0, float(np.abs(expected).max())))
+    outputs = model.run(samples(model.input_shape)) * np.float32(faults.scale("deployed.probe"))
+    return float(np.abs(outputs - expected).max() / max(1.0, float(np.abs(expected).max())))

@@ -1,7 +1,7 @@
-"""What `edge-client doctor` looks at on a device, in the order in which a person would.
+"""The checks of `edge-client doctor`, in the order in which a person would look.
 
-Covers: each check and the command that mends what it finds. Does not cover: how findings are shown (`doctor`).
-Nothing is changed, and a client that runs is not disturbed: where one holds the state directory, its own word counts.
+Covers: each check and the command that solves the problem. Does not cover: how findings are shown (`doctor`).
+The checks change nothing and do not disturb a running client: they read its status instead of connecting again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from edge_client.device import report
 from edge_client.device.probe import find_torch
 from edge_client.errors import FedfitError, InputError, MachineError, NothingFitsError
 from edge_client.measuring import plan_options
-from edge_client.operate import owner_file
-from edge_client.operate import self_check as tryout
+from edge_client.operate import owner_file, self_check
 from edge_client.operate.doctor import Checks, ProblemError, SkippedError
 
 __all__ = ["DeviceChecks", "Subject", "check_clock", "check_writable"]
@@ -39,7 +38,7 @@ _LITTLE_DISK_BYTES = 500 * 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What the doctor was told: where the device is, and a model that should fit."""
+    """The device to check, and a model that should fit."""
 
     state_dir: Path
     config: Path | None = None
@@ -54,7 +53,7 @@ class DeviceChecks:
         self._subject = subject
 
     def known(self) -> Checks:
-        """All of them; what others rest on comes first."""
+        """All checks; those on which others depend come first."""
         return {
             "identity": self._identity,
             "device-file": self._device_file,
@@ -85,7 +84,7 @@ class DeviceChecks:
     def _limit(self) -> int | None:
         try:
             return self._owners.limits.memory
-        except FedfitError:  # another check tells
+        except FedfitError:  # another check reports it
             return None
 
     def _identity(self) -> str:
@@ -130,49 +129,49 @@ class DeviceChecks:
             return DeviceFile().limits.disk
 
     def _memory(self) -> str:
-        found = self._report
-        if found.budget_bytes <= 0:
-            raise ProblemError("nothing is left for a worker: " + "; ".join(found.reasons), "edge-client profile")
-        return f"{format_bytes(found.budget_bytes)} for a worker process; edge-client profile tells why"
+        profile = self._report
+        if profile.budget_bytes <= 0:
+            raise ProblemError("nothing is left for a worker: " + "; ".join(profile.reasons), "edge-client profile")
+        return f"{format_bytes(profile.budget_bytes)} for a worker process; edge-client profile tells why"
 
     def _control_group(self) -> str:
-        found = self._report
-        if found.memory_controller == "off":
-            on_pi = found.kind == "raspberry-pi"
+        profile = self._report
+        if profile.memory_controller == "off":
+            on_pi = profile.kind == "raspberry-pi"
             where = "/boot/firmware/cmdline.txt" if on_pi else ""
-            mend = f"sudo sed -i '1s/$/ cgroup_enable=memory/' {where} && sudo reboot" if on_pi else ""
+            remedy = f"sudo sed -i '1s/$/ cgroup_enable=memory/' {where} && sudo reboot" if on_pi else ""
             raise ProblemError(
                 "the kernel's memory controller is off: MemoryMax has no effect, only fedfit's own guard holds",
-                mend or "add cgroup_enable=memory to the kernel's command line and restart",
+                remedy or "add cgroup_enable=memory to the kernel's command line and restart",
             )
-        if found.memory_controller in ("none", "hidden"):
+        if profile.memory_controller in ("none", "hidden"):
             raise SkippedError("no control groups are visible from here; fedfit's own guard holds")
-        limit = min((limit.limit_bytes for limit in found.limits), default=None)
-        told = f"at most {format_bytes(limit)}" if limit is not None else "no limit set"
-        return f"memory controller {found.memory_controller}, {told}"
+        limit = min((limit.limit_bytes for limit in profile.limits), default=None)
+        limit_text = f"at most {format_bytes(limit)}" if limit is not None else "no limit set"
+        return f"memory controller {profile.memory_controller}, {limit_text}"
 
     def _torch(self) -> str:
         build = find_torch()
         if build is None:
             raise ProblemError(f"torch is not installed for {sys.executable}", f"{sys.executable} -m pip install torch")
         try:
-            works = tryout.try_torch()
+            works = self_check.check_torch()
         except MachineError as error:
-            mend = f"{sys.executable} -m pip install --force-reinstall torch (on a Jetson: deploy/jetson/README.md)"
-            raise ProblemError(str(error), mend) from error
+            remedy = f"{sys.executable} -m pip install --force-reinstall torch (on a Jetson: deploy/jetson/README.md)"
+            raise ProblemError(str(error), remedy) from error
         return f"{works.version} works; a process with it takes {format_bytes(works.base_bytes)}"
 
     def _accelerator(self) -> str:
-        found, build = self._report, find_torch()
-        if not found.accelerators:
+        profile, build = self._report, find_torch()
+        if not profile.accelerators:
             raise SkippedError("no GPU was found: this device trains on its CPU")
-        names = ", ".join(accelerator.name for accelerator in found.accelerators)
+        names = ", ".join(accelerator.name for accelerator in profile.accelerators)
         if build is None or not build.cuda:
             raise ProblemError(
                 f"{names}: the installed torch was built without CUDA",
-                "deploy/jetson/README.md names it" if found.kind == "jetson" else "pip install a torch with CUDA",
+                "deploy/jetson/README.md names it" if profile.kind == "jetson" else "pip install a torch with CUDA",
             )
-        works = tryout.try_torch()
+        works = self_check.check_torch()
         if not works.cuda:
             groups = "sudo usermod -aG video,render $USER, and log in again"
             raise ProblemError(f"{names}: torch {works.version} (CUDA {build.cuda}) cannot use it", groups)
@@ -187,10 +186,10 @@ class DeviceChecks:
         except FedfitError:
             name = "device"
         try:
-            found = tryout.read_samples(name, device)
+            samples = self_check.read_samples(name, device)
         except FedfitError as error:
-            raise ProblemError(str(error), _mend_data(device)) from error
-        return "; ".join(f"{where}: {count} samples, read one" for where, count in found.sets)
+            raise ProblemError(str(error), _data_remedy(device)) from error
+        return "; ".join(f"{where}: {count} samples, read one" for where, count in samples.sets)
 
     def _model(self) -> str:
         from edge_client.measuring import typed_plan as plan_command  # loads torch
@@ -221,11 +220,11 @@ class DeviceChecks:
     def _broker(self) -> str:
         state_dir, brokers = self._subject.state_dir, ", ".join(self._bundle.brokers)
         if durable.is_claimed(state_dir):
-            told = status.summary(state_dir, self._bundle)
-            if told["link"] not in ("connected", "let_in"):
-                error = told["error"]["text"] if told["error"] else "not connected"
+            client_status = status.summary(state_dir, self._bundle)
+            if client_status["link"] not in ("connected", "let_in"):
+                error = client_status["error"]["text"] if client_status["error"] else "not connected"
                 raise ProblemError(f"{brokers}: the running client says: {error}", "coordinator doctor on the server")
-            heard = "" if told["link"] == "let_in" else ", but the coordinator has not answered yet"
+            heard = "" if client_status["link"] == "let_in" else ", but the coordinator has not answered yet"
             return f"{brokers}: the running client is connected{heard}"
         trouble = connection.trouble(self._bundle)
         if trouble is not None:
@@ -233,8 +232,8 @@ class DeviceChecks:
         return f"{brokers}: reached, and it let this device in"
 
 
-def _mend_data(device: DeviceFile) -> str:
-    """For files that this user may not read; other problems say themselves what is wrong with a file."""
+def _data_remedy(device: DeviceFile) -> str:
+    """How to solve a problem with data; most often this user may not read the files."""
     user = _user_name()
     closed = [str(path) for _, path in owner_file.paths(device) if not os.access(path, os.R_OK)]
     if closed and user != "root":
@@ -266,22 +265,22 @@ def check_writable(state_dir: Path) -> str:
     except MachineError as error:
         raise ProblemError(str(error), owner) from error
     if mode & 0o077:
-        mend = f"chmod 700 {shlex.quote(str(state_dir))}"
-        raise ProblemError(f"{state_dir} is open to others (mode {mode:04o})", mend)
+        remedy = f"chmod 700 {shlex.quote(str(state_dir))}"
+        raise ProblemError(f"{state_dir} is open to others (mode {mode:04o})", remedy)
     return f"{state_dir} is ours and can be written"
 
 
 def check_clock(newest: Path, *, now_s: float | None = None) -> str:
     """Whether the clock can be right: not before this software, not before what was written; `newest` was last."""
     now = time.time() if now_s is None else now_s
-    shown, mend = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now)), "sudo timedatectl set-ntp true"
+    shown, remedy = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now)), "sudo timedatectl set-ntp true"
     if not _NOT_BEFORE_S <= now <= _NOT_AFTER_S:
-        raise ProblemError(f"the clock says {shown}: fedfit works, but logs and reports have wrong times", mend)
+        raise ProblemError(f"the clock says {shown}: fedfit works, but logs and reports have wrong times", remedy)
     try:
         written = newest.stat().st_mtime
     except OSError:
         return f"{shown} UTC"
     if written > now + _DAY_S:
-        told = time.strftime("%Y-%m-%d", time.gmtime(written))
-        raise ProblemError(f"the clock says {shown}, but {newest} was written on {told}: it has gone back", mend)
+        day = time.strftime("%Y-%m-%d", time.gmtime(written))
+        raise ProblemError(f"the clock says {shown}, but {newest} was written on {day}: it has gone back", remedy)
     return f"{shown} UTC"

@@ -1,4 +1,4 @@
-"""`edge-client install-service`, `uninstall-service` and `doctor`: what they need of this device, and what they say.
+"""What `edge-client install-service`, `uninstall-service` and `doctor` do on this device.
 
 Covers: the unit of a device from its device.toml and its profile. Does not cover: putting it in place
 (`service_install`), the checks (`device_checks`).
@@ -21,14 +21,14 @@ from edge_client.operate.service_install import Plan, Programs
 from edge_client.operate.service_unit import Unit
 from edge_client.operate.systemd import Systemd
 
-__all__ = ["NAME", "Wanted", "examine", "examine_as_service", "install", "make_unit", "uninstall"]
+__all__ = ["NAME", "ServiceOptions", "examine", "examine_as_service", "install", "make_unit", "uninstall"]
 
 NAME = "fedfit-device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What was typed, and the system that it is about."""
+class ServiceOptions:
+    """The options that a person typed, and the system to which they apply."""
 
     state_dir: Path
     config: Path | None = None
@@ -37,22 +37,22 @@ class Wanted:
     programs: Programs
 
 
-def make_unit(wanted: Wanted) -> Unit:
-    """The unit of this device; raises before anything is changed if it could not work."""
-    path = wanted.config or wanted.state_dir / "device.toml"
-    service_install.check_programs(wanted.systemd, wanted.programs, "fedfit")
-    state_dir = wanted.systemd.inside(wanted.state_dir)
+def make_unit(options: ServiceOptions) -> Unit:
+    """Build the unit of this device; raises an error if the unit could not work. Changes nothing."""
+    path = options.config or options.state_dir / "device.toml"
+    service_install.check_programs(options.systemd, options.programs, "fedfit")
+    state_dir = options.systemd.inside(options.state_dir)
     service_install.check_state_dir(state_dir, "join as root: sudo edge-client join FILE --data DIR")
     device = owner_file.load(path)
-    found = probe(wanted.systemd.root)
-    kind = wanted.kind if wanted.kind != "auto" else "gpu" if found.accelerators else "cpu"
-    python = str(wanted.systemd.inside(wanted.programs.python))
+    system = probe(options.systemd.root)
+    kind = options.kind if options.kind != "auto" else "gpu" if system.accelerators else "cpu"
+    python = str(options.systemd.inside(options.programs.python))
     words = [python, "-m", "edge_client", "start", "--state-dir", str(state_dir)]
-    words += ["--config", str(wanted.systemd.inside(wanted.config))] if wanted.config else []
+    words += ["--config", str(options.systemd.inside(options.config))] if options.config else []
     changes = {
         "ExecStart": [service_unit.command(words)],
-        "MemoryMax": [service_unit.memory_max(found.memory, device.limits.memory)],
-        "BindReadOnlyPaths": _bound(wanted, device, path),
+        "MemoryMax": [service_unit.memory_max(system.memory, device.limits.memory)],
+        "BindReadOnlyPaths": _bound(options, device, path),
         **service_unit.state_values(state_dir),
     }
     template = service_unit.template("fedfit-device-gpu" if kind == "gpu" else "fedfit-device")
@@ -60,16 +60,16 @@ def make_unit(wanted: Wanted) -> Unit:
     return template.with_values({**changes, "SupplementaryGroups": [" ".join(groups)] if groups else []})
 
 
-def _bound(wanted: Wanted, device: DeviceFile, device_file: Path) -> list[str]:
+def _bound(options: ServiceOptions, device: DeviceFile, device_file: Path) -> list[str]:
     """The data and the tasks that device.toml names; relative paths would mean something else to a service."""
     paths = []
     for key, path in owner_file.paths(device):
         if not path.is_absolute():
             raise InputError(f"{device_file}: {key}: expected an absolute path for a service, got {str(path)!r}")
         paths.append(path)
-    if wanted.config:
-        paths.append(wanted.config)
-    return [service_unit.quoted(wanted.systemd.inside(path), optional=True) for path in service_unit.bound(paths)]
+    if options.config:
+        paths.append(options.config)
+    return [service_unit.quoted(options.systemd.inside(path), optional=True) for path in service_unit.bound(paths)]
 
 
 def _has_group(name: str) -> bool:
@@ -80,27 +80,27 @@ def _has_group(name: str) -> bool:
     return True
 
 
-def install(wanted: Wanted, *, replace: bool = False) -> None:
+def install(options: ServiceOptions, *, replace: bool = False) -> None:
     """Install and start the service, after it has read a sample as its own user."""
-    service_install.require_root(wanted.systemd, "install-service")
-    wanted.systemd.require()
-    identity.load_identity(wanted.state_dir)
-    unit = make_unit(wanted)
+    service_install.require_root(options.systemd, "install-service")
+    options.systemd.require()
+    identity.load_identity(options.state_dir)
+    unit = make_unit(options)
 
     def rehearse() -> None:
-        findings = sandbox.examine_as_service(wanted.systemd, unit, _doctor(wanted), ["data"])
+        findings = sandbox.examine_as_service(options.systemd, unit, _doctor(options), ["data"])
         bad = doctor.failed(findings)
         if bad:
             raise MachineError("the service would not work, so it was not installed:\n" + doctor.describe(bad))
 
-    plan = Plan(name=NAME, unit=unit, state_dir=wanted.state_dir, command="edge-client")
-    service_install.install(wanted.systemd, plan, replace=replace, rehearse=rehearse)
+    plan = Plan(name=NAME, unit=unit, state_dir=options.state_dir, command="edge-client")
+    service_install.install(options.systemd, plan, replace=replace, rehearse=rehearse)
 
 
-def _doctor(wanted: Wanted) -> list[str]:
-    words = [str(wanted.programs.python), "-m", "edge_client", "doctor", "--format", "json"]
-    words += ["--state-dir", str(wanted.state_dir)]
-    return words + (["--config", str(wanted.config)] if wanted.config else [])
+def _doctor(options: ServiceOptions) -> list[str]:
+    words = [str(options.programs.python), "-m", "edge_client", "doctor", "--format", "json"]
+    words += ["--state-dir", str(options.state_dir)]
+    return words + (["--config", str(options.config)] if options.config else [])
 
 
 def uninstall(systemd: Systemd, state_dir: Path, *, purge: bool) -> list[Path]:
@@ -113,10 +113,10 @@ def examine(subject: Subject, only: Sequence[str]) -> list[doctor.Finding]:
     return doctor.examine(DeviceChecks(subject).known(), only)
 
 
-def examine_as_service(wanted: Wanted, only: Sequence[str], model: Sequence[str]) -> list[doctor.Finding]:
+def examine_as_service(options: ServiceOptions, only: Sequence[str], model: Sequence[str]) -> list[doctor.Finding]:
     """All checks under the user and the sandbox of the installed unit, or of the one that would be installed."""
-    service_install.require_root(wanted.systemd, "doctor --as-service")
-    wanted.systemd.require()
-    text = wanted.systemd.unit_text(NAME)
-    unit = Unit(text=text) if text is not None else make_unit(wanted)
-    return sandbox.examine_as_service(wanted.systemd, unit, [*_doctor(wanted), *model], only)
+    service_install.require_root(options.systemd, "doctor --as-service")
+    options.systemd.require()
+    text = options.systemd.unit_text(NAME)
+    unit = Unit(text=text) if text is not None else make_unit(options)
+    return sandbox.examine_as_service(options.systemd, unit, [*_doctor(options), *model], only)

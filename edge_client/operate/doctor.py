@@ -1,7 +1,7 @@
-"""Checks of a machine, and what is said of them: passed, or the problem and the command that mends it.
+"""Runs checks of a machine and reports each as passed, or as a problem with the command that solves it.
 
-A check is a function that returns what it found, or raises `ProblemError` (what is wrong, and what mends it) or
-`SkippedError` (why there is nothing to check). Does not cover: the checks themselves (`device_checks`, and the
+A check is a function that returns a description of what it saw, or raises `ProblemError` (with the remedy) or
+`SkippedError` (if there is nothing to check). Does not cover: the checks themselves (`device_checks`, and the
 coordinator's own), running them as a service (`sandbox`).
 """
 
@@ -46,7 +46,7 @@ class SkippedError(FedfitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What came of a check."""
+    """The result of a check."""
 
     check: Text
     state: Annotated[str, Matches(r"passed|failed|skipped")]
@@ -75,12 +75,12 @@ def _look(name: str, look: Callable[[], str]) -> Finding:
 
 
 def failed(findings: Sequence[Finding]) -> list[Finding]:
-    """Those that need somebody."""
+    """The failed checks."""
     return [finding for finding in findings if finding.state == "failed"]
 
 
 def describe(findings: Sequence[Finding]) -> str:
-    """For people: a line each, and what mends it below."""
+    """Format findings for people: one line each, with the remedy below."""
     width = max((len(finding.check) for finding in findings), default=0)
     lines = []
     for finding in findings:
@@ -94,7 +94,7 @@ def describe(findings: Sequence[Finding]) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> FedfitError | None:
-    """What the command ends with, if anything failed; its exit code is 1."""
+    """The error with which the command ends if a check failed; its exit code is 1."""
     bad = failed(findings)
     if not bad:
         return None
@@ -102,12 +102,12 @@ def verdict(findings: Sequence[Finding]) -> FedfitError | None:
 
 
 def to_json(findings: Sequence[Finding]) -> str:
-    """A stable form: `checks` in order, and whether all is well."""
+    """A stable form: `ok`, and `checks` in order."""
     return json.dumps({"ok": not failed(findings), "checks": [to_map(finding) for finding in findings]}, indent=1)
 
 
 def from_json(text: str) -> list[Finding]:
-    """What another process found; raises `InputError` if that is no such report."""
+    """Read the report of another process; raises `InputError` for anything else."""
     try:
         return [from_map(Finding, entry) for entry in json.loads(text)["checks"]]
     except (ValueError, KeyError, TypeError, PayloadError, RecursionError) as error:

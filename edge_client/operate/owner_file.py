@@ -1,7 +1,7 @@
-"""device.toml as its owner meets it: read, checked against this machine, shown with everything that it leaves out.
+"""Reads device.toml, checks it against this machine, and shows it with all defaults.
 
-Covers: names, paths, the hashes of tasks. Does not cover: the schema (`files`), what is in the data (`data.sources`).
-Loads neither torch nor numpy.
+Covers: names, paths, the hashes of tasks. Does not cover: the schema (`config.device_file`), what is in the data
+(`data.sources`). Loads neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["load", "paths", "task_hashes", "to_json", "to_toml"]
 
 Json = dict[str, Any]
 
-_OWN_NAMES = ("rename", "labels", "tasks")  # tables whose keys are the owner's words, underscores and all
+_FREE_KEYS = ("rename", "labels", "tasks")  # tables whose keys the owner chooses, underscores included
 
 
 def load(path: Path) -> DeviceFile:
@@ -56,7 +56,7 @@ def _problem(place: Path) -> str:
 
 
 def paths(device: DeviceFile) -> Iterator[tuple[str, Path]]:
-    """Everything in the file that must be there; what only a task reads may be anything that is no absolute path."""
+    """All paths in the file that must exist; data that only a task reads counts if its path is absolute."""
     if device.data is not None:
         section = data.located(device.data)
         for key, place in (("train", section.train), ("test", section.test)):
@@ -70,7 +70,7 @@ def paths(device: DeviceFile) -> Iterator[tuple[str, Path]]:
 
 
 def _file_of(task: str) -> Path:
-    """`/path/FILE.py:OBJECT` without the object; `files` has checked the form."""
+    """`/path/FILE.py:OBJECT` without the object; `load_device_file` has checked the form."""
     return Path(task.rpartition(":")[0])
 
 
@@ -85,7 +85,7 @@ def to_json(device: DeviceFile) -> Json:
 
 
 def _table(name: str, section: Mapping[str, Any]) -> Json:
-    if name in _OWN_NAMES:
+    if name in _FREE_KEYS:
         return dict(section)
     return {key.replace("_", "-"): "auto" if value is None else value for key, value in section.items()}
 

@@ -1,7 +1,7 @@
-"""A doctor under the very user and sandbox of the service, and which directive of it is in the way.
+"""Runs the doctor as the user and in the sandbox of the service, and finds the directive that blocks a check.
 
 A check that fails there and passes without the sandbox is tried again with one directive loosened at a time: the first
-that makes it pass is named. That is an experiment on this machine, not a guess. Does not cover: the checks
+that makes it pass is named. So the result is measured on this machine, not guessed. Does not cover: the checks
 (`device_checks`), the units (`service_unit`).
 """
 
@@ -41,7 +41,7 @@ _LOOSENED: tuple[tuple[str, str | None], ...] = (
 )
 _AGAIN = "sudo {program} install-service --replace"
 _REVERT = f"systemctl revert takes edits of the unit away; {_AGAIN} writes it as fedfit means it"
-_MEND = {
+_REMEDIES = {
     "MemoryMax": f"a smaller model, or limits.memory in device.toml and {_AGAIN}",
     "ProtectHome": f"{_AGAIN}: it binds the paths of device.toml anew",
     "PrivateTmp": "data for a service does not lie in a folder for temporary files: move it",
@@ -60,17 +60,17 @@ def examine_as_service(systemd: Systemd, unit: Unit, command: Sequence[str], onl
     properties = unit.sandbox()
     findings = _examine(systemd, properties, [*command, *(word for check in only for word in ("--only", check))])
     bad = failed(findings)
-    return [_explained(systemd, properties, command, found) if found in bad else found for found in findings]
+    return [_explained(systemd, properties, command, finding) if finding in bad else finding for finding in findings]
 
 
 def _explained(systemd: Systemd, properties: Properties, command: Sequence[str], finding: Finding) -> Finding:
-    """With the directive that is in the way, and what mends that."""
+    """The finding with the directive that blocks the check, and how to solve that."""
     directive = _blocking(systemd, properties, [*command, "--only", finding.check])
     program = command[2].replace("_", "-")  # python -m PROGRAM
     key = directive.partition("=")[0]
     if not directive or key == "User":  # the check's own words are about that user's rights
         return replace(finding, directive=directive)
-    return replace(finding, directive=directive, mend=_MEND.get(key, _REVERT).format(program=program))
+    return replace(finding, directive=directive, mend=_REMEDIES.get(key, _REVERT).format(program=program))
 
 
 def _examine(systemd: Systemd, properties: Properties, command: Sequence[str]) -> list[Finding]:
@@ -79,15 +79,15 @@ def _examine(systemd: Systemd, properties: Properties, command: Sequence[str]) -
         return from_json(done.stdout)
     except InputError as error:
         about = SETUP_FAILURES.get(done.returncode)
-        said = " ".join(done.stderr.split())[:500]
+        stderr = " ".join(done.stderr.split())[:500]
         if about is not None:
             values = ", ".join(value for key, value in properties if key == about)
             raise MachineError(
                 f"the service's sandbox cannot be set up: systemd refuses {about}={values} (exit code "
-                f"{done.returncode}{', ' + said if said else ''})"
+                f"{done.returncode}{', ' + stderr if stderr else ''})"
             ) from error
         what = f"as a service the doctor ended with exit code {done.returncode}"
-        raise MachineError(f"{what}: {said or error}") from error
+        raise MachineError(f"{what}: {stderr or error}") from error
 
 
 def _blocking(systemd: Systemd, properties: Properties, command: Sequence[str]) -> str:
@@ -95,9 +95,9 @@ def _blocking(systemd: Systemd, properties: Properties, command: Sequence[str]) 
     if not _passes(systemd, [], command):
         return ""
     for key, value in _LOOSENED:
-        held = [text for name, text in properties if name == key]
-        if held and _passes(systemd, _without(properties, key, value), command):
-            return f"{key}={' '.join(held)}"
+        values = [text for name, text in properties if name == key]
+        if values and _passes(systemd, _without(properties, key, value), command):
+            return f"{key}={' '.join(values)}"
     return "more than one directive of the unit together"
 
 
@@ -106,8 +106,8 @@ def _without(properties: Properties, key: str, value: str | None) -> Properties:
     if key == "User":
         folders = [(name, text) for name, text in properties if name in _DIRECTORIES]
         gone = {key, "Group", *_OF_A_USER, *_DIRECTORIES}
-        made = [("ReadWritePaths", f"{_DIRECTORIES[name]}/{text}") for name, text in folders]
-        return [*((name, text) for name, text in properties if name not in gone), *made]
+        writable = [("ReadWritePaths", f"{_DIRECTORIES[name]}/{text}") for name, text in folders]
+        return [*((name, text) for name, text in properties if name not in gone), *writable]
     return [*((name, text) for name, text in properties if name != key), *([(key, value)] if value else [])]
 
 

@@ -1,8 +1,7 @@
-"""What only a process with torch can tell a doctor: whether torch works here, and whether a device's data can be read.
+"""Checks for the doctor that need torch: whether torch works here, and whether the device's data can be read.
 
-`python -m edge_client.operate.self_check JOB.json RESULT.json`, as all measurements (`apart`): a torch or a task that
-ends its
-process ends no other. Reads one sample of each set; nothing is trained.
+They run in a process of their own (`python -m edge_client.operate.self_check JOB.json RESULT.json`), because a broken
+torch or a user's task may end the process that loads it. Reads one sample of each set; nothing is trained.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from edge_client.records import Count, Matches, Text, from_map
 if TYPE_CHECKING:
     from edge_client.data.sample_set import SampleSet
 
-__all__ = ["Sets", "TorchWorks", "TryJob", "read_samples", "try_torch"]
+__all__ = ["CheckJob", "ReadSets", "TorchWorks", "check_torch", "read_samples"]
 
 _IMAGE = (3, 32, 32)  # for sets whose samples take any size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TryJob:
-    """What to try: torch, or the data of this device."""
+class CheckJob:
+    """What to check: torch, or the data of this device."""
 
     what: Annotated[str, Matches(r"torch|data")]
     name: Text = ""
@@ -37,7 +36,7 @@ class TryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchWorks:
-    """A torch that was loaded and has multiplied two matrices."""
+    """The result of loading torch and multiplying two matrices."""
 
     version: Text
     cuda: bool  # a GPU that this process may use
@@ -46,34 +45,37 @@ class TorchWorks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sets:
-    """What was read: (where it is from, samples that are there) of each set."""
+class ReadSets:
+    """The data sets of which a sample was read, each as (origin, number of samples)."""
 
     sets: tuple[tuple[Text, Count], ...]
 
 
-def try_torch() -> TorchWorks:
-    """In another process; raises `MachineError` with what went wrong."""
-    return from_map(TorchWorks, _ask(TryJob(what="torch"), "loading torch"))
+def check_torch() -> TorchWorks:
+    """Load torch and use it, in another process; raises `MachineError` if that fails."""
+    return from_map(TorchWorks, _ask(CheckJob(what="torch"), "loading torch"))
 
 
-def read_samples(name: str, device: DeviceFile) -> Sets:
-    """In another process; raises `InputError` or `MachineError`. A task is told no classes: those are a run's."""
-    return from_map(Sets, _ask(TryJob(what="data", name=name, device=device), "reading a sample"))
+def read_samples(name: str, device: DeviceFile) -> ReadSets:
+    """Read one sample of each data set, in another process; raises `InputError` or `MachineError`.
+
+    A task sees no classes, because these belong to a run.
+    """
+    return from_map(ReadSets, _ask(CheckJob(what="data", name=name, device=device), "reading a sample"))
 
 
-def _ask(job: TryJob, what: str) -> object:
+def _ask(job: CheckJob, what: str) -> object:
     try:
         return subprocess_call.ask("edge_client.operate.self_check", job, threads=1, what=what)
     except MemoryError as error:
         raise MachineError(f"{what}: there is not enough memory: {error}") from error
 
 
-def _try(job: TryJob) -> TorchWorks | Sets:
-    return _try_torch() if job.what == "torch" else _read_samples(job)
+def _check(job: CheckJob) -> TorchWorks | ReadSets:
+    return _check_torch() if job.what == "torch" else _read_samples(job)
 
 
-def _try_torch() -> TorchWorks:
+def _check_torch() -> TorchWorks:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a library of another system
@@ -89,29 +91,29 @@ def _try_torch() -> TorchWorks:
     return TorchWorks(version=torch.__version__, cuda=cuda, gpu=gpu, base_bytes=meter.peak_rss_bytes())
 
 
-def _read_samples(job: TryJob) -> Sets:
-    return Sets(sets=tuple((where, _read_one(found)) for where, found in _sets(job)))
+def _read_samples(job: CheckJob) -> ReadSets:
+    return ReadSets(sets=tuple((where, _read_one(sample_set)) for where, sample_set in _sets(job)))
 
 
-def _read_one(found: SampleSet) -> int:
-    """Read the first sample; tells how many there are."""
+def _read_one(sample_set: SampleSet) -> int:
+    """Read the first sample; returns the number of samples."""
     import numpy as np
 
-    count = len(found.labels.values)
+    count = len(sample_set.labels.values)
     if count == 0:
-        raise InputError(f"{found.where}: expected samples, got none")
-    rows, convert = found.rows(np.array([0]), found.shape or _IMAGE)
+        raise InputError(f"{sample_set.where}: expected samples, got none")
+    rows, convert = sample_set.rows(np.array([0]), sample_set.shape or _IMAGE)
     convert(rows.take(np.array([0])))
     return count
 
 
-def _sets(job: TryJob) -> Iterator[tuple[str, SampleSet]]:
+def _sets(job: CheckJob) -> Iterator[tuple[str, SampleSet]]:
     section = job.device.data
     if section is not None and section.source:
         yield from _named(section)
     for name, place in job.device.tasks.items():
-        for what, found in _of_task(place, job):
-            yield f"task {name}, {what}", found
+        for what, sample_set in _of_task(place, job):
+            yield f"task {name}, {what}", sample_set
 
 
 def _named(section: DataSection) -> Iterator[tuple[str, SampleSet]]:
@@ -129,7 +131,7 @@ def _named(section: DataSection) -> Iterator[tuple[str, SampleSet]]:
         yield "test", test
 
 
-def _of_task(place: str, job: TryJob) -> Iterator[tuple[str, SampleSet]]:
+def _of_task(place: str, job: CheckJob) -> Iterator[tuple[str, SampleSet]]:
     from edge_client.data.user_dataset import as_set
     from edge_client.task.task import Device, data_table, load_task
     from edge_client.user_code import UserCode
@@ -140,10 +142,10 @@ def _of_task(place: str, job: TryJob) -> Iterator[tuple[str, SampleSet]]:
     for what, make in (("train_data()", task.train_data), ("test_data()", task.test_data)):
         if make is not None:
             with UserCode(path, what):
-                given = make(device)
-            if given is not None:
-                yield what, as_set(given, path, what)
+                dataset = make(device)
+            if dataset is not None:
+                yield what, as_set(dataset, path, what)
 
 
 if __name__ == "__main__":
-    sys.exit(subprocess_call.answer(TryJob, _try, sys.argv[1:]))
+    sys.exit(subprocess_call.answer(CheckJob, _check, sys.argv[1:]))

@@ -19,15 +19,15 @@ _StateDir = Callable[[argparse.ArgumentParser], None]
 
 def add_service_commands(commands: Any, state_dir: _StateDir) -> None:
     """Add the verbs; `state_dir` adds that option."""
-    found = commands.add_parser("doctor", help="check this device: each check passed, or what mends it")
-    add_doctor_options(found)
-    found.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
-    what = found.add_mutually_exclusive_group()
+    doctor = commands.add_parser("doctor", help="check this device: each check passed, or what mends it")
+    add_doctor_options(doctor)
+    doctor.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    what = doctor.add_mutually_exclusive_group()
     what.add_argument("--model", metavar="NAME", help="a built-in model that should fit (default: the first task's)")
     what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own that should fit: defects.py:task")
-    found.add_argument("--input", metavar="SHAPE", help="shape of one sample for --model or --task, such as 3x96x96")
-    state_dir(found)
-    found.set_defaults(do=_doctor)
+    doctor.add_argument("--input", metavar="SHAPE", help="shape of one sample for --model or --task, such as 3x96x96")
+    state_dir(doctor)
+    doctor.set_defaults(do=_doctor)
     install = commands.add_parser("install-service", help="run the client as a systemd service, from now on")
     install.add_argument("--dry-run", action="store_true", help="print the unit and change nothing")
     install.add_argument("--replace", action="store_true", help="replace a service that is there, e.g. for new data")
@@ -47,7 +47,7 @@ def add_service_commands(commands: Any, state_dir: _StateDir) -> None:
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    """What every doctor takes."""
+    """Add the options that the doctors of devices and coordinators share."""
     parser.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
     parser.add_argument("--only", metavar="CHECK", action="append", default=[], help="this check alone; repeatable")
     parser.add_argument(
@@ -60,12 +60,12 @@ def _root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", metavar="DIR", type=Path, default=Path("/"), help=argparse.SUPPRESS)  # for tests
 
 
-def _wanted(options: argparse.Namespace) -> Any:
+def _service_options(options: argparse.Namespace) -> Any:
     from edge_client.operate import device_service
     from edge_client.operate.service_install import Programs
     from edge_client.operate.systemd import Systemd
 
-    return device_service.Wanted(
+    return device_service.ServiceOptions(
         state_dir=options.state_dir.absolute(),
         config=options.config.absolute() if options.config else None,
         kind=getattr(options, "unit", "auto"),
@@ -78,12 +78,12 @@ def _doctor(options: argparse.Namespace) -> None:
     from edge_client.operate import device_service, doctor
     from edge_client.operate.device_checks import Subject
 
-    given = [(f"--{key}", getattr(options, key)) for key in ("model", "task", "input") if getattr(options, key)]
-    words = [word for pair in given for word in pair]
+    typed = [(f"--{key}", getattr(options, key)) for key in ("model", "task", "input") if getattr(options, key)]
+    words = [word for pair in typed for word in pair]
     if words and words[0] == "--input":
         raise InputError("--input is the shape for a model: name it with --model or --task")
     if options.as_service:
-        findings = device_service.examine_as_service(_wanted(options), options.only, words)
+        findings = device_service.examine_as_service(_service_options(options), options.only, words)
     else:
         subject = Subject(state_dir=options.state_dir, config=options.config, model=words, root=options.root)
         findings = device_service.examine(subject, options.only)
@@ -96,11 +96,11 @@ def _doctor(options: argparse.Namespace) -> None:
 def _install(options: argparse.Namespace) -> None:
     from edge_client.operate import device_service
 
-    wanted = _wanted(options)
+    service_options = _service_options(options)
     if options.dry_run:
-        print(device_service.make_unit(wanted).text, end="")
+        print(device_service.make_unit(service_options).text, end="")
         return
-    device_service.install(wanted, replace=options.replace)
+    device_service.install(service_options, replace=options.replace)
     name = device_service.NAME
     print(f"{name} runs, and will at every start; it has read a sample of its data as user {name}")
     print(f"look at it: systemctl status {name}; journalctl -u {name} -f; sudo edge-client status")

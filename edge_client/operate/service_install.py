@@ -1,7 +1,7 @@
-"""Puts a service in place and takes it away again: user, state directory, unit; for the device and the coordinator.
+"""Installs and removes a systemd service with its user, state directory and unit, for devices and coordinators.
 
-Everything that can be wrong is looked at before anything is changed, and the service is tried under its own user and
-sandbox before it is enabled; if that fails, all is as before but for the user. Does not cover: what is in the unit
+All checks come before the first change, and the service is tried under its user and sandbox before it is enabled; if
+that fails, everything but the new user is as before. Does not cover: what is in the unit
 (`service_unit`), the commands (`device_service`, the coordinator's own).
 """
 
@@ -26,14 +26,14 @@ _VENV = "/opt/fedfit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """What a service runs: the interpreter, and where its packages are."""
+    """The interpreter of a service, and the folders of its packages."""
 
     python: Path
     packages: tuple[Path, ...]
 
     @classmethod
     def of_this_process(cls) -> Programs:
-        """As this command was started."""
+        """The programs that this process uses."""
         import importlib.util
 
         spec = importlib.util.find_spec("torch")  # finds it without loading it
@@ -48,7 +48,7 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is about to be installed."""
+    """What to install."""
 
     name: str  # of the unit and of its user
     unit: Unit
@@ -159,10 +159,10 @@ def _find_user(systemd: Systemd, name: str) -> tuple[int, int] | None:
 
 
 def _user(systemd: Systemd, name: str) -> tuple[int, int]:
-    found = _find_user(systemd, name)
-    if found is None:
+    user = _find_user(systemd, name)
+    if user is None:
         raise MachineError(f"the user {name!r} is not in {systemd.root / 'etc/passwd'} after useradd made it")
-    return found
+    return user
 
 
 def _give(state_dir: Path, uid: int, gid: int) -> None:

@@ -1,4 +1,4 @@
-"""systemd units: the ones that ship with fedfit, and what a machine's own values make of them. No I/O but their files.
+"""systemd units: the templates that ship with fedfit, and how a machine's values replace theirs.
 
 A template below `deploy/systemd` is a unit that works as it stands; `Unit.with_values` replaces single directives in
 it, so that what was analysed is what is installed. Does not cover: putting it in place (`service_install`), running
@@ -37,7 +37,7 @@ class Unit:
     text: str
 
     def values(self, key: str) -> list[str]:
-        """What stands behind `key=`, in order."""
+        """The values of `key=`, in order."""
         return [value for name, value in self._directives() if name == key]
 
     def with_values(self, changes: Mapping[str, Sequence[str]]) -> Unit:
@@ -61,15 +61,15 @@ class Unit:
 
         An empty value takes back what stands before it (`systemctl edit`), which that command does not understand.
         """
-        kept: list[tuple[str, str]] = []
+        sandbox: list[tuple[str, str]] = []
         for key, value in self._directives():
             if key in (*_NOT_SANDBOX, *_NOT_TRANSIENT):
                 continue
             if not value:
-                kept = [(name, text) for name, text in kept if name != key]
+                sandbox = [(name, text) for name, text in sandbox if name != key]
             if value or key in _EMPTY_COUNTS:
-                kept.append((key, value))
-        return kept
+                sandbox.append((key, value))
+        return sandbox
 
     def _directives(self) -> Iterator[tuple[str, str]]:
         inside = False

@@ -1,6 +1,6 @@
-"""systemd, as far as it is asked: whether it runs here, its commands, and a command under the sandbox of a unit.
+"""Calls systemd: its commands, and a command under the sandbox of a unit.
 
-Covers: calling `systemctl` and `systemd-run`. Does not cover: what is in a unit (`service_unit`).
+Covers: whether systemd runs here, `systemctl` and `systemd-run`. Does not cover: what is in a unit (`service_unit`).
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Systemd:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise MachineError(f"cannot run {' '.join(words)}: {error}") from error
         if done.returncode != 0:
-            said = " ".join((done.stderr or done.stdout).split())[:500] or "it said nothing"
-            raise MachineError(f"{' '.join(words)} ended with exit code {done.returncode}: {said}")
+            output = " ".join((done.stderr or done.stdout).split())[:500] or "it said nothing"
+            raise MachineError(f"{' '.join(words)} ended with exit code {done.returncode}: {output}")
 
     def run_under(
         self, properties: Sequence[tuple[str, str]], command: Sequence[str]

@@ -25,10 +25,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def wanted(machine: Machine, **options: object) -> server_service.Wanted:
+def wanted(machine: Machine, **options: object) -> server_service.ServiceOptions:
     """A coordinator in the usual place."""
     state_dir = machine.root / "var/lib/fedfit/coordinator"
-    return server_service.Wanted(
+    return server_service.ServiceOptions(
         state_dir=state_dir,
         systemd=machine.systemd,
         programs=machine.programs,

@@ -13,7 +13,7 @@ import pytest
 
 from edge_client.device import gpus
 from edge_client.device.cgroups import MemoryLimit
-from edge_client.device.probe import Found, Memory, find_torch, native_bf16, probe
+from edge_client.device.probe import Memory, System, find_torch, native_bf16, probe
 from edge_client.device.profile import derive_budget, measure
 from edge_client.device.report import report_system, to_json
 from edge_client.errors import InputError, MachineError
@@ -249,7 +249,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("pynvml", None)
 
 
-def _gpu_host() -> Found:
+def _gpu_host() -> System:
     return probe(TREES / "gpu-host", nvml=gpus.ask_nvml)
 
 

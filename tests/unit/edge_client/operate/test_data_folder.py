@@ -8,7 +8,7 @@ import pytest
 
 from edge_client.config.device_file import load_device_file
 from edge_client.errors import InputError
-from edge_client.operate.data_folder import Found, keep_device_file, recognise
+from edge_client.operate.data_folder import DataLayout, recognise, write_device_file
 
 
 def _make(root: Path, *names: str) -> Path:
@@ -41,15 +41,15 @@ def test_a_known_layout_is_recognised(
 ) -> None:
     """Paths are absolute."""
     root = _make(tmp_path / "data", *names)
-    expected = Found(source=source, train=root / train if train else root, test=root / test if test else None)
+    expected = DataLayout(source=source, train=root / train if train else root, test=root / test if test else None)
     assert recognise(root) == expected
 
 
 def test_a_single_file_is_recognised(tmp_path: Path) -> None:
     """By its suffix."""
     _make(tmp_path, "a.npz", "b.csv", "c.txt")
-    assert recognise(tmp_path / "a.npz") == Found(source="npz", train=tmp_path / "a.npz")
-    assert recognise(tmp_path / "b.csv") == Found(source="csv", train=tmp_path / "b.csv")
+    assert recognise(tmp_path / "a.npz") == DataLayout(source="npz", train=tmp_path / "a.npz")
+    assert recognise(tmp_path / "b.csv") == DataLayout(source="csv", train=tmp_path / "b.csv")
     with pytest.raises(InputError, match=r"'c\.txt'"):
         recognise(tmp_path / "c.txt")
 
@@ -81,11 +81,11 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_written_file_says_what_was_found_and_is_never_replaced(tmp_path: Path) -> None:
     """It is a device file; a path with quotes, line ends and letters of any kind survives."""
     path, odd = tmp_path / "device.toml", tmp_path / 'ä "q"\n\\'
-    found = Found(source="npz", train=odd / "x.npz")
-    assert str(path) in keep_device_file(path, found, asked=odd)
+    layout = DataLayout(source="npz", train=odd / "x.npz")
+    assert str(path) in write_device_file(path, layout, asked=odd)
     section = load_device_file(path).data
     assert section is not None
     assert (section.source, section.train, section.test) == ("npz", str(odd / "x.npz"), "")
     before = path.read_bytes()
-    assert "stays as it is" in keep_device_file(path, Found(source="csv", train=odd), asked=odd)
+    assert "stays as it is" in write_device_file(path, DataLayout(source="csv", train=odd), asked=odd)
     assert path.read_bytes() == before
