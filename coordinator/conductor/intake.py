@@ -108,7 +108,7 @@ def _check_tensors(trained: Sequence[Entry], report: Report, expected: Expected)
 
 
 def _check_knowledge(known: Sequence[Entry], expected: Expected) -> None:
-    """Only what the method takes, whole; a device may have less to tell, or nothing."""
+    """Only tensors that the method uses, each of them whole; a device may send fewer, or none."""
     if known and (expected.knowledge is None or not expected.train):
         why = "nothing was trained" if expected.knowledge is not None else "the run's method takes none"
         names = _some([_short(entry) for entry in known])
@@ -147,7 +147,7 @@ def _check_payload(report: Report, expected: Expected) -> None:
 
 
 def _check_plan(report: Report, expected: Expected) -> None:
-    """The plan comes back in the device's next assignment, which is one message."""
+    """The size matters because the plan is part of the device's next assignment, which is one message."""
     if report.plan is None and not (expected.train or expected.evaluate):
         raise PayloadError("malformed", f"{expected.source} has no plan, and nothing else was asked for")
     if len(report.versions) > _MAX_VERSIONS:
@@ -160,9 +160,9 @@ def _check_plan(report: Report, expected: Expected) -> None:
             "too_large", f"{expected.source}: its plan has {plan_bytes} bytes, at most {_MAX_PLAN_BYTES} travel"
         )
     problem = coverage.problem(report.plan, expected.rules) if report.plan is not None else ""
-    rung = architecture(expected.slice)
-    if report.plan is not None and report.plan.slice != rung:
-        problem = f"it is for the slice {report.plan.slice!r}, the device was sent {rung!r}"
+    architecture_name = architecture(expected.slice)
+    if report.plan is not None and report.plan.slice != architecture_name:
+        problem = f"it is for the slice {report.plan.slice!r}, the device was sent {architecture_name!r}"
     if problem:
         raise PayloadError("plan", f"{expected.source}: its plan does not fit the run: {problem}")
 
@@ -210,12 +210,12 @@ def _check_evaluation(others: Sequence[Entry], report: Report, expected: Expecte
             f"{expected.source}: {CONFUSION!r} has shape {list(confusion.shape)}, "
             f"expected {[num_rows, expected.num_classes]}: the run has {expected.num_classes} classes",
         )
-    found = report.evaluation
-    if not found.num_correct <= found.num_samples <= expected.max_samples or found.loss_sum < 0:
+    evaluation = report.evaluation
+    if not evaluation.num_correct <= evaluation.num_samples <= expected.max_samples or evaluation.loss_sum < 0:
         raise PayloadError(
             "evaluation",
-            f"{expected.source} claims {found.num_correct} correct answers on {found.num_samples} test samples "
-            f"(at most {expected.max_samples}) with a loss of {found.loss_sum:g}",
+            f"{expected.source} claims {evaluation.num_correct} correct answers on {evaluation.num_samples} "
+            f"test samples (at most {expected.max_samples}) with a loss of {evaluation.loss_sum:g}",
         )
 
 
@@ -224,8 +224,8 @@ def read_confusion(path: Path, report: Report) -> tuple[int, ...]:
 
     Raises `PayloadError`. Little endian, as every supported machine.
     """
-    found = report.evaluation
-    if found is None:
+    evaluation = report.evaluation
+    if evaluation is None:
         return ()
     header = read_header(path)
     entry = next(e for e in header.entries if e.name == CONFUSION)
@@ -235,11 +235,11 @@ def read_confusion(path: Path, report: Report) -> tuple[int, ...]:
     finally:
         os.close(fd)
     num_samples, num_correct = _totals(counts, entry.shape)
-    if (num_samples, num_correct) != (found.num_samples, found.num_correct) or min(counts) < 0:
+    if (num_samples, num_correct) != (evaluation.num_samples, evaluation.num_correct) or min(counts) < 0:
         raise PayloadError(
             "evaluation",
             f"the counts per class have {num_correct} correct of {num_samples} test samples, "
-            f"the report {found.num_correct} of {found.num_samples}",
+            f"the report {evaluation.num_correct} of {evaluation.num_samples}",
         )
     return tuple(counts)
 

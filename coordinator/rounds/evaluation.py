@@ -1,4 +1,4 @@
-"""What the devices' own test results say of a model: exact over the fleet, because counts add up."""
+"""The quality of a model from the test results of each device: exact over the fleet, because counts add up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
     num_answers = sum(row.num_samples for row in rows)
     if num_answers == 0:
         return None
-    own_samples = {row.device: row.num_samples for row in rows}
+    samples_of = {row.device: row.num_samples for row in rows}
     total = [0] * (num_classes * (num_classes if num_classes <= MATRIX_CLASSES else 3))
     for row in rows:
         total[: len(row.confusion)] = map(operator.add, total, row.confusion)
@@ -39,8 +39,8 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
     present = [r for r in recalls if r is not None]
     return FleetResult(
         version=version,
-        num_devices=len(own_samples.keys() - {SERVER}),
-        num_samples=sum(own_samples.values()),
+        num_devices=len(samples_of.keys() - {SERVER}),
+        num_samples=sum(samples_of.values()),
         accuracy=sum(row.num_correct for row in rows) / num_answers,
         loss=sum(row.loss_sum for row in rows) / num_answers,
         balanced_accuracy=sum(present) / len(present) if present else 0.0,
@@ -54,7 +54,8 @@ def per_architecture(rows: Sequence[EvaluationRow]) -> dict[str, float]:
     names = sorted({row.slice for row in rows if row.num_samples})
     judged = {name: [row for row in rows if row.slice == name] for name in names}
     return {
-        name: sum(row.num_correct for row in own) / sum(row.num_samples for row in own) for name, own in judged.items()
+        name: sum(row.num_correct for row in of_name) / sum(row.num_samples for row in of_name)
+        for name, of_name in judged.items()
     }
 
 

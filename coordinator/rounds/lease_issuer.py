@@ -23,7 +23,7 @@ class Slices(Protocol):
     def of(self, device: str, *, round_: int, seed: int) -> str:
         """The slice of a device in a round."""
 
-    def give_less(self, device: str, cut: str) -> bool:
+    def give_less(self, device: str, slice_name: str) -> bool:
         """A slice did not fit on a device: whether there is a smaller one for it."""
 
 

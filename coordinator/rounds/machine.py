@@ -429,11 +429,10 @@ class RunMachine:
 
     def _stop(self, *, at_once: bool) -> Iterator[Instruction]:
         self._ending.is_stop_asked = True
-        attempt = self._open
-        if attempt is not None:
-            if attempt.row.state == "FROZEN" or (not at_once and not attempt.only_evaluates):
+        if self._open is not None:
+            if self._open.row.state == "FROZEN" or (not at_once and not self._open.only_evaluates):
                 return  # after this round
-            yield from self._drop_round(attempt, _STOPPED)
+            yield from self._drop_round(self._open, _STOPPED)
         yield self._finish("stopped", _STOPPED)
 
     def _finish(self, state: str, reason: str) -> Finish:

@@ -1,11 +1,10 @@
 """Which slice of a run's model each device trains: the largest that trains whole batches in its memory.
 
-Where not even the smallest does, the device tries that in smaller pieces. A device on which a slice does not fit after
-all (its data are in memory, too) gets the next smaller one. The label `slice=SLICE` decides for a device by hand.
+Where not even the smallest does, the device trains that one in smaller batches. A device on which a slice does not fit
+after all (its data are in memory, too) gets the next smaller one. The label `slice=SLICE` sets the slice of a device.
 
-Covers: the choice, from the rows that the run's calibration brought; free of torch.
-Does not cover: microbatches and all else that a plan has, which the device decides
-(`edge_client/measuring/fitting.py`).
+Covers: the choice, from the costs that were measured before the run began. No torch.
+Does not cover: microbatches and the rest of a plan, which the device decides (`edge_client/measuring/fitting.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class SliceChoice:
         labels_of: Callable[[str], Mapping[str, str]],
         of_training: bool,
     ) -> None:
-        """`budget_of` tells a device's memory, for all of its worker, or `of_training` alone (simulations)."""
+        """`budget_of` returns the memory of a device: for its whole worker, or for training alone if `of_training`."""
         self.rungs = methods.rungs(file)
         self._file = file
         self._turn = methods.slicing(file.method.name, file.method.parameters).turn
@@ -50,10 +49,10 @@ class SliceChoice:
         rules = methods.plan_rules(file.method.name, file.method.parameters)
         workload = Workload.of(file.train, rules)
         self._needed = {
-            rung: whole_batch_bytes(found, workload) + (0 if of_training else found.base_bytes + BASE_STEP_BYTES)
-            for rung, found in rows.items()
+            name: whole_batch_bytes(costs, workload) + (0 if of_training else costs.base_bytes + BASE_STEP_BYTES)
+            for name, costs in rows.items()
         }
-        self._too_large: dict[str, int] = {}  # device -> rungs from the largest on that did not fit after all
+        self._too_large: dict[str, int] = {}  # device -> how many architectures, from the largest on, did not fit
 
     def of(self, device: str, *, round_: int, seed: int) -> str:
         """The slice of a device in a round."""
@@ -61,31 +60,31 @@ class SliceChoice:
         return self._turn(self.rung(device), turn)
 
     def rung(self, device: str) -> str:
-        """How much of the model a device trains."""
+        """The architecture that a device trains: the largest that fits, or the smallest."""
         if len(self.rungs) == 1:
             return self.rungs[0]
-        asked = self._by_hand(device)
-        if asked in self.rungs:
-            return asked
-        if asked is not None:
-            log.warning("%s: its label slice=%s is none of the run's: %s", device, asked, ", ".join(self.rungs))
-        left = self.rungs[min(self._too_large.get(device, 0), len(self.rungs) - 1) :]
+        label = self._label_of(device)
+        if label in self.rungs:
+            return label
+        if label is not None:
+            log.warning("%s: its label slice=%s is none of the run's: %s", device, label, ", ".join(self.rungs))
+        candidates = self.rungs[min(self._too_large.get(device, 0), len(self.rungs) - 1) :]
         budget = self._budget_of(device)
-        fitting = (rung for rung in left if budget is None or self._needed.get(rung, 0) <= budget)
-        return next(fitting, left[-1])
+        fitting = (name for name in candidates if budget is None or self._needed.get(name, 0) <= budget)
+        return next(fitting, candidates[-1])
 
-    def give_less(self, device: str, cut: str) -> bool:
+    def give_less(self, device: str, slice_name: str) -> bool:
         """A slice did not fit on a device: whether there is a smaller one for it."""
-        rung = architecture(cut)
-        if rung not in self.rungs or self._by_hand(device) in self.rungs:
+        name = architecture(slice_name)
+        if name not in self.rungs or self._label_of(device) in self.rungs:
             return False
-        self._too_large[device] = max(self._too_large.get(device, 0), self.rungs.index(rung) + 1)
+        self._too_large[device] = max(self._too_large.get(device, 0), self.rungs.index(name) + 1)
         return self._too_large[device] < len(self.rungs)
 
-    def _by_hand(self, device: str) -> str | None:
-        """The slice of a device's label, as the run writes it."""
-        asked = self._labels_of(device).get(LABEL)
+    def _label_of(self, device: str) -> str | None:
+        """The slice of a device's label, as the run writes it; a label that names no slice as it is."""
+        label = self._labels_of(device).get(LABEL)
         try:
-            return asked if asked is None else str(methods.named(self._file, asked))
+            return label if label is None else str(methods.named(self._file, label))
         except FedfitError:
-            return asked
+            return label

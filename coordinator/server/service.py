@@ -216,7 +216,7 @@ class Service:
             epoch=self.epoch,
             simulated=options.simulated,
             test_data=options.test_data,
-            own_models=self.state_dir / "devices" if options.simulated else None,
+            device_folders=self.state_dir / "devices" if options.simulated else None,
         )
         self.conductor.recover(now)
         self._begin_serving_devices()
