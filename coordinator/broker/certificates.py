@@ -1,9 +1,10 @@
-"""The federation's own certificate authority and the broker's certificate, made at first start.
+"""The federation's private certificate authority (CA) and the broker's certificate, created at the first start.
 
-P-256 keys; valid from 1970 to 2100, so that a device with a dead clock connects. The authority is made once and goes
-into every join bundle; the server's certificate is made again when the names change under which devices reach it.
+The keys are P-256. Certificates are valid from 1970 to 2100, so that a device with a dead clock can connect. The CA is
+created once and goes into every join bundle; the broker's certificate is replaced when devices reach the broker under
+other names.
 
-Covers: making and keeping the files below STATE/pki. Does not cover: trusting them (`edge_client.transport.mqtt`).
+Covers: creating and checking the files below STATE/pki. Does not cover: trusting them (`edge_client.transport.mqtt`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.timezone.utc)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pki:
-    """Where the broker finds its files, and what devices must trust."""
+    """The CA that devices must trust, and the files that the broker serves."""
 
     ca_pem: str
     server_certificate: Path
@@ -39,9 +40,9 @@ class Pki:
 
 
 def ensure_pki(directory: Path, names: Sequence[str], *, known_ca: str = "") -> Pki:
-    """Make what is missing below `directory` for a server reached as `names` (host names and IP addresses).
+    """Create the missing files below `directory` for a broker reached as `names` (host names and IP addresses).
 
-    `known_ca` is the authority that devices trust already: a new one in its place would lock them all out.
+    `known_ca` is the CA that devices already trust; replacing it would lock all of them out.
     """
     if not names:
         raise ValueError("expected at least one name under which devices reach the broker")
@@ -51,15 +52,15 @@ def ensure_pki(directory: Path, names: Sequence[str], *, known_ca: str = "") -> 
             durable.write_bytes(directory / "ca.pem", known_ca.encode("ascii"), point="pki.ca")
         ca_key, ca = _ensure_ca(directory)
         certificate, key = directory / "server.pem", directory / "server.key"
-        if not _fits(certificate, key, names, ca):
-            _make_server(certificate, key, names, ca_key, ca)
+        if not _is_usable(certificate, key, names, ca):
+            _create_server(certificate, key, names, ca_key, ca)
     return Pki(ca_pem=_pem(ca).decode("ascii"), server_certificate=certificate, server_key=key)
 
 
 def read_foreign_ca(file: Path) -> str:
-    """The CA of somebody else's broker as PEM text; one that has ended is refused, by the server's clock.
+    """Read the CA of an external broker as PEM text; an expired one is refused.
 
-    Devices do not look at dates (theirs may be wrong): it must be told here. Raises `InputError`, `MachineError`.
+    Only the coordinator checks the date, since the clocks of devices may be wrong. Raises `InputError`, `MachineError`.
     """
     try:
         text = file.read_text(encoding="ascii")
@@ -69,15 +70,15 @@ def read_foreign_ca(file: Path) -> str:
     except ValueError as error:  # not ASCII, or no certificate
         raise InputError(f"--broker-ca {file}: expected certificates as PEM text, got none ({error})") from error
     now = datetime.datetime.now(datetime.timezone.utc)
-    ends = min(certificate.not_valid_after_utc for certificate in certificates)
-    if ends < now:
-        ended = f"the certificate has expired on {ends:%Y-%m-%d}"
-        raise InputError(f"--broker-ca {file}: {ended}; name the broker's new CA")
+    expiry = min(certificate.not_valid_after_utc for certificate in certificates)
+    if expiry < now:
+        reason = f"the certificate has expired on {expiry:%Y-%m-%d}"
+        raise InputError(f"--broker-ca {file}: {reason}; name the broker's new CA")
     return text
 
 
 def _ensure_ca(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """The certificate is written last: a key without one belongs to nobody yet."""
+    """Read the CA or create it. Its certificate is written last: a key without one was never used."""
     key_file, file = directory / "ca.key", directory / "ca.pem"
     if file.exists():
         key, certificate = _read_key(key_file), _read_certificate(file)
@@ -99,7 +100,7 @@ def _ensure_ca(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certif
     return key, certificate
 
 
-def _make_server(
+def _create_server(
     file: Path, key_file: Path, names: Sequence[str], ca_key: ec.EllipticCurvePrivateKey, ca: x509.Certificate
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
@@ -116,7 +117,7 @@ def _make_server(
         .add_extension(authority, critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    file.unlink(missing_ok=True)  # never an old certificate beside a new key
+    file.unlink(missing_ok=True)  # an old certificate must never stand beside a new key
     durable.write_bytes(key_file, _key_pem(key), point="pki.server-key")
     durable.write_bytes(file, _pem(certificate), point="pki.server")
 
@@ -138,18 +139,18 @@ def _general_name(name: str) -> x509.GeneralName:
         raise InputError(f"expected a host name or an IP address, got {name!r}") from error
 
 
-def _fits(file: Path, key_file: Path, names: Sequence[str], ca: x509.Certificate) -> bool:
-    """Whether the server's files can be used as they are; damaged ones are nobody's loss, unlike the authority's."""
+def _is_usable(file: Path, key_file: Path, names: Sequence[str], ca: x509.Certificate) -> bool:
+    """Whether the broker's files can stay; damaged ones are simply replaced, unlike those of the CA."""
     try:
         certificate, key = _read_certificate(file), _read_key(key_file)
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (FileNotFoundError, MachineError, x509.ExtensionNotFound):
         return False
     same_names = set(alternatives) == {_general_name(name) for name in names}
-    return same_names and certificate.public_key() == key.public_key() and _signed_by(certificate, ca)
+    return same_names and certificate.public_key() == key.public_key() and _is_signed_by(certificate, ca)
 
 
-def _signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+def _is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, InvalidSignature):

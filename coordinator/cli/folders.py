@@ -54,8 +54,8 @@ def _backup(options: argparse.Namespace) -> None:
 
     made = backup.make_backup(options.state_dir, options.file)
     print(f"{made.path}  ({format_bytes(made.num_bytes)}, {made.num_blobs} blobs; it holds the federation's secrets)")
-    if made.lacking:
-        names = ", ".join(sha256[:12] for sha256 in made.lacking)
+    if made.missing:
+        names = ", ".join(sha256[:12] for sha256 in made.missing)
         print(f"warning: missing or damaged in {options.state_dir}, hence not in the backup: {names}")
 
 

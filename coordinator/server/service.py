@@ -159,7 +159,7 @@ class Service:
     def take_snapshot(self) -> None:
         """Write what a backup contains, as it is between two events."""
         self.conductor.save_traffic()
-        snapshot.make(self.store, self.state_dir)
+        snapshot.take(self.store, self.state_dir)
 
     # from recovery to the end, or to a full disk
 
@@ -186,7 +186,7 @@ class Service:
         """Recover and connect; what was `opened` is closed even if this fails half-way."""
         now = time.monotonic()
         options = self._options
-        snapshot.drop_stale(self.state_dir)
+        snapshot.remove_stale(self.state_dir)
         self.epoch = self.store.settings.next_epoch(int(time.time()))
         devices = self.store.devices.all()
         self.roster = Roster(self.federation, devices, epoch=self.epoch, heartbeat_s=options.heartbeat_s)

@@ -1,10 +1,10 @@
-"""The file of a backup: a plain tar whose first member, `manifest.json`, lists the others with length and SHA-256.
+"""The file of a backup: a tar whose first member, `manifest.json`, lists the others with their length and SHA-256.
 
     manifest.json, version, state.db, pki/{ca,server}.{key,pem}, blobs/ab/<the blob's SHA-256>
 
-Covers: writing it, and reading it as if a stranger had made it. Each header is read alone: no link, no extension, no
-name that is not known, no byte that the manifest does not announce ever reaches the disk.
-Does not cover: what belongs into it (`backup`).
+Covers: writing an archive, and reading one that may come from a stranger. Headers are read one by one, so that no link,
+no tar extension, no unknown name and no byte that the manifest does not announce ever reaches the disk.
+Does not cover: which files belong in it (`backup`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 16 << 20  # about 100,000 files
 _NAME = re.compile(r"version|state\.db|pki/(ca|server)\.(key|pem)|blobs/([0-9a-f]{2})/(\3[0-9a-f]{62})")
 _REQUIRED = {"version", "state.db"}
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +46,23 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What an archive says of itself."""
+    """The first member of an archive: where it comes from, and its files."""
 
     format: Count
-    fedfit: Text  # the version that made it
+    fedfit: Text  # the version that wrote it
     created_s: Count
     federation: Text
     files: tuple[Entry, ...] = field(default=())
 
 
 def describe_file(path: Path, name: str) -> Entry:
-    """A file's place in the archive."""
+    """The entry of the file `path`, which is called `name` in the archive."""
     return Entry(name=name, length=path.stat().st_size, sha256=durable.sha256_file(path))
 
 
 def write(path: Path, manifest: Manifest, root: Path) -> None:
-    """Make the archive of files below `root` in a new file, 0600; not synced. Raises `OSError`."""
-    path.unlink(missing_ok=True)  # of a backup that was killed, or of somebody who wants to read ours
+    """Write the files below `root` into a new archive that only its owner may read; not synced. Raises `OSError`."""
+    path.unlink(missing_ok=True)  # left by a killed backup, or put there by somebody who wants to read ours
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
         text = json.dumps(to_map(manifest)).encode()
@@ -80,12 +80,12 @@ def _member(name: str, length: int, created_s: int) -> tarfile.TarInfo:
 
 
 def extract(path: Path, root: Path) -> Manifest:
-    """Write the files of an archive below the new folder `root`, synced; raises `InputError` for what is no backup."""
+    """Write the files of an archive below the new folder `root`, synced; raises `InputError` for a bad archive."""
     try:
         source = open(path, "rb", buffering=0)  # noqa: SIM115  # closed below
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-    with source, _refusal(path):
+    with source, _input_errors(path):
         manifest = _read_manifest(source)
         folders = sorted({(root / entry.name).parent for entry in manifest.files} | {root, root / "blobs"})
         with durable.disk_errors(f"cannot restore {path} into {root}"):
@@ -99,7 +99,7 @@ def extract(path: Path, root: Path) -> Manifest:
 
 
 @contextmanager
-def _refusal(path: Path) -> Iterator[None]:
+def _input_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (PayloadError, tarfile.HeaderError) as error:
@@ -112,12 +112,12 @@ def _read_manifest(source: IO[bytes]) -> Manifest:
     if length > _MAX_MANIFEST_BYTES:
         raise PayloadError("too_large", f"its manifest has {length} bytes, at most {_MAX_MANIFEST_BYTES} are expected")
     try:
-        told = json.loads(b"".join(_content(source, length)))
+        fields = json.loads(b"".join(_content(source, length)))
     except (ValueError, RecursionError) as error:
         raise PayloadError("malformed", f"its manifest is not JSON ({error})") from None
-    if isinstance(told, Mapping) and told.get("format") != FORMAT:
-        raise PayloadError("format", f"it has format {told.get('format')!r:.40}, this fedfit reads {FORMAT}")
-    manifest = from_map(Manifest, told)
+    if isinstance(fields, Mapping) and fields.get("format") != FORMAT:
+        raise PayloadError("format", f"it has format {fields.get('format')!r:.40}, this fedfit reads {FORMAT}")
+    manifest = from_map(Manifest, fields)
     _check_names(manifest.files)
     return manifest
 
@@ -153,7 +153,7 @@ def _extract_one(source: IO[bytes], entry: Entry, target: Path) -> None:
 
 
 def _next_member(source: IO[bytes], name: str) -> int:
-    """The length of the next member, which must be a plain file of this name."""
+    """Read the next header, which must announce a plain file of this name; returns its length."""
     header = _read(source, tarfile.BLOCKSIZE)
     member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
     if member.name != name or member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
@@ -162,9 +162,9 @@ def _next_member(source: IO[bytes], name: str) -> int:
 
 
 def _content(source: IO[bytes], length: int) -> Iterator[bytes]:
-    """A member's bytes in pieces; the padding behind them is skipped."""
-    for start in range(0, length, _PIECE):
-        yield _read(source, min(_PIECE, length - start))
+    """Read a member's bytes in pieces, and skip the padding behind them."""
+    for start in range(0, length, _PIECE_BYTES):
+        yield _read(source, min(_PIECE_BYTES, length - start))
     _read(source, -length % tarfile.BLOCKSIZE)
 
 

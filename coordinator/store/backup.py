@@ -1,10 +1,12 @@
 """Backup and restore of a coordinator: its database, its certificates, and the blobs that the database needs.
 
-A backup is made in two steps: the owner of the store takes a snapshot (the running coordinator between two events, or
-this process while none runs), then this process packs it into one file, at its leisure.
+A backup is made in two steps. First, the owner of the store takes a snapshot: the running coordinator between two
+events, or this process if no coordinator runs. Then this process packs the snapshot into one file, without anybody
+waiting for it.
 
-A restored coordinator takes a higher epoch than any before: the devices of the lost one go on with it, from an older
-round. What is not in a backup comes again by itself: the broker's files, and updates that were on their way.
+A restored coordinator takes a higher epoch than any before, so that the devices of the lost one continue with it, from
+an older round. A backup leaves out what is created again without it: the broker's files, and updates that were on their
+way.
 """
 
 from __future__ import annotations
@@ -30,33 +32,33 @@ __all__ = ["Backup", "Restored", "make_backup", "restore"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """A backup that was made."""
+    """The file of a backup, and what is in it."""
 
     path: Path
     num_bytes: int
     num_blobs: int
-    lacking: tuple[str, ...]  # blobs that the database names and the disk does not have, or has damaged
+    missing: tuple[str, ...]  # blobs that the database refers to and that are missing or damaged on the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A state directory that was restored."""
+    """A restored state directory."""
 
     state_dir: Path
     federation: str
     created_s: int  # when the backup was made, by the clock of its machine
-    brokers: tuple[str, ...]  # where its devices connect
+    brokers: tuple[str, ...]  # the addresses at which its devices connect
     num_devices: int
 
 
 def make_backup(state_dir: Path, path: Path) -> Backup:
-    """Back up a coordinator, running or not, into the new file `path`."""
+    """Back up a coordinator, whether it runs or not, into the new file `path`."""
     _check_new(path)
     if not path.absolute().parent.is_dir():
         raise InputError(f"{path}: expected a folder that exists, got {str(path.parent)!r}")
     if not durable.is_there(state_dir / "version"):
         raise MachineError(f"there is no coordinator in {state_dir}; name its directory with --state-dir")
-    with snapshot.only_one(state_dir):
+    with snapshot.exclusive(state_dir):
         try:
             try:
                 control.request(state_dir, "backup")
@@ -73,7 +75,7 @@ def _check_new(path: Path) -> None:
 
 
 def _snapshot_alone(state_dir: Path) -> None:
-    """Without a running coordinator: hold its lock, so that none starts meanwhile."""
+    """Take the snapshot without a coordinator, holding its lock so that none starts meanwhile."""
     with durable.as_owner(state_dir):
         _snapshot_as_owner(state_dir)
 
@@ -83,7 +85,7 @@ def _snapshot_as_owner(state_dir: Path) -> None:
     try:
         store = SqliteStore(state_dir / "state.db")
         try:
-            snapshot.make(store, state_dir)
+            snapshot.take(store, state_dir)
         finally:
             store.close()
     finally:
@@ -91,11 +93,11 @@ def _snapshot_as_owner(state_dir: Path) -> None:
 
 
 def _pack(folder: Path, path: Path) -> Backup:
-    """One file from a snapshot: whole under its name, or not there."""
+    """Pack a snapshot into the file `path`, which appears as a whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     with durable.disk_errors(f"cannot write {path}"):
         try:
-            manifest, lacking = _describe(folder)
+            manifest, missing = _describe(folder)
             archive.write(temporary, manifest, folder)
             num_bytes = temporary.stat().st_size
             _check_new(path)
@@ -103,11 +105,11 @@ def _pack(folder: Path, path: Path) -> Backup:
         finally:
             temporary.unlink(missing_ok=True)
     num_blobs = sum(entry.name.startswith("blobs/") for entry in manifest.files)
-    return Backup(path=path, num_bytes=num_bytes, num_blobs=num_blobs, lacking=lacking)
+    return Backup(path=path, num_bytes=num_bytes, num_blobs=num_blobs, missing=missing)
 
 
 def _describe(folder: Path) -> tuple[archive.Manifest, tuple[str, ...]]:
-    """What goes into the archive, and the blobs that cannot: a damaged one would make the whole archive unusable."""
+    """The files for the archive, and the blobs that are left out: a damaged one would spoil the whole archive."""
     store = SqliteStore(folder / "state.db")
     try:
         federation, needed = (
@@ -116,16 +118,16 @@ def _describe(folder: Path) -> tuple[archive.Manifest, tuple[str, ...]]:
         )
     finally:
         store.close()
-    places = [name for name in ("version", "state.db", *snapshot.PKI_FILES) if (folder / name).exists()]
-    entries = [archive.describe_file(folder / name, name) for name in places]
-    lacking = []
+    names = [name for name in ("version", "state.db", *snapshot.PKI_FILES) if (folder / name).exists()]
+    entries = [archive.describe_file(folder / name, name) for name in names]
+    missing = []
     for sha256 in needed:
         name = snapshot.blob_name(sha256)
         entry = archive.describe_file(folder / name, name) if (folder / name).exists() else None
         if entry is not None and entry.sha256 == sha256:
             entries.append(entry)
         else:
-            lacking.append(sha256)
+            missing.append(sha256)
     manifest = archive.Manifest(
         format=archive.FORMAT,
         fedfit=__version__,
@@ -133,11 +135,11 @@ def _describe(folder: Path) -> tuple[archive.Manifest, tuple[str, ...]]:
         federation=federation,
         files=tuple(entries),
     )
-    return manifest, tuple(lacking)
+    return manifest, tuple(missing)
 
 
 def restore(path: Path, state_dir: Path) -> Restored:
-    """Make the new state directory from a backup: all of it, or nothing."""
+    """Create the new state directory from a backup, as a whole or not at all."""
     state_dir = state_dir.absolute()
     temporary = state_dir.with_name(f"{state_dir.name}.tmp")
     _check_target(state_dir, temporary)
@@ -148,7 +150,7 @@ def restore(path: Path, state_dir: Path) -> Restored:
             manifest = archive.extract(path, temporary)
             _check_clock(manifest, path)
             _check_database(temporary / "state.db", path)
-            restored = _take_over(temporary, manifest, state_dir)
+            restored = _take_epoch(temporary, manifest, state_dir)
             faults.point("restore.rename")
             _rename(temporary, state_dir)
             durable.sync_dir(state_dir.parent)
@@ -167,11 +169,11 @@ def _check_target(state_dir: Path, temporary: Path) -> None:
 
 
 def _check_clock(manifest: archive.Manifest, path: Path) -> None:
-    """The epoch follows the clock, and devices refuse one that is older than what they have seen."""
-    behind = manifest.created_s - int(time.time())
-    if behind > 0:
+    """Refuse a clock that is behind: epochs follow it, and devices refuse an epoch older than one they have seen."""
+    behind_s = manifest.created_s - int(time.time())
+    if behind_s > 0:
         raise MachineError(
-            f"this machine's clock is {behind} s before the time when {path} was made; set it and try again: "
+            f"this machine's clock is {behind_s} s before the time when {path} was made; set it and try again: "
             "by the clock the devices know that a restored coordinator is newer than the lost one"
         )
 
@@ -181,17 +183,17 @@ def _check_database(database: Path, path: Path) -> None:
         connection = sqlite3.connect(database)
         try:
             connection.execute("PRAGMA trusted_schema=OFF")
-            ((found,),) = connection.execute("PRAGMA quick_check(1)")
+            ((problem,),) = connection.execute("PRAGMA quick_check(1)")
         finally:
             connection.close()
     except sqlite3.DatabaseError as error:
-        found = str(error)
-    if found != "ok":
-        raise InputError(f"{path}: its state.db is damaged ({found}); use another copy")
+        problem = str(error)
+    if problem != "ok":
+        raise InputError(f"{path}: its state.db is damaged ({problem}); use another copy")
 
 
-def _take_over(folder: Path, manifest: archive.Manifest, state_dir: Path) -> Restored:
-    """Check the layout, and take an epoch above all that devices can have seen."""
+def _take_epoch(folder: Path, manifest: archive.Manifest, state_dir: Path) -> Restored:
+    """Check the version, and take an epoch above every one that devices can have seen."""
     lock = durable.claim_state_dir(folder, kind=STATE_KIND, version=STATE_VERSION)
     try:
         store = SqliteStore(folder / "state.db")
@@ -214,7 +216,7 @@ def _rename(temporary: Path, state_dir: Path) -> None:
     try:
         os.rename(temporary, state_dir)
     except OSError as error:
-        if error.errno in (errno.EBUSY, errno.EXDEV):  # an empty volume that is mounted there
+        if error.errno in (errno.EBUSY, errno.EXDEV):  # an empty volume is mounted there
             raise MachineError(
                 f"{state_dir} is a mount point; restore into a new folder inside of it and name that with --state-dir"
             ) from error

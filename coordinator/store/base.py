@@ -242,7 +242,7 @@ class Evaluations(Protocol):
     """The evaluations of versions, one for each device (or the server) and slice."""
 
     def save(self, evaluation: EvaluationRow) -> None:
-        """Save an evaluation that came without an update: the server's own. A repeated one replaces the first."""
+        """Save an evaluation that came without an update, as the server's does. A repeated one replaces the first."""
 
     def all(self, run_id: str, version: int | None = None) -> list[EvaluationRow]:
         """Return the evaluations of a run, or of one version, sorted by version, device and slice."""

@@ -1,7 +1,7 @@
 """The database below the store: one SQLite file (WAL) or memory, used by one thread.
 
 Covers: opening and migrating the file, transactions, reading rows, and the errors of a full or broken disk.
-Does not cover: any table; each has a class of its own (`runs`, `rounds`, ...).
+Does not cover: any table; each group of tables has its class (`runs`, `rounds`, ...).
 """
 
 from __future__ import annotations

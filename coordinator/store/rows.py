@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 OPEN_LEASE = ("offered", "accepted")
-SERVER = "@server"  # no device's name
-WANTED_DEPLOYMENT = ("pending", "active")  # a device uses this model, or is to
+SERVER = "@server"  # no device can have this name
+WANTED_DEPLOYMENT = ("pending", "active")  # a device uses this model, or will
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,29 +43,31 @@ class DeviceRow:
     name: str
     key: str  # hex, 32 bytes
     password: str
-    labels: Mapping[str, str] = field(default_factory=dict)  # given here; they win over the device's own
+    labels: Mapping[str, str] = field(
+        default_factory=dict
+    )  # set at the coordinator; they take precedence over those that the device reports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """A run: its resolved file and how it stands."""
+    """A run: its resolved file, and its state."""
 
     id: str
     file: Mapping[str, Any]
     state: str = "queued"
     reason: str = ""
-    settings_sha256: str = ""  # the blob that devices fetch as part "run"
+    settings_sha256: str = ""  # the blob that devices download as the part "run"
     settings_length: int = 0
-    task_sha256: str = ""  # the blob of the task's source, if the run trains a task
-    dry: bool = False  # asks for plans only
-    best_version: int | None = None  # by the run's metric
+    task_sha256: str = ""  # the blob of the task's source, for runs that train a task
+    dry: bool = False  # whether devices only report their plans
+    best_version: int | None = None  # according to the run's metric
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions, commit and hardware, for the record
-    created_s: int = 0  # wall clock, for people only
+    created_s: int = 0  # wall clock; only shown, never compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """A committed version: the server's own blob and the encoded one that travels (the same for fp32)."""
+    """A committed version: the blob that the server works with, and the one that it sends (the same for fp32)."""
 
     run: str
     version: int  # 0 before the first round
@@ -73,13 +75,13 @@ class ModelRow:
     length: int
     sent_sha256: str
     sent_length: int
-    set_hash: str = ""  # of the frozen set it was made from
-    score: float | None = None  # the run's metric, once it was judged
+    set_hash: str = ""  # of the frozen set of updates that it was made from
+    score: float | None = None  # the run's metric, after the evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRow:
-    """A slice of the newest version as it travels."""
+    """A part of the newest version as devices download it: a slice, or knowledge."""
 
     run: str
     version: int
@@ -90,7 +92,7 @@ class PartRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
-    """A round's attempt."""
+    """An attempt of a round."""
 
     run: str
     number: int
@@ -98,13 +100,13 @@ class RoundRow:
     state: str = "RUNNING"
     goal: int = 0
     quorum: int = 0
-    remaining_s: float = 0.0  # until the deadline, as last saved: the wall clock never decides
+    remaining_s: float = 0.0  # until the deadline, when it was last saved; the wall clock does not count
     extended: bool = False
     reason: str = ""
-    elapsed_s: float = 0.0  # how long the run has been active, as last saved
-    bytes_up: int | None = None  # what all devices had sent for the run when its end was announced
-    bytes_down: int | None = None  # and got
-    num_available: int = 0  # devices that could have been chosen for it
+    elapsed_s: float = 0.0  # how long the run had been active, when it was last saved
+    bytes_up: int | None = None  # by all devices for the run, until its end was announced
+    bytes_down: int | None = None  # to all devices
+    num_available: int = 0  # how many devices could have been selected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +122,8 @@ class LeaseRow:
     device: str
     train: bool
     evaluate: bool
-    version: int  # of the model that was sent
-    slice: str = "full"  # of it, what the device got
+    version: int  # of the model that the device gets
+    slice: str = "full"  # the slice of it that the device gets
     plan: TrainingPlan | None = None
     state: str = "offered"
     code: str = ""
@@ -147,7 +149,7 @@ class UpdateRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRow:
-    """A version's result on one device's own test data, or on the server's (`device` is `SERVER`)."""
+    """A version's result on the test data of a device, or of the server (`device` is `SERVER`)."""
 
     run: str
     version: int
@@ -155,15 +157,15 @@ class EvaluationRow:
     num_samples: int
     num_correct: int
     loss_sum: float
-    slice: str = "full"  # the architecture: how much of the model was judged
+    slice: str = "full"  # the architecture that was evaluated
     confusion: Sequence[int] = ()  # row-major, as `records.Evaluation` describes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentRow:
-    """A model for one device: an ONNX file by its hash, and what became of it there."""
+    """An exported model for one device: its ONNX file, and what became of it there."""
 
-    id: str  # of the command that made it: the same for all its devices
+    id: str  # of the command, the same for all its devices
     issue: int  # grows with every deployment
     device: str
     run: str
@@ -177,15 +179,18 @@ class DeploymentRow:
     state: str = "pending"
     code: str = ""
     detail: str = ""
-    created_s: int = 0  # wall clock, for people only
+    created_s: int = 0  # wall clock; only shown, never compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutRow:
-    """Knowledge that a run could not use, of a device or of all (`device` is empty); one per run, device and code."""
+    """Knowledge of a device, or of all devices (`device` is empty), that a run could not use.
+
+    There is one row for each run, device and code.
+    """
 
     run: str
     device: str
     code: str
-    round: int  # the newest in which it was so
+    round: int  # the newest in which it was not used
     detail: str

@@ -1,7 +1,7 @@
-"""The part of a backup that the owner of the store makes: a copy of the database, and links to the blobs it needs.
+"""The snapshot that the owner of the store takes for a backup: a copy of the database, and links to the needed blobs.
 
-It lies in `STATE/snapshot` until it is packed (`backup`). A blob never changes, and a linked one stays when the
-coordinator removes its own name of it; so nobody has to wait for the packing.
+It stays in `STATE/snapshot` until `backup` has packed it. A blob never changes, and its link keeps it on the disk when
+the coordinator removes it, so that the coordinator does not wait for the packing.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from coordinator.store.base import Store
 from edge_client import durable, faults
 from edge_client.errors import ConflictError, FedfitError
 
-__all__ = ["PKI_FILES", "blob_name", "drop_stale", "folder_of", "make", "only_one"]
+__all__ = ["PKI_FILES", "blob_name", "exclusive", "folder_of", "remove_stale", "take"]
 
 PKI_FILES = ("pki/ca.key", "pki/ca.pem", "pki/server.key", "pki/server.pem")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV)
 
 
 def folder_of(state_dir: Path) -> Path:
-    """Where the snapshot is, or would be."""
+    """The folder of a snapshot, whether it exists or not."""
     return state_dir / "snapshot"
 
 
 def blob_name(sha256: str) -> str:
-    """A blob's place below a state directory, a snapshot, an archive."""
+    """The path of a blob below a state directory or a snapshot, and its name in an archive."""
     return f"blobs/{sha256[:2]}/{sha256}"
 
 
-def make(store: Store, state_dir: Path) -> None:
-    """Take the snapshot; the store's owner calls it, and changes nothing meanwhile.
+def take(store: Store, state_dir: Path) -> None:
+    """Take the snapshot. Its caller owns the store and changes nothing meanwhile.
 
-    Raises `DiskFullError` or `MachineError`; then nothing is left of it.
+    Raises `DiskFullError` or `MachineError`, and leaves no files behind then.
     """
     folder = folder_of(state_dir)
     shutil.rmtree(folder, ignore_errors=True)
@@ -52,7 +52,7 @@ def make(store: Store, state_dir: Path) -> None:
                     _copy(state_dir / name, folder / name)
             for sha256 in store.blob_references.needed(RETAINED_MODELS):
                 name = blob_name(sha256)
-                if (state_dir / name).exists():  # a lost one is told when the snapshot is packed
+                if (state_dir / name).exists():  # a missing one is reported when the snapshot is packed
                     _link(state_dir / name, folder / name)
     except (FedfitError, OSError):
         shutil.rmtree(folder, ignore_errors=True)
@@ -76,10 +76,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def only_one(state_dir: Path) -> Iterator[None]:
-    """One backup at a time, because there is one snapshot; raises `ConflictError` while another is being made."""
+def exclusive(state_dir: Path) -> Iterator[None]:
+    """Allow one backup at a time, as there is one snapshot; raises `ConflictError` while another one is being made."""
     with durable.disk_errors(f"cannot open {state_dir}"):
-        fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)  # a lock file might get another owner than the state
+        fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)  # a lock file might belong to another user than the state
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,7 +90,7 @@ def only_one(state_dir: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def drop_stale(state_dir: Path) -> None:
-    """Remove what a killed backup left behind; a snapshot that is being packed stays."""
-    with contextlib.suppress(ConflictError), only_one(state_dir):
+def remove_stale(state_dir: Path) -> None:
+    """Remove the snapshot of a backup that was killed; one that is being packed stays."""
+    with contextlib.suppress(ConflictError), exclusive(state_dir):
         shutil.rmtree(folder_of(state_dir), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Lines for brokers that somebody else runs: mosquitto and NATS take them as they stand."""
+"""mosquitto and NATS accept the lines for external brokers exactly as they are printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from sites import BrokerSite, access_of, connected, find_mosquitto, pump, settle
 
-from coordinator.broker import access_rules as broker_lines
+from coordinator.broker import access_rules
 from coordinator.broker.broker import find_binary
 from edge_client.transport.base import Disconnected
 from edge_client.wire.topics import Topics
@@ -26,13 +26,13 @@ COORDINATOR = access_of(TOPICS, "coordinator")
 
 
 def test_the_password_is_hashed_as_mosquitto_does() -> None:
-    """`$7$iterations$salt$hash`: PBKDF2 with SHA-512, checked here from the line alone; never twice the same salt."""
-    name, _, rest = broker_lines.mosquitto_password(USER).partition(":")
+    """`$7$iterations$salt$hash`: PBKDF2 with SHA-512, computed here from the line alone; each salt is new."""
+    name, _, rest = access_rules.mosquitto_password(USER).partition(":")
     _, kind, iterations, salt, digest = rest.split("$")
     expected = hashlib.pbkdf2_hmac("sha512", USER.password.encode(), base64.b64decode(salt), int(iterations))
     assert (name, kind, base64.b64decode(digest)) == ("d1", "7", expected)
     assert USER.password not in rest
-    assert broker_lines.mosquitto_password(USER) != f"{name}:{rest}"
+    assert access_rules.mosquitto_password(USER) != f"{name}:{rest}"
 
 
 def _port() -> int:
@@ -56,7 +56,7 @@ def _running(command: list[str], port: int) -> Iterator[BrokerSite]:
 
 
 def _assert_exactly_its_topics(site: BrokerSite) -> None:
-    """It says and hears all that is its own; what it says in another's place nobody hears; nor another password."""
+    """The device publishes and receives on its topics only, and nobody connects with another password."""
     device, coordinator = connected(site, "d1", USER.subscribe), connected(site, "coordinator", (TOPICS.everything,))
     for topic in (TOPICS.device("d2", "up"), TOPICS.coordinator_state, *USER.publish):
         device.transport.publish(topic, topic.encode())
@@ -74,16 +74,16 @@ def _assert_exactly_its_topics(site: BrokerSite) -> None:
 
 
 @pytest.mark.mosquitto
-def test_mosquitto_takes_the_commands_as_they_are_printed(tmp_path: Path) -> None:
-    """New, and with fresh secrets: the second password counts."""
+def test_mosquitto_accepts_the_commands_as_they_are_printed(tmp_path: Path) -> None:
+    """A device is added, then replaced: only its second password is accepted."""
     binary = find_mosquitto()
     if binary is None or shutil.which("mosquitto_passwd") is None:
         pytest.skip("mosquitto is not installed")
     older = access_of(TOPICS, "d1")
     for commands in (
-        broker_lines.mosquitto_commands(COORDINATOR, replace=False),
-        broker_lines.mosquitto_commands(older, replace=False),
-        broker_lines.mosquitto_commands(USER, replace=True),
+        access_rules.mosquitto_commands(COORDINATOR, replace=False),
+        access_rules.mosquitto_commands(older, replace=False),
+        access_rules.mosquitto_commands(USER, replace=True),
     ):
         subprocess.run(["sh", "-e", "-c", commands], cwd=tmp_path, check=True)
     assert (tmp_path / "passwords").read_text().count("d1:") == 1
@@ -108,13 +108,13 @@ def test_mosquitto_takes_the_commands_as_they_are_printed(tmp_path: Path) -> Non
 
 
 @pytest.mark.broker
-def test_a_nats_server_takes_the_user_as_it_is_printed(tmp_path: Path) -> None:
-    """In the smallest configuration that speaks MQTT."""
+def test_a_nats_server_accepts_the_user_as_it_is_printed(tmp_path: Path) -> None:
+    """The rest of the configuration is the smallest one with MQTT."""
     port = _port()
     (tmp_path / "nats.conf").write_text(
         f"server_name: other\nhost: 127.0.0.1\nport: -1\njetstream {{ store_dir: {tmp_path}/store }}\n"
         f"mqtt {{ host: 127.0.0.1, port: {port} }}\n"
-        f"authorization {{ users: [\n{broker_lines.nats_user(USER)}\n{broker_lines.nats_user(COORDINATOR)}\n] }}\n"
+        f"authorization {{ users: [\n{access_rules.nats_user(USER)}\n{access_rules.nats_user(COORDINATOR)}\n] }}\n"
     )
     with _running([str(find_binary()), "-c", str(tmp_path / "nats.conf")], port) as site:
         _assert_exactly_its_topics(site)
