@@ -104,12 +104,12 @@ class SliceExtractor:
 
     def meta(self, slice_name: str, header: Header) -> Mapping[str, Any]:
         """The `meta` of that container; a slice that is a model of its own has its own tensors that never return."""
-        if not self.has_separate_models or slice_name == WHOLE_MODEL or not coverage.kept(header.meta):
+        if not self.has_separate_models or slice_name == WHOLE_MODEL or not coverage.never_returned(header.meta):
             return header.meta
         if slice_name not in self._never_returned:
             model = self.separate_model(slice_name)
             self._never_returned[slice_name] = self.method.travel.never_returned(model)
-        return coverage.keeping(header.meta, self._never_returned[slice_name])
+        return coverage.with_never_returned(header.meta, self._never_returned[slice_name])
 
     def separate_model(self, slice_name: str) -> Model:
         """A slice as a model of its own, whose weights mean nothing."""

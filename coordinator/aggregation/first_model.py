@@ -41,7 +41,7 @@ def check_first_model(run: RunFile, task: str | None) -> None:
 
     The run's task, if it has one, lies at `task`. The model that the run starts from (`init`) is not looked at.
     """
-    with user_methods.around(run.method.name, "the server's init"):
+    with user_methods.guard(run.method.name, "the server's init"):
         _first_tensors(InitJob(run=run, task=task, out=""))
 
 
@@ -72,8 +72,11 @@ def _first_tensors(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     if job.start is not None and job.start_run is not None:
         warm_start.copy_slices(tensors, job, extractor, extractor.of_another_run(job.start_run))
     tensors |= first_memory(method.knowledge.teacher, job.run)
-    meta = coverage.describe(
-        method.plans, stem=model.order[0], kept=method.travel.never_returned(model), notes=method.travel.notes(model)
+    meta = coverage.model_meta(
+        method.plans,
+        stem=model.order[0],
+        never_returned=method.travel.never_returned(model),
+        notes=method.travel.notes(model),
     )
     return tensors, meta
 

@@ -82,7 +82,7 @@ class ModelState:
     @property
     def notes(self) -> Mapping[str, Any]:
         """What the method noted about the model when the run began."""
-        return coverage.notes(self._reader.header.meta)
+        return coverage.notes_of(self._reader.header.meta)
 
 
 def _whole_model(slice_name: str, names: Sequence[str]) -> Mapping[str, Place]:

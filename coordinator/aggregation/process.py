@@ -55,7 +55,7 @@ def do(job: Job[Any]) -> object:
 def _naming_the_method(job: Job[Any], doing: str) -> AbstractContextManager[object]:
     """Errors in a user's own method name its file."""
     run = getattr(job, "run", None)  # a check has none
-    return user_methods.around(run.method.name, doing) if run is not None else nullcontext()
+    return user_methods.guard(run.method.name, doing) if run is not None else nullcontext()
 
 
 def _answer(job: Job[Any]) -> object:

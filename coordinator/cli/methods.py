@@ -155,11 +155,14 @@ def run_bytes(file: RunFile, task: str | None) -> dict[str, Json]:
 
 def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -> Json:
     """What travels to and from a device with a slice of a model."""
-    meta = coverage.describe(
-        method.plans, stem=model.order[0], kept=method.travel.never_returned(model), notes=method.travel.notes(model)
+    meta = coverage.model_meta(
+        method.plans,
+        stem=model.order[0],
+        never_returned=method.travel.never_returned(model),
+        notes=method.travel.notes(model),
     )
     table = _rows(method, model, cut, codec)
-    lacking = coverage.left_out([name for name, _, _ in table], None, method.plans, meta)
+    lacking = coverage.missing_tensors([name for name, _, _ in table], None, method.plans, meta)
     weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
     down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
     up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]

@@ -74,7 +74,7 @@ def _simulate(options: argparse.Namespace) -> None:
     if options.workers is not None and options.workers < 1:
         raise InputError(f"--workers: expected 1 or more, got {options.workers}")
     flags = Flags(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Flags)})
-    with user_methods.trying(flags.method) if flags.method is not None else contextlib.nullcontext() as method:
+    with user_methods.register(flags.method) if flags.method is not None else contextlib.nullcontext() as method:
         _simulate_all(dataclasses.replace(flags, method=method), options)
 
 
@@ -178,7 +178,7 @@ def _run_one(run: _Run, processes: Processes) -> Json:
     )
     progress = simulation_report.Progress(run.file)
     watched = progress.watching(simulation_report.header(setup, processes.pool.size))
-    asking = user_methods.around(run.file.method.name, "on the server", own_lines_only=True)
+    asking = user_methods.guard(run.file.method.name, "on the server", own_lines_only=True)
     with watched, _logging_to(run.folder / "state"), asking:
         return {**simulation.simulate(setup, processes, progress), "out": str(run.folder)}
 

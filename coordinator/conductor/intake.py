@@ -88,7 +88,9 @@ def check_header(path: Path, expected: Expected) -> Report:
 def _check_tensors(trained: Sequence[Entry], report: Report, expected: Expected) -> None:
     """Exactly those that were sent, without what the method keeps on the device and the plan leaves untrained."""
     listed = [e for e in expected.base.entries if e.name.startswith(_TRAINED)] if expected.train else []
-    lacking = coverage.left_out([entry.name for entry in listed], report.plan, expected.rules, expected.base.meta)
+    lacking = coverage.missing_tensors(
+        [entry.name for entry in listed], report.plan, expected.rules, expected.base.meta
+    )
     listed = [entry for entry in listed if entry.name not in lacking]
     if [entry.name for entry in trained] != [entry.name for entry in listed]:
         raise PayloadError("names", _name_difference(trained, listed, len(lacking), expected))
@@ -159,7 +161,7 @@ def _check_plan(report: Report, expected: Expected) -> None:
         raise PayloadError(
             "too_large", f"{expected.source}: its plan has {plan_bytes} bytes, at most {_MAX_PLAN_BYTES} travel"
         )
-    problem = coverage.problem(report.plan, expected.rules) if report.plan is not None else ""
+    problem = coverage.plan_problem(report.plan, expected.rules) if report.plan is not None else ""
     architecture_name = architecture(expected.slice)
     if report.plan is not None and report.plan.slice != architecture_name:
         problem = f"it is for the slice {report.plan.slice!r}, the device was sent {architecture_name!r}"

@@ -153,7 +153,7 @@ def _personal_model(
                 rng=lambda purpose: generator(run.seed, "method", purpose),
                 state=state,
                 extra=StoredTensors(path, EXTRA_PREFIX),
-                kept=coverage.kept(read_header(path).meta),
+                kept=coverage.never_returned(read_header(path).meta),
                 build=lambda purpose: model_recipe.build(shape, cut),
             )
         )

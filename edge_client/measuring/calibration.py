@@ -143,7 +143,7 @@ def measure(job: CalibrationJob) -> ModelRows:
     from edge_client.measuring import rehearsal, unit_costs  # torch
 
     made = rehearsal.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
-    asking = user_methods.around(job.run.method.name, "training on a few samples")
+    asking = user_methods.guard(job.run.method.name, "training on a few samples")
     with asking, made.recipe.user_code("training it on a few samples"):
         return unit_costs.measure(made, key=job.key, limit_bytes=job.limit_bytes)
 

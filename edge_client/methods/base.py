@@ -57,11 +57,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Everything small about an update; those of the whole cohort are read before any tensor."""
+    """Everything small about an update; the headers of the whole cohort are read before any tensor."""
 
     device: str
     num_samples: int
-    slice: str = "full"  # of the model, what the device trained
+    slice: str = "full"  # the part of the model that the device trained
     steps: int = 0
     scalars: Mapping[str, float] = field(default_factory=dict)
 
@@ -70,18 +70,18 @@ class State(Protocol):
     """The server's tensors before the round."""
 
     def names(self) -> list[str]:
-        """All tensor names, in the order in which `fold` yields them; a method's own begin with `extra/`."""
+        """All tensor names, in the order in which `fold` yields them; those of a method begin with `extra/`."""
 
     def tensor(self, name: str) -> Tensor:
         """One of them, read anew at every call."""
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """What `Travel.notes` said of the model when the run began: text, numbers, maps, and tuples of them."""
+        """What `Travel.notes` returned when the run began: text, numbers, maps, and tuples of them."""
 
 
 class Frozen(Protocol):
-    """The updates of a round that count, sorted by device; nothing is added after it exists."""
+    """The updates of a round that count, sorted by device; the set never changes."""
 
     @property
     def headers(self) -> Sequence[Header]:
@@ -91,15 +91,15 @@ class Frozen(Protocol):
     def num_devices(self) -> int:
         """Devices of the run: those that could have been chosen for this round, or ever took part.
 
-        Where each architecture is a model of its own, how many have it is not known: those of this round.
+        Where each architecture is a model of its own, only those of this round: nobody knows how many others have it.
         """
 
     @property
     def momentum(self) -> float:
-        """Of the SGD that the devices trained with; 0 with another optimizer."""
+        """The momentum of the SGD that the devices trained with; 0 with another optimizer."""
 
     def column(self, name: str) -> Iterator[tuple[Header, Tensor, IndexMap | None]]:
-        """The absolute values of one tensor, from each update that has it; no index map means: all of it."""
+        """The absolute values of one tensor, from each update that has it; no index map: the whole tensor."""
 
 
 # the knowledge of each update that has any, sorted by device; can be asked for again
@@ -108,9 +108,9 @@ Received = Callable[[], Iterator[tuple[Header, "tuple[Knowledge, ...]"]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """What a server half knows when it learns or tells."""
+    """What a teacher knows of the run when it learns or tells."""
 
-    round: int  # that the updates are of; when telling: that is about to begin
+    round: int  # in `learn` that of the updates, in `tell` the one that is about to begin
     num_classes: int
     seed: int  # of this run
     run: RunFile | None = None  # for teachers that have a model of their own
@@ -120,13 +120,13 @@ class Lesson:
 class LeftOut:
     """Knowledge of a round that could not be used, or was not there; people read it in `coordinator run show`."""
 
-    device: str = ""  # empty: of all
+    device: str = ""  # empty: of all devices
     code: str  # missing_class | class_count | other_samples | signature | no_public | held_back | silent
     detail: str
 
 
 class Teacher(Protocol):
-    """What the server makes of knowledge: a memory of named tensors, which may be others after each round."""
+    """The server's side of an exchange of knowledge: a memory of named tensors, which each round may replace."""
 
     def begin(self, run: RunFile) -> Mapping[str, Tensor]:
         """The memory before the first round; raises `InputError` if something that it needs is not there."""
@@ -134,23 +134,23 @@ class Teacher(Protocol):
     def learn(
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """The memory after a round; a tensor of the old one is read when it is asked for. `studied`: of that one."""
+        """The memory after a round; `studied` is what `study` made of the old one, whose tensors are read on access."""
 
     def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
-        """What `learn` cannot use of the same knowledge, or misses in it; the others' is used all the same."""
+        """What `learn` cannot use of the same knowledge, or misses in it; it uses everything else."""
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
-        """What takes long and needs nothing but the memory after a round, `lesson`'s; made beside the next round."""
+        """Work that takes long and needs only the memory after the round of `lesson`; it runs beside the next one."""
 
     def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[Knowledge, ...]:
-        """What a device that trains this slice is told; without `KnowledgeRules.per_device` whatever device it is."""
+        """The knowledge for a device with this slice; the same for every device without `KnowledgeRules.per_device`."""
 
 
 class Server(Protocol):
     """A method on the coordinator."""
 
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the new state, in the order of `state.names()`; each is the caller's own, to change."""
+        """Every tensor of the new state, in the order of `state.names()`; the caller may change each in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,13 +306,13 @@ class PlainClient:
         """The step stays as it is."""
 
     def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
-        """Nothing is looked at."""
+        """Activations are not observed."""
 
     def end(self) -> Outcome:
         """Nothing beside the weights."""
         return Outcome()
 
     def predict(self, x: Tensor) -> Tensor:
-        """What the model says."""
+        """The model's logits."""
         logits: Tensor = self.job.model(x)
         return logits

@@ -68,10 +68,10 @@ class ClassMeans:
 
     def table(self, label: str) -> ClassTable | None:
         """The means of the classes that were there; none if nothing was."""
-        there = self._counts > 0
-        if self._sums is None or not bool(there.any()):
+        present = self._counts > 0
+        if self._sums is None or not bool(present.any()):
             return None
-        values = (self._sums[there] / self._counts[there, None]).to(torch.float32)
+        values = (self._sums[present] / self._counts[present, None]).to(torch.float32)
         return ClassTable(label=label, counts=self._counts.clone(), values=values)
 
 
@@ -89,7 +89,7 @@ class ClassExchange:
 
     @property
     def empty(self) -> bool:
-        """Nothing came, as in the first round."""
+        """Whether no targets came, as in the first round."""
         return not self._targets
 
     def targets(self, label: str) -> tuple[Tensor, Tensor] | None:
@@ -101,13 +101,13 @@ class ClassExchange:
 
         None where nobody in the whole batch has one.
         """
-        found = self._targets.get(label)
-        if found is None:
+        targets = self._targets.get(label)
+        if targets is None:
             return None
-        values, present = found
+        values, present = targets
         if values.shape[1] != rows.shape[1]:
-            told = (label, values.shape[1], rows.shape[1])
-            _log.warning("targets for %r have %d numbers, this model puts out %d; they are left out", *told)
+            details = (label, values.shape[1], rows.shape[1])
+            _log.warning("targets for %r have %d numbers, this model puts out %d; they are left out", *details)
             del self._targets[label]
             return None
         count = float(present[batch.whole_y].sum())
@@ -120,9 +120,9 @@ class ClassExchange:
                 means.add(batch.y, taps[TAPS[label]])
 
     def tables(self) -> tuple[ClassTable, ...]:
-        """What the device has to tell."""
-        made = (means.table(label) for label, means in self.means.items())
-        return tuple(table for table in made if table is not None)
+        """The means that the device sends."""
+        tables = (means.table(label) for label, means in self.means.items())
+        return tuple(table for table in tables if table is not None)
 
 
 def features_and_logits(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ class ClassMemory:
         return cls(devices=none, classes=none, counts=none, rounds=none, values=torch.empty(0, width))
 
     def merged(self, received: Iterable[tuple[str, ClassTable]], *, round: int) -> ClassMemory:
-        """With what came in a round: it replaces what the same device said of the same class before."""
+        """With the tables of a round, which replace older means of the same device and class."""
         rows = {(int(d), int(c)): (self, i) for i, (d, c) in enumerate(zip(self.devices, self.classes, strict=True))}
         for device, table in received:
             number, classes = device_number(device), table.classes
@@ -190,15 +190,15 @@ class ClassMemory:
             values=torch.stack([memory.values[i] for memory, i in rows]),
         )
 
-    def kept(self, *, since: int) -> ClassMemory:
-        """Without what came before round `since`."""
-        (new,) = (self.rounds >= since).nonzero(as_tuple=True)
+    def since(self, round: int) -> ClassMemory:
+        """Without what came before a round."""
+        (rows,) = (self.rounds >= round).nonzero(as_tuple=True)
         return ClassMemory(
-            devices=self.devices[new],
-            classes=self.classes[new],
-            counts=self.counts[new],
-            rounds=self.rounds[new],
-            values=self.values[new],
+            devices=self.devices[rows],
+            classes=self.classes[rows],
+            counts=self.counts[rows],
+            rounds=self.rounds[rows],
+            values=self.values[rows],
         )
 
     def means(self, label: str, num_classes: int, *, by_count: bool = False) -> ClassTable | None:
@@ -207,14 +207,14 @@ class ClassMemory:
         `counts` of the result: how many devices it is made of.
         """
         counts = torch.bincount(self.classes, minlength=num_classes)
-        there = counts > 0
-        if not bool(there.any()):
+        present = counts > 0
+        if not bool(present.any()):
             return None
         weights = self.counts.double() if by_count else torch.ones(len(self.counts), dtype=torch.float64)
         sums = torch.zeros(num_classes, self.values.shape[1], dtype=torch.float64)
         sums.index_add_(0, self.classes, self.values.double() * weights[:, None])
         totals = torch.zeros(num_classes, dtype=torch.float64).index_add_(0, self.classes, weights)
-        return ClassTable(label=label, counts=counts, values=(sums[there] / totals[there, None]).float())
+        return ClassTable(label=label, counts=counts, values=(sums[present] / totals[present, None]).float())
 
     def tensors(self) -> dict[str, Tensor]:
         """For the server's state."""
@@ -239,7 +239,7 @@ def fold_tables(
     round: int,
     max_age: int = 0,
 ) -> dict[str, ClassMemory]:
-    """The server's memory by group after a round; `max_age` in rounds, 0: what was said stays."""
+    """The server's memory by group after a round; `max_age` in rounds, 0: means never expire."""
     groups: dict[str, list[tuple[str, ClassTable]]] = {}
     for device, table in received:
         groups.setdefault(_group_of(table), []).append((device, table))
@@ -248,7 +248,7 @@ def fold_tables(
         width = tables[0][1].width
         folded[group] = folded.get(group, ClassMemory.nothing(width)).merged(tables, round=round)
     if max_age:
-        folded = {group: kept.kept(since=round - max_age) for group, kept in folded.items()}
+        folded = {group: table_memory.since(round - max_age) for group, table_memory in folded.items()}
     return folded
 
 
@@ -263,28 +263,30 @@ class ClassTeacher:
         self._max_age = max_age
 
     def begin(self, run: RunFile) -> Mapping[str, Tensor]:
-        """Nothing is known."""
+        """An empty memory."""
         return {}
 
     def learn(
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Replace what the devices of this round said before."""
-        said = _said(received)
-        widths = _widths(memory, said)
+        """Replace the older means of the devices of this round."""
+        tables = _tables(received)
+        widths = _widths(memory, tables)
         folded = fold_tables(
             _groups(memory),
-            ((header.device, table) for header, table in said if _fits(header, table, widths)),
+            ((header.device, table) for header, table in tables if _fits(header, table, widths)),
             round=lesson.round,
             max_age=self._max_age,
         )
-        tensors = {f"{group}/{name}": t for group, kept in folded.items() for name, t in kept.tensors().items()}
+        tensors = {
+            f"{group}/{name}": t for group, group_memory in folded.items() for name, t in group_memory.tensors().items()
+        }
         return {**tensors, **widths}
 
     def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
-        """Features of another width than those of most devices of the slice; classes that a device tells nothing of."""
-        said = _said(received)
-        widths = _widths(memory, said)
+        """Features of another width than those of most devices of the slice; classes without means of a device."""
+        tables = _tables(received)
+        widths = _widths(memory, tables)
         odd = [
             LeftOut(
                 device=header.device,
@@ -292,10 +294,10 @@ class ClassTeacher:
                 detail=f"its features have {table.width} numbers, those of slice {header.slice!r} have "
                 f"{int(widths[_WIDTH + header.slice])}; its class means of features are left out",
             )
-            for header, table in said
+            for header, table in tables
             if not _fits(header, table, widths)
         ]
-        return [*odd, *_missing_classes(said, lesson)]
+        return [*odd, *_missing_classes(tables, lesson)]
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
@@ -306,8 +308,8 @@ class ClassTeacher:
         width = memory.get(_WIDTH + cut)
         groups = _groups(memory, width=None if width is None else int(width))
         means = (
-            kept.means(group.partition("/")[0], lesson.num_classes, by_count=self._by_count)
-            for group, kept in groups.items()
+            group_memory.means(group.partition("/")[0], lesson.num_classes, by_count=self._by_count)
+            for group, group_memory in groups.items()
         )
         return tuple(table for table in means if table is not None)
 
@@ -315,49 +317,51 @@ class ClassTeacher:
 _WIDTH = "width/"
 _ALL = -1
 _MAX_NAMED = 5
-_Said = Sequence[tuple[Header, ClassTable]]
+_Tables = Sequence[tuple[Header, ClassTable]]
 
 
-def _said(received: Received) -> _Said:
+def _tables(received: Received) -> _Tables:
     return [(header, item) for header, items in received() for item in items if isinstance(item, ClassTable)]
 
 
-def _widths(memory: Mapping[str, Tensor], said: _Said) -> dict[str, Tensor]:
-    """How wide features are, by slice: in this round, or as long as nobody says it, before."""
-    return {name: memory[name] for name in memory if name.startswith(_WIDTH)} | _usual_widths(said)
+def _widths(memory: Mapping[str, Tensor], tables: _Tables) -> dict[str, Tensor]:
+    """How wide the features of each slice are: in this round, or for slices without any in it, in an earlier one."""
+    return {name: memory[name] for name in memory if name.startswith(_WIDTH)} | _usual_widths(tables)
 
 
 def _fits(header: Header, table: ClassTable, widths: Mapping[str, Tensor]) -> bool:
     return table.label != "feature" or table.width == int(widths[_WIDTH + header.slice])
 
 
-def _missing_classes(said: _Said, lesson: Lesson) -> Iterator[LeftOut]:
-    """Of each device the classes that none of its tables has."""
-    there: dict[str, set[int]] = {}
-    for header, table in said:
-        there.setdefault(header.device, set()).update(table.classes.tolist())
+def _missing_classes(tables: _Tables, lesson: Lesson) -> Iterator[LeftOut]:
+    """The classes that none of a device's tables has, for each device."""
+    present: dict[str, set[int]] = {}
+    for header, table in tables:
+        present.setdefault(header.device, set()).update(table.classes.tolist())
     names = lesson.run.classes if lesson.run is not None else [str(number) for number in range(lesson.num_classes)]
-    for device, classes in there.items():
-        lacking = [repr(name) for number, name in enumerate(names) if number not in classes]
-        if lacking:
-            rest = len(lacking) - _MAX_NAMED
-            listed = ", ".join(lacking[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-            detail = f"tells nothing of {len(lacking)} of {len(names)} classes, having no or too few samples: {listed}"
+    for device, classes in present.items():
+        missing = [repr(name) for number, name in enumerate(names) if number not in classes]
+        if missing:
+            num_unnamed = len(missing) - _MAX_NAMED
+            listed = ", ".join(missing[:_MAX_NAMED]) + (f" and {num_unnamed} more" if num_unnamed > 0 else "")
+            detail = f"tells nothing of {len(missing)} of {len(names)} classes, having no or too few samples: {listed}"
             yield LeftOut(device=device, code="missing_class", detail=detail)
 
 
-def _usual_widths(said: _Said) -> dict[str, Tensor]:
-    """By slice, the width of most of its devices: one that says something else speaks for itself alone."""
+def _usual_widths(tables: _Tables) -> dict[str, Tensor]:
+    """For each slice the width of the features of most of its devices; those of the others are left out."""
     widths: dict[str, list[int]] = {}
-    for header, table in said:
+    for header, table in tables:
         if table.label == "feature":
             widths.setdefault(header.slice, []).append(table.width)
-    return {_WIDTH + cut: torch.tensor(max(sorted(found), key=found.count)) for cut, found in widths.items()}
+    return {
+        _WIDTH + cut: torch.tensor(max(sorted(candidates), key=candidates.count)) for cut, candidates in widths.items()
+    }
 
 
 def _groups(memory: Mapping[str, Tensor], width: int | None = _ALL) -> dict[str, ClassMemory]:
     """All tables of a memory, or all of logits and the one of features of this width."""
     names = sorted({name.rpartition("/")[0] for name in memory if not name.startswith(_WIDTH)})
-    wanted = [name for name in names if width == _ALL or not name.startswith("feature/") or name == f"feature/{width}"]
+    groups = [name for name in names if width == _ALL or not name.startswith("feature/") or name == f"feature/{width}"]
     fields = [field.name for field in dataclass_fields(ClassMemory)]
-    return {group: ClassMemory(**{name: memory[f"{group}/{name}"] for name in fields}) for group in wanted}
+    return {group: ClassMemory(**{name: memory[f"{group}/{name}"] for name in fields}) for group in groups}

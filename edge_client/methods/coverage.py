@@ -1,6 +1,6 @@
 """Which tensors an update has: a function of its plan and its method, the same for who writes it and who checks it.
 
-An update lacks what its method keeps where it is (personal layers, the server's own numbers), and what was not trained:
+An update lacks what its method never returns (personal layers, numbers of the server), and what was not trained:
 below the skipped blocks, and the stem with them; auxiliary heads that no group of the plan ends at. What depends on the
 model stands in the meta of the container that was sent. The server takes each tensor's mean over the updates that have
 it. Free of torch.
@@ -17,53 +17,58 @@ from edge_client.methods.base import PlanRules
 from edge_client.records import TrainingPlan
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
 
-__all__ = ["describe", "keeping", "kept", "left_out", "notes", "problem"]
+__all__ = ["missing_tensors", "model_meta", "never_returned", "notes_of", "plan_problem", "with_never_returned"]
 
 # keys of a model container's meta
 _STEM = "stem"  # the name of the model's first unit, where a plan may leave it untrained
-_KEPT = "kept"  # what the names of tensors begin with that are never sent back
+_NEVER_RETURNED = "kept"  # prefixes of the names of tensors that are never sent back
 _NOTES = "notes"  # what the method's server half must know of the model
 
 
-def describe(
-    rules: PlanRules, *, stem: str, kept: Sequence[str], notes: Mapping[str, Any] | None = None
+def model_meta(
+    rules: PlanRules, *, stem: str, never_returned: Sequence[str], notes: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The meta of a model's container, from which `left_out` and `notes` know the model."""
+    """The meta of a model's container, from which the other functions here know the model."""
     meta: dict[str, Any] = {_STEM: stem} if rules.partial else {}
-    return meta | ({_KEPT: list(kept)} if kept else {}) | ({_NOTES: dict(notes)} if notes else {})
+    return (
+        meta
+        | ({_NEVER_RETURNED: list(never_returned)} if never_returned else {})
+        | ({_NOTES: dict(notes)} if notes else {})
+    )
 
 
-def notes(meta: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the method noted of the model."""
-    noted: Mapping[str, Any] = meta.get(_NOTES, {})
-    return noted
+def notes_of(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The method's notes about the model, for its server half."""
+    notes: Mapping[str, Any] = meta.get(_NOTES, {})
+    return notes
 
 
-def kept(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the names of tensors begin with that are never sent back."""
-    told = meta.get(_KEPT, ())
-    if not isinstance(told, (list, tuple)) or not all(isinstance(beginning, str) for beginning in told):
-        raise PayloadError("malformed", f"expected a list of names for {_KEPT!r}, got {told!r:.80}")
-    return tuple(told)
+def never_returned(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """Prefixes of the names of tensors that are never sent back; raises `PayloadError`."""
+    prefixes = meta.get(_NEVER_RETURNED, ())
+    if not isinstance(prefixes, (list, tuple)) or not all(isinstance(prefix, str) for prefix in prefixes):
+        raise PayloadError("malformed", f"expected a list of names for {_NEVER_RETURNED!r}, got {prefixes!r:.80}")
+    return tuple(prefixes)
 
 
-def keeping(meta: Mapping[str, Any], kept: Sequence[str]) -> dict[str, Any]:
+def with_never_returned(meta: Mapping[str, Any], prefixes: Sequence[str]) -> dict[str, Any]:
     """The same meta, for a model of which other tensors are never sent back."""
-    return {**meta, _KEPT: list(kept)}
+    return {**meta, _NEVER_RETURNED: list(prefixes)}
 
 
-def left_out(
+def missing_tensors(
     names: Iterable[str], plan: TrainingPlan | None, rules: PlanRules, meta: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Those of the tensors that were sent which do not come back; names are a container's, with their prefix."""
-    beginnings = (*kept(meta), *(_untrained(plan, str(meta.get(_STEM, ""))) if rules.masked else ()))
+    """The tensors that were sent and do not come back; names are a container's, with their prefix."""
+    prefixes = (*never_returned(meta), *(_untrained(plan, str(meta.get(_STEM, ""))) if rules.masked else ()))
     ends = [group[-1] for group in plan.groups[:-1] if group] if plan is not None else []
-    used = tuple(f"{EXTRA_PREFIX}{end}." for end in ends)
-    unused = rules.masked and rules.auxiliary
+    used_heads = tuple(f"{EXTRA_PREFIX}{end}." for end in ends)
+    drops_heads = rules.masked and rules.auxiliary
     return frozenset(
         name
         for name in names
-        if name.startswith(beginnings) or (unused and name.startswith(EXTRA_PREFIX) and not name.startswith(used))
+        if name.startswith(prefixes)
+        or (drops_heads and name.startswith(EXTRA_PREFIX) and not name.startswith(used_heads))
     )
 
 
@@ -72,7 +77,7 @@ def _untrained(plan: TrainingPlan | None, stem: str) -> tuple[str, ...]:
     return tuple(f"{MODEL_PREFIX}{unit}." for unit in skipped)
 
 
-def problem(plan: TrainingPlan, rules: PlanRules) -> str:
+def plan_problem(plan: TrainingPlan, rules: PlanRules) -> str:
     """Why a device of a run with this method cannot have trained by such a plan; empty if it can."""
     trained = [block for group in plan.groups for block in group]
     if plan.groups and not rules.groups:

@@ -80,9 +80,9 @@ _COPIES = 4
 def draft_taps(model: Model) -> dict[int, str]:
     """Number of a convolution -> its tap; of a model without such taps, its blocks."""
     for pattern in (r"conv_(\d+)", r"block_(\d+)_out"):
-        found = {int(m[1]): tap for tap in model.taps if (m := re.fullmatch(pattern, tap)) is not None}
-        if found:
-            return dict(sorted(found.items()))
+        taps = {int(match[1]): tap for tap in model.taps if (match := re.fullmatch(pattern, tap)) is not None}
+        if taps:
+            return dict(sorted(taps.items()))
     return {}
 
 
@@ -91,7 +91,7 @@ class DraftFedClient(SharedSamplesClient):
 
     def __init__(self, parameters: DraftFedParameters) -> None:
         super().__init__()
-        self._how = parameters
+        self._parameters = parameters
         self._targets: DraftSet | None = None
 
     def begin(self, job: Job) -> None:
@@ -109,28 +109,28 @@ class DraftFedClient(SharedSamplesClient):
         taps = draft_taps(model)
         ends = {number: taps[number] for number in (1, max(taps))}
         seen, logits = outputs(model, torch.zeros(1, *model.input_shape), sorted(set(ends.values())), 1)
-        own = {number: seen[tap].shape[1:] for number, tap in ends.items()}
-        told = {number: draft.shape[1:] for number, draft in targets.convs.items()}
-        return own == told and logits.shape[1] == targets.logits.shape[1]
+        shapes = {number: seen[tap].shape[1:] for number, tap in ends.items()}
+        target_shapes = {number: draft.shape[1:] for number, draft in targets.convs.items()}
+        return shapes == target_shapes and logits.shape[1] == targets.logits.shape[1]
 
     def lesson(self) -> tuple[Tensor, int]:
         """The samples of the targets; none in the first rounds, whose drafts are those of untrained models."""
-        if self._targets is None or self.job.round <= self._how.warmup_rounds + 1:
+        if self._targets is None or self.job.round <= self._parameters.warmup_rounds + 1:
             return torch.empty(0, dtype=torch.int64), 0
-        return self._targets.ids, self._how.draft_epochs
+        return self._targets.ids, self._parameters.draft_epochs
 
     def learning_terms(self, batch: Batch) -> Iterator[Term]:
         """One term: all drafts come from one pass."""
         assert self._targets is not None
-        taps, how = draft_taps(self.job.model), self._how
+        taps, parameters = draft_taps(self.job.model), self._parameters
         ends = {number: taps[number] for number in (1, max(taps))}
         kind, self.job.model.recompute = self.job.model.recompute, None  # what is inside of units needs its gradient
         seen, logits = tapped(self.job.model, sorted(set(ends.values())), batch.x)
-        each = how.lambda3 * soft_cross_entropy(logits, self._targets.logits[batch.y])
-        for (number, tap), weight in zip(ends.items(), (how.lambda1, how.lambda2), strict=False):
-            wanted = self._targets.convs[number][batch.y]
-            each = each + weight * functional.mse_loss(seen[tap], wanted, reduction="none").flatten(1).mean(dim=1)
-        del seen, logits, wanted
+        each = parameters.lambda3 * soft_cross_entropy(logits, self._targets.logits[batch.y])
+        for (number, tap), weight in zip(ends.items(), (parameters.lambda1, parameters.lambda2), strict=False):
+            target = self._targets.convs[number][batch.y]
+            each = each + weight * functional.mse_loss(seen[tap], target, reduction="none").flatten(1).mean(dim=1)
+        del seen, logits, target
         yield Term(name="drafts", each=each)
         self.job.model.recompute = kind
 
@@ -139,16 +139,16 @@ class DraftFedClient(SharedSamplesClient):
         outcome = super().end()
         if self.public is None:
             return outcome
-        ids = window(self.job.round, len(self.public), self._how.draft_batch)
+        ids = window(self.job.round, len(self.public), self._parameters.draft_batch)
         taps = draft_taps(self.job.model)
         depth = max(taps)
-        others = self._targets.depths.tolist() if self._targets is not None else []
-        wanted = sorted({1, depth, *(number for number in others if number < depth and number in taps)})
-        seen, logits = outputs(self.job.model, self.public[ids], [taps[number] for number in wanted], self.chunk)
+        other_depths = self._targets.depths.tolist() if self._targets is not None else []
+        numbers = sorted({1, depth, *(number for number in other_depths if number < depth and number in taps)})
+        seen, logits = outputs(self.job.model, self.public[ids], [taps[number] for number in numbers], self.chunk)
         drafts = DraftSet(
             ids=ids,
             depths=torch.tensor([depth]),
-            convs={number: seen[taps[number]].contiguous() for number in wanted},
+            convs={number: seen[taps[number]].contiguous() for number in numbers},
             logits=logits,
         )
         return replace(outcome, knowledge=(drafts,))
@@ -160,7 +160,7 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def check(model: Model) -> None:
-    """There must be something to draft; without shapes, taps are unknown."""
+    """Raise `InputError` for a model without anything to draft; one without shapes has no taps yet."""
     if hasattr(model, "taps") and not draft_taps(model):
         raise InputError(
             "method 'draftfed' exchanges what a model's convolutions or blocks put out, and this model has none; "
@@ -169,7 +169,7 @@ def check(model: Model) -> None:
 
 
 def align(draft: Tensor, shape: Sequence[int]) -> Tensor:
-    """[n, c, *positions] as [n, *shape]: Eq. 7, with zeros for channels that lack."""
+    """[n, c, *positions] as [n, *shape]: Eq. 7, with zeros for missing channels."""
     sized = _positions(draft, tuple(shape[1:]))
     lacking = shape[0] - sized.shape[1]
     if lacking <= 0:
@@ -177,18 +177,18 @@ def align(draft: Tensor, shape: Sequence[int]) -> Tensor:
     return functional.pad(sized, (0, 0) * (sized.ndim - 2) + (0, lacking))
 
 
-def _positions(draft: Tensor, wanted: tuple[int, ...]) -> Tensor:
-    have = tuple(draft.shape[2:])
-    if len(have) != len(wanted):  # a vector beside maps: their mean; maps beside a vector: the same everywhere
-        flat = draft.flatten(2).mean(dim=2) if have else draft
-        return flat.reshape(*flat.shape, *[1] * len(wanted)).expand(*flat.shape, *wanted)
-    if not wanted or have == wanted:
+def _positions(draft: Tensor, positions: tuple[int, ...]) -> Tensor:
+    stored = tuple(draft.shape[2:])
+    if len(stored) != len(positions):  # a vector beside maps: their mean; maps beside a vector: the same everywhere
+        flat = draft.flatten(2).mean(dim=2) if stored else draft
+        return flat.reshape(*flat.shape, *[1] * len(positions)).expand(*flat.shape, *positions)
+    if not positions or stored == positions:
         return draft
-    shrunk = tuple(min(pair) for pair in zip(have, wanted, strict=True))
-    sized = functional.interpolate(draft, size=shrunk, mode="area") if shrunk != have else draft
-    if shrunk == wanted:
+    shrunk = tuple(min(pair) for pair in zip(stored, positions, strict=True))
+    sized = functional.interpolate(draft, size=shrunk, mode="area") if shrunk != stored else draft
+    if shrunk == positions:
         return sized
-    return functional.interpolate(sized, size=wanted, mode=_INTERPOLATED[len(wanted)], align_corners=False)
+    return functional.interpolate(sized, size=positions, mode=_INTERPOLATED[len(positions)], align_corners=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,11 +202,11 @@ class _Mean:
 
     def add(self, draft: Tensor) -> None:
         fitted = align(draft, self.shape).double()
-        there = torch.ones(self.shape[0], dtype=torch.float64)
+        present = torch.ones(self.shape[0], dtype=torch.float64)
         if self.masked:
-            there[draft.shape[1] :] = 0
+            present[draft.shape[1] :] = 0
         self.total = fitted if self.total is None else self.total + fitted
-        self.counts = there if self.counts is None else self.counts + there
+        self.counts = present if self.counts is None else self.counts + present
 
     def value(self) -> Tensor:
         assert self.total is not None
@@ -240,68 +240,72 @@ def targets(like: DraftSet, drafts: Iterable[DraftSet], *, mask_padding: bool = 
 class DraftTeacher:
     """The server's side. Memory: `public`, `targets/SLICE/...` of the last round, `depth/SLICE` of all rounds.
 
-    Devices are told the depths of all architectures that ever took part: one that was away may be back in their round.
+    Devices learn the depths of all architectures that ever took part: one that was away may be back in their round.
     """
 
     def __init__(self, parameters: DraftFedParameters) -> None:
-        self._how = parameters
+        self._parameters = parameters
 
     def begin(self, run: RunFile) -> Mapping[str, Tensor]:
         """The shared samples; raises `InputError` without."""
-        return {"public": load_public(self._how.public, run, self._how.public_samples)}
+        return {"public": load_public(self._parameters.public, run, self._parameters.public_samples)}
 
     def learn(
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Targets for every architecture that took part in this round."""
         public = memory["public"]
-        ids = window(lesson.round, len(public), self._how.draft_batch)
+        ids = window(lesson.round, len(public), self._parameters.draft_batch)
 
         def drafts() -> Iterator[tuple[Header, DraftSet]]:
-            return ((header, found) for header, found in _drafts(received) if found.ids.equal(ids))
+            return ((header, draft_set) for header, draft_set in _drafts(received) if draft_set.ids.equal(ids))
 
-        usual = _usual_shapes(drafts())
-        ever = {name: memory[name] for name in memory if name.startswith(_DEPTH)}
-        ever |= {_DEPTH + cut: torch.tensor(depth) for cut, (depth, *_) in usual.items()}
-        depths = torch.tensor(sorted({int(depth) for depth in ever.values()}))
-        known = {"public": public, **ever}
-        for cut, shapes in usual.items():
-            like = next(found for header, found in drafts() if header.slice == cut and _shapes(found) == shapes)
-            made = targets(like, (found for _, found in drafts()), mask_padding=self._how.mask_padding)
-            stored = {"ids": made.ids, **made.tensors(), "depths": depths}
-            known |= {f"{_TARGETS}{cut}/{name}": tensor for name, tensor in stored.items() if name != "ranges"}
-        return known
+        usual_shapes = _usual_shapes(drafts())
+        depth_of = {name: memory[name] for name in memory if name.startswith(_DEPTH)}
+        depth_of |= {_DEPTH + cut: torch.tensor(depth) for cut, (depth, *_) in usual_shapes.items()}
+        depths = torch.tensor(sorted({int(depth) for depth in depth_of.values()}))
+        new_memory = {"public": public, **depth_of}
+        for cut, shapes in usual_shapes.items():
+            like = next(
+                draft_set for header, draft_set in drafts() if header.slice == cut and _shapes(draft_set) == shapes
+            )
+            new_targets = targets(
+                like, (draft_set for _, draft_set in drafts()), mask_padding=self._parameters.mask_padding
+            )
+            tensors = {"ids": new_targets.ids, **new_targets.tensors(), "depths": depths}
+            new_memory |= {f"{_TARGETS}{cut}/{name}": tensor for name, tensor in tensors.items() if name != "ranges"}
+        return new_memory
 
     def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
-        """Drafts for other samples than the round's; logits that have no mean; shapes that no target will have."""
+        """Drafts for samples of another round, logits of another width, and shapes that no target will have."""
         total = len(memory["public"])
         if total == 0:
-            return [no_samples(self._how.public)]
-        ids = window(lesson.round, total, self._how.draft_batch)
-        usual = _usual_shapes((header, said) for header, said in _drafts(received) if said.ids.equal(ids))
-        found: list[LeftOut] = []
-        for header, said in _drafts(received):
-            if not said.ids.equal(ids):
-                found.append(other_samples(header.device, said.ids, ids))
+            return [no_samples(self._parameters.public)]
+        ids = window(lesson.round, total, self._parameters.draft_batch)
+        usual_shapes = _usual_shapes((header, drafts) for header, drafts in _drafts(received) if drafts.ids.equal(ids))
+        problems: list[LeftOut] = []
+        for header, drafts in _drafts(received):
+            if not drafts.ids.equal(ids):
+                problems.append(other_samples(header.device, drafts.ids, ids))
                 continue
-            if said.logits.shape[1] != lesson.num_classes:
-                found.append(other_classes(header.device, said.logits.shape[1], lesson.num_classes))
-            if _shapes(said)[:3] != usual[header.slice][:3]:
-                found.append(_odd_shapes(header, said, usual[header.slice]))
-        return found
+            if drafts.logits.shape[1] != lesson.num_classes:
+                problems.append(other_classes(header.device, drafts.logits.shape[1], lesson.num_classes))
+            if _shapes(drafts)[:3] != usual_shapes[header.slice][:3]:
+                problems.append(_odd_shapes(header, drafts, usual_shapes[header.slice]))
+        return problems
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
         return {}
 
     def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[DraftSet, ...]:
-        """The targets of this architecture, once there are any."""
-        own = f"{_TARGETS}{cut}/"
-        found = {name.removeprefix(own): memory[name] for name in memory if name.startswith(own)}
-        if not found:
+        """The targets of this architecture, as soon as there are any."""
+        prefix = f"{_TARGETS}{cut}/"
+        tensors = {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}
+        if not tensors:
             return ()
-        convs = {int(name[5:]): tensor for name, tensor in found.items() if name.startswith("conv_")}
-        return (DraftSet(ids=found["ids"], depths=found["depths"], convs=convs, logits=found["logits"]),)
+        convs = {int(name[5:]): tensor for name, tensor in tensors.items() if name.startswith("conv_")}
+        return (DraftSet(ids=tensors["ids"], depths=tensors["depths"], convs=convs, logits=tensors["logits"]),)
 
 
 _Shapes = tuple[int, tuple[int, ...], tuple[int, ...], int]  # depth, of the first and the last draft, classes
@@ -314,22 +318,27 @@ def _shapes(drafts: DraftSet) -> _Shapes:
 
 def _drafts(received: Received) -> Iterator[tuple[Header, DraftSet]]:
     for header, items in received():
-        found = one(items, DraftSet)
-        if found is not None:
-            yield header, found
+        drafts = one(items, DraftSet)
+        if drafts is not None:
+            yield header, drafts
 
 
-def _usual_shapes(said: Iterable[tuple[Header, DraftSet]]) -> dict[str, _Shapes]:
-    """By slice, those of most of its devices: targets have the shapes that most can use."""
+def _usual_shapes(received: Iterable[tuple[Header, DraftSet]]) -> dict[str, _Shapes]:
+    """For each slice the shapes of most of its devices: targets have the shapes that most can use."""
     shapes: dict[str, list[_Shapes]] = {}
-    for header, drafts in said:
+    for header, drafts in received:
         shapes.setdefault(header.slice, []).append(_shapes(drafts))
-    return {cut: max(sorted(found), key=found.count) for cut, found in sorted(shapes.items())}
+    return {cut: max(sorted(candidates), key=candidates.count) for cut, candidates in sorted(shapes.items())}
 
 
 def _odd_shapes(header: Header, drafts: DraftSet, usual: _Shapes) -> LeftOut:
-    told, wanted = (f"{depth} convolutions, {first} to {last}" for depth, first, last, _ in (_shapes(drafts), usual))
-    detail = f"its drafts are of {told}, those of slice {header.slice!r} of {wanted}; it cannot use the slice's targets"
+    described, expected = (
+        f"{depth} convolutions, {first} to {last}" for depth, first, last, _ in (_shapes(drafts), usual)
+    )
+    detail = (
+        f"its drafts are of {described}, those of slice {header.slice!r} of {expected}; "
+        "it cannot use the slice's targets"
+    )
     return LeftOut(device=header.device, code="signature", detail=detail)
 
 
@@ -343,7 +352,7 @@ def _sample_bytes(model: Model) -> int:
 
 
 def _traffic(parameters: DraftFedParameters, model: Model) -> Traffic:
-    """Without supplements, whose number depends on the other models of a run."""
+    """The drafts of a round, without supplements, whose number depends on the other models of a run."""
     total, taps = parameters.public_samples, draft_taps(model)
     seen, logits = outputs(model, torch.zeros(1, *model.input_shape), [taps[1], taps[max(taps)]], 1)
     ids = window(1, total, parameters.draft_batch)

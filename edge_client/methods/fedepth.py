@@ -63,14 +63,14 @@ class _Group:
 class _Learner:
     """A model that is trained, and its auxiliary heads by the block that they stand behind."""
 
-    key: str = ""  # empty: the run's own
+    key: str = ""  # empty: the run's model
     model: Model
     heads: dict[str, nn.Module] = field(default_factory=dict)
 
     def modules(self) -> dict[str, nn.Module]:
         """Its modules as the loop calls them; the run's model itself is known there."""
-        found: dict[str, nn.Module] = {self.key: self.model} if self.key else {}
-        return found | {self.head_key(block): head for block, head in self.heads.items()}
+        modules: dict[str, nn.Module] = {self.key: self.model} if self.key else {}
+        return modules | {self.head_key(block): head for block, head in self.heads.items()}
 
     def head_key(self, block: str) -> str:
         """How the loop calls the head of a block: `extra/block3`, of a peer `peer/1/extra/block3`."""
@@ -92,23 +92,23 @@ class FeDepthClient(PlainClient):
         self._parameters = parameters
         self._auxiliary = auxiliary
         self._base = base()
-        self._learners: list[_Learner] = []  # the run's own first
-        self._groups: dict[str, _Group] = {}  # what is left, by the name of its phase
+        self._learners: list[_Learner] = []  # the run's model first
+        self._groups: dict[str, _Group] = {}  # still to be trained, by the name of its phase
         self._skipped: tuple[str, ...] = ()
         self._trained: set[str] = set()  # blocks
         self._epochs_spent: dict[str, float] = {}  # by the phases that have begun
-        self._heads: dict[str, nn.Module] = {}  # of the run's own model, for the method underneath
+        self._heads: dict[str, nn.Module] = {}  # of the run's model, for the method underneath
         self._logits: list[Tensor] = []  # of all learners, for the piece that is in memory
 
     # what is trained
 
     def begin(self, job: Job) -> None:
-        """Make groups, peers and heads as the plan says."""
+        """Make the groups, peers and heads of the plan."""
         super().begin(job)
         num_models = job.plan.num_models if job.plan is not None else 1
         self._learners = [_Learner(model=job.model), *(self._peer(f"{_PEER}{k}") for k in range(1, num_models))]
         self._use(job.plan)
-        self._base.begin(replace(job, loss=self._own_losses, modules=self._heads))
+        self._base.begin(replace(job, loss=self._model_losses, modules=self._heads))
 
     def replan(self, plan: TrainingPlan) -> None:
         """The plan's groups without the blocks that are done; peers that no longer fit are given up."""
@@ -117,7 +117,7 @@ class FeDepthClient(PlainClient):
         self._base.replan(plan)
 
     def _peer(self, key: str) -> _Learner:
-        """As it was after its last round; the first time with random weights of its own."""
+        """A peer as it was after its last round, or with random weights of its own."""
         if self.job.build is None:
             raise ValueError("a plan with several models needs a job that can build them")
         model = self.job.build(key)
@@ -136,7 +136,7 @@ class FeDepthClient(PlainClient):
             self._heads.update(self._learners[0].modules())
 
     def _add_heads(self, learner: _Learner) -> None:
-        """Those that the groups need: the run's as they were received, a peer's from its state or at random."""
+        """Add the heads that the groups need: the run's as received, a peer's from its state or with random weights."""
         units = {unit.name: unit for unit in learner.model.units}
         for group in self._groups.values():
             if group.is_last or (end := group.blocks[-1]) in learner.heads:
@@ -149,24 +149,24 @@ class FeDepthClient(PlainClient):
                 _fill(head, self.job.extra, f"{end}.")
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """Auxiliary heads, peers, and theirs."""
+        """The auxiliary heads of the run's model, the peers, and the heads of those."""
         return {key: module for learner in self._learners for key, module in learner.modules().items()}
 
     def phases(self) -> Sequence[Phase]:
-        """One for each group that is left; what is the same in all of them comes from the method underneath."""
+        """One phase for each remaining group; what is the same in all of them comes from the method underneath."""
         (whole,) = self._base.phases()
         return [self._phase(name, group, whole) for name, group in self._groups.items()]
 
     def _phase(self, name: str, group: _Group, whole: Phase) -> Phase:
         units = {unit.name: unit for unit in self.job.model.units}
         head = units[self.job.model.order[-1]]
-        trained = [units[unit] for unit in group.units]
+        units_trained = [units[unit] for unit in group.units]
         if not (group.is_last or self._auxiliary):
-            trained.append(head)
-        names = [param for unit in trained for param in unit.parameters if param in whole.trainable]
-        trainable = _joined(learner.names(names) for learner in self._learners)
+            units_trained.append(head)
+        names = [param for unit in units_trained for param in unit.parameters if param in whole.trainable]
+        trainable = _union(learner.names(names) for learner in self._learners)
         if self._auxiliary and not group.is_last:
-            trainable |= _joined(learner.head_names(group.blocks[-1]) for learner in self._learners)
+            trainable |= _union(learner.head_names(group.blocks[-1]) for learner in self._learners)
         return replace(
             whole,
             name=name,
@@ -175,11 +175,11 @@ class FeDepthClient(PlainClient):
             after=group.after,
             bypassed=frozenset(self._skipped) if self._parameters.bypass else frozenset(),
             beside=tuple(learner.key for learner in self._learners[1:]),
-            restored=_joined(learner.names(() if group.is_last else head.buffers) for learner in self._learners),
+            restored=_union(learner.names(() if group.is_last else head.buffers) for learner in self._learners),
         )
 
     def _epochs(self) -> float:
-        """Of each group that is left: all of the run's, or an equal share of what is left of them."""
+        """The epochs of each remaining group: all of the run's, or an equal share of those that remain."""
         if self._parameters.budget_mode == "per_group":
             return self.job.epochs
         return max(0.0, self.job.epochs - sum(self._epochs_spent.values())) / len(self._groups)
@@ -187,7 +187,7 @@ class FeDepthClient(PlainClient):
     # how it is trained
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
-        """Those of the method underneath for the run's model; then the losses of the peers, one by one.
+        """The terms of the method underneath for the run's model; then the losses of the peers, one by one.
 
         The graphs of all models live at once: each has its own loss, and its logits are in those of all others.
         """
@@ -201,8 +201,8 @@ class FeDepthClient(PlainClient):
             yield Term(name=learner.key, each=_losses(self._logits, number, batch.y), told=False)
         self._logits = []
 
-    def _own_losses(self, batch: Batch, phase: Phase) -> Tensor:
-        """What the method underneath minimises: of each sample, for the run's model."""
+    def _model_losses(self, batch: Batch, phase: Phase) -> Tensor:
+        """The loss of each sample that the method underneath minimises for the run's model."""
         losses = _losses(self._logits, 0, batch.y)
         self._logits[0] = self._logits[0].detach()
         return losses
@@ -225,20 +225,20 @@ class FeDepthClient(PlainClient):
 
     def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
         """The rule of the method underneath."""
-        own = {name: param for name, param in params.items() if not name.startswith(_PEER)}
-        self._base.after_step(own, learning_rate)
+        model_params = {name: param for name, param in params.items() if not name.startswith(_PEER)}
+        self._base.after_step(model_params, learning_rate)
 
     def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
-        """For the method underneath."""
+        """The method underneath observes."""
         self._base.observe(batch, taps, phase)
 
     def end(self) -> Outcome:
         """The auxiliary heads travel, the peers stay here."""
-        below = self._base.end()
-        own, *peers = self._learners
-        extra = _tensors(own.heads)
+        outcome = self._base.end()
+        first, *peers = self._learners
+        extra = _tensors(first.heads)
         state = _tensors({key: module for peer in peers for key, module in peer.modules().items()})
-        return replace(below, extra={**below.extra, **extra}, state={**below.state, **state})
+        return replace(outcome, extra={**outcome.extra, **extra}, state={**outcome.state, **state})
 
     def predict(self, x: Tensor) -> Tensor:
         """The whole model, as the method underneath asks it."""
@@ -252,11 +252,13 @@ def _groups(model: Model, plan: TrainingPlan | None, trained: Collection[str]) -
         return [_Group(blocks=(), units=model.order, is_last=True)]
     planned = plan.groups if plan is not None and plan.groups else (blocks,)
     skipped = plan.skipped if plan is not None else ()
-    named = (*skipped, *(block for group in planned for block in group))
-    if named != blocks:
-        raise PayloadError("plan", f"the plan has the blocks {_shown(named)}, the model has {_shown(blocks)}")
-    left = [tuple(block for block in group if block not in trained) for group in planned]
-    return [_group(model, group, is_last=group[-1] == blocks[-1]) for group in left if group]
+    blocks_of_plan = (*skipped, *(block for group in planned for block in group))
+    if blocks_of_plan != blocks:
+        raise PayloadError(
+            "plan", f"the plan has the blocks {_listed(blocks_of_plan)}, the model has {_listed(blocks)}"
+        )
+    remaining = [tuple(block for block in group if block not in trained) for group in planned]
+    return [_group(model, group, is_last=group[-1] == blocks[-1]) for group in remaining if group]
 
 
 def _group(model: Model, blocks: tuple[str, ...], *, is_last: bool) -> _Group:
@@ -270,12 +272,12 @@ def _group(model: Model, blocks: tuple[str, ...], *, is_last: bool) -> _Group:
     )
 
 
-def _shown(blocks: Sequence[str]) -> str:
+def _listed(blocks: Sequence[str]) -> str:
     return ", ".join(blocks[:12]) + (f" and {len(blocks) - 12} more" if len(blocks) > 12 else "") or "none"
 
 
 def _check_bypass(model: Model, skipped: Sequence[str]) -> None:
-    """Whether what the first skipped block takes could go into the first trained one."""
+    """Raise `InputError` unless the first trained block takes the input of the first skipped one."""
     units = {unit.name: unit for unit in model.units}
     start = model.order.index(skipped[0])
     before, first = units[skipped[0]], model.units[start + len(skipped)]
@@ -286,16 +288,16 @@ def _check_bypass(model: Model, skipped: Sequence[str]) -> None:
         )
 
 
-def _losses(logits: Sequence[Tensor], own: int, labels: Tensor) -> Tensor:
+def _losses(logits: Sequence[Tensor], learner: int, labels: Tensor) -> Tensor:
     """Cross entropy of one learner, and the mean of its divergences from all others: [b]."""
-    losses = cross_entropy(logits[own], labels)
-    others = [other.detach() for number, other in enumerate(logits) if number != own]
+    losses = cross_entropy(logits[learner], labels)
+    others = [other.detach() for number, other in enumerate(logits) if number != learner]
     if not others:
         return losses
-    return losses + torch.stack([divergence(other, logits[own]) for other in others]).mean(dim=0)
+    return losses + torch.stack([divergence(other, logits[learner]) for other in others]).mean(dim=0)
 
 
-def _joined(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*sets)
 
 
@@ -321,20 +323,20 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str, *, opti
 
 @contextmanager
 def _seeded(generator: torch.Generator) -> Iterator[None]:
-    """Torch's global generator begins like this one, and goes on as before afterwards."""
+    """Inside, torch's global generator draws what this one would; afterwards it continues as before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator.initial_seed())
         yield
 
 
-def _auxiliary_tensors(below: Callable[[Model], Mapping[str, Tensor]], model: Model) -> Mapping[str, Tensor]:
+def _auxiliary_tensors(base_tensors: Callable[[Model], Mapping[str, Tensor]], model: Model) -> Mapping[str, Tensor]:
     """A head for every block that a group may end at: all but the last."""
     if not hasattr(model, "units"):
         raise InputError(
             "method 'm-fedepth' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
         )
     blocks = [unit for unit in model.units if unit.kind == "block"][:-1]
-    return {**below(model), **_tensors({unit.name: heads.auxiliary(model, unit) for unit in blocks})}
+    return {**base_tensors(model), **_tensors({unit.name: heads.auxiliary(model, unit) for unit in blocks})}
 
 
 def method(parameters: FeDepthParameters, base: Method, *, auxiliary: bool = False) -> Method:

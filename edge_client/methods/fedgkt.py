@@ -2,7 +2,7 @@
 NeurIPS 2020.
 
 Devices train small models; the server trains a large one on what the first layers of the devices' models put out, and
-both learn from each other's logits. Down: the server's logits for samples that the device told about. Up: feature maps,
+both learn from each other's logits. Down: the server's logits for samples whose maps the device sent. Up: feature maps,
 labels and logits of its samples. On the device: the model and the state of its optimizer.
 
     device   CE + alpha KD(server's logits || its own)      for samples that the server answered for; CE for the others
@@ -13,11 +13,12 @@ A device's model is a slice of the run's, its maps are the output of the extract
 parameters); the server's model is what follows it in the largest slice whose extractor puts out the same shape. Nothing
 of the server's part travels.
 
-Deviations: instead of all samples in every round a device tells about as many as fit into `max_bytes`, the next ones in
-turn; answers that came stay on the device until there are newer ones. Samples are keyed by their positions, so that
-batches may be shuffled. Maps are those of the model at the end of the round, in evaluation mode. Test samples are not
-sent: the answer to a test sample is the device's own model's. The server trains while it folds, and the round waits for
-it: what is made beside a round (`study`) is told a round later, so that answers would be those of maps two rounds old.
+Deviations: instead of the maps of all samples a device sends in every round as many as fit into `max_bytes`, the next
+ones in turn; answers that came stay on the device until there are newer ones. Samples are keyed by their positions, so
+that batches may be shuffled. Maps are those of the model at the end of the round, in evaluation mode. Test samples are
+not sent: the answer to a test sample is the device's own model's. The server trains while it folds, and the round waits
+for it: what is made beside a round (`study`) is told a round later, so that answers would be those of maps two rounds
+old.
 
 Legend: T = temperature, E_s = server_epochs.
 """
@@ -90,40 +91,44 @@ def samples_within(max_bytes: int, shape: Sequence[int], num_classes: int) -> in
 
 
 class FedGktClient(PersonalClient):
-    """Cross entropy and what the server said about each sample."""
+    """Cross entropy, and the distillation from the server's logits for each sample."""
 
     def __init__(self, parameters: FedGktParameters) -> None:
         super().__init__(everything)
-        self._how = parameters
+        self._parameters = parameters
         self._answers: dict[str, Tensor] = {}  # `logits` [n, C] and `known` [n] of 0 and 1, by position
 
     def begin(self, job: Job) -> None:
-        """The device's own model; what the server said before, and what it says now."""
+        """Load the device's own model, the server's earlier answers and its new ones."""
         super().begin(job)
         check_gkt(job.model)
         if job.data is None:
             return
         shape = (len(job.data), math.prod(job.model.units[-1].out_shape))
         self._answers = {"logits": torch.zeros(shape), "known": torch.zeros(shape[0])}
-        kept = {name: job.state[_ANSWERS + name] for name in self._answers if _ANSWERS + name in job.state}
-        if kept and kept["logits"].shape == shape:
-            self._answers = kept
-        told = one(job.knowledge, SampleLogits)
-        if told is not None and told.values.shape[1] == shape[1] and int(told.ids[-1]) < shape[0]:
-            self._answers["logits"][told.ids] = told.values
-            self._answers["known"][told.ids] = 1.0
-        elif told is not None:
-            came = (int(told.ids[-1]), told.values.shape[1])
-            _log.warning("answers up to sample %d, of %d classes, are not for this device's %d of %d", *came, *shape)
+        stored = {name: job.state[_ANSWERS + name] for name in self._answers if _ANSWERS + name in job.state}
+        if stored and stored["logits"].shape == shape:
+            self._answers = stored
+        answers = one(job.knowledge, SampleLogits)
+        if answers is not None and answers.values.shape[1] == shape[1] and int(answers.ids[-1]) < shape[0]:
+            self._answers["logits"][answers.ids] = answers.values
+            self._answers["known"][answers.ids] = 1.0
+        elif answers is not None:
+            received = (int(answers.ids[-1]), answers.values.shape[1])
+            _log.warning(
+                "answers up to sample %d, of %d classes, are not for this device's %d of %d", *received, *shape
+            )
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """One term: both losses come from one pass."""
         logits = self.job.model(batch.x)
         each = cross_entropy(logits, batch.y)
-        if self._how.alpha > 0 and self._answers and batch.positions is not None:
+        if self._parameters.alpha > 0 and self._answers and batch.positions is not None:
             target, known = (self._answers[name][batch.positions] for name in ("logits", "known"))
             if bool(known.any()):
-                each = each + self._how.alpha * known * distillation(target, logits, self._how.temperature)
+                each = each + self._parameters.alpha * known * distillation(
+                    target, logits, self._parameters.temperature
+                )
         del logits
         yield Term(name="cross_entropy+distillation", each=each)
 
@@ -134,14 +139,14 @@ class FedGktClient(PersonalClient):
         if data is None:
             return outcome
         shape = _map_shape(model, extractor(model))
-        size = samples_within(self._how.max_bytes, shape, math.prod(model.units[-1].out_shape))
+        size = samples_within(self._parameters.max_bytes, shape, math.prod(model.units[-1].out_shape))
         ids = window(self.job.round, len(data), min(size, len(data)))
         chunk = self.job.plan.microbatch if self.job.plan is not None else _CHUNK
         pieces = [self._piece(ids[start : start + chunk]) for start in range(0, len(ids), chunk)]
         labels, maps, logits = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-        kept = {_ANSWERS + name: tensor for name, tensor in self._answers.items()}
-        sent = FeatureMaps(ids=ids, labels=labels, logits=logits, values=maps)
-        return replace(outcome, state={**outcome.state, **kept}, knowledge=(sent,))
+        answers = {_ANSWERS + name: tensor for name, tensor in self._answers.items()}
+        knowledge = FeatureMaps(ids=ids, labels=labels, logits=logits, values=maps)
+        return replace(outcome, state={**outcome.state, **answers}, knowledge=(knowledge,))
 
     @torch.no_grad()
     def _piece(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,8 +156,8 @@ class FedGktClient(PersonalClient):
         x, y = data.batch(positions)
         was_training = model.training
         model.eval()
-        place = extractor(model)
-        tap = next(name for name, module in model.taps.items() if module == place)
+        unit = extractor(model)
+        tap = next(name for name, module in model.taps.items() if module == unit)
         seen, logits = tapped(model, [tap], x)
         model.train(was_training)
         return y, seen[tap].float().contiguous(), logits.float()
@@ -162,10 +167,10 @@ class GktTeacher:
     """The server's model by the shape of its maps (`net/SHAPE/...`), and its answers (`answers/DEVICE/...`)."""
 
     def __init__(self, parameters: FedGktParameters) -> None:
-        self._how = parameters
+        self._parameters = parameters
 
     def begin(self, run: RunFile) -> Mapping[str, Tensor]:
-        """Nothing yet; a task's own model cannot be built here."""
+        """An empty memory; raises `InputError` for a task, whose model cannot be built here."""
         if run.model is None:
             raise InputError(
                 "method 'fedgkt' trains a part of the model on the server: use a built-in model instead of a task"
@@ -176,31 +181,33 @@ class GktTeacher:
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Train the server's part on all maps of this round, then answer for every one of them."""
-        learnt = {name: memory[name] for name in memory}
+        new_memory = {name: memory[name] for name in memory}
         shapes = sorted({maps.values.shape[1:] for _, maps in _maps(received)})
         for shape in shapes:
-            own = f"{_NET}{_shape_text(shape)}/"
-            upper = self._upper(lesson, tuple(shape))
-            if upper is None:
+            prefix = f"{_NET}{_shape_text(shape)}/"
+            server_part = self._server_part(lesson, tuple(shape))
+            if server_part is None:
                 continue
-            model, start = upper
-            if own + next(iter(model.state_dict())) in memory:
-                model.load_state_dict({name.removeprefix(own): memory[name] for name in memory if name.startswith(own)})
+            model, start = server_part
+            if prefix + next(iter(model.state_dict())) in memory:
+                model.load_state_dict(
+                    {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}
+                )
             self._train(model, start, received, shape, lesson)
-            learnt |= {own + name: tensor.clone() for name, tensor in model.state_dict().items()}
+            new_memory |= {prefix + name: tensor.clone() for name, tensor in model.state_dict().items()}
             for device, maps in _maps(received):
                 if maps.values.shape[1:] == shape:
                     answers = f"{_ANSWERS}{device_number(device)}/"
-                    learnt |= {answers + "ids": maps.ids, answers + "values": _answered(model, start, maps.values)}
-        return learnt
+                    new_memory |= {answers + "ids": maps.ids, answers + "values": _answer(model, start, maps.values)}
+        return new_memory
 
-    def _upper(self, lesson: Lesson, shape: tuple[int, ...]) -> tuple[Model, str] | None:
+    def _server_part(self, lesson: Lesson, shape: tuple[int, ...]) -> tuple[Model, str] | None:
         """The largest slice of the run whose extractor puts out such maps, and the unit after it."""
         assert lesson.run is not None
         for rung in rungs(lesson.run):
-            model, place = _built(lesson.run, rung)
-            if _map_shape(model, place) == shape:
-                return model, model.order[model.order.index(place) + 1]
+            model, unit = _build(lesson.run, rung)
+            if _map_shape(model, unit) == shape:
+                return model, model.order[model.order.index(unit) + 1]
         return None
 
     def _train(self, model: Model, start: str, received: Received, shape: Sequence[int], lesson: Lesson) -> None:
@@ -208,7 +215,7 @@ class GktTeacher:
         params = dict(model.named_parameters())
         optimizer = Adam()
         rng = torch.Generator().manual_seed(derive(lesson.seed, "gkt", lesson.round))
-        for _ in range(self._how.server_epochs):
+        for _ in range(self._parameters.server_epochs):
             for _, maps in _maps(received):
                 if maps.values.shape[1:] == shape:
                     for rows in _batches(len(maps.ids), rng):
@@ -220,17 +227,17 @@ class GktTeacher:
     ) -> None:
         logits = model.forward_from(start, maps.values[rows])
         each = cross_entropy(logits, maps.labels[rows])
-        each = each + self._how.alpha * distillation(maps.logits[rows], logits, self._how.temperature)
+        each = each + self._parameters.alpha * distillation(maps.logits[rows], logits, self._parameters.temperature)
         grads = torch.autograd.grad(each.mean(), list(params.values()), allow_unused=True)
         for (name, param), grad in zip(params.items(), grads, strict=True):
             if grad is not None:
-                optimizer.step(name, param, grad, self._how.server_lr)
+                optimizer.step(name, param, grad, self._parameters.server_lr)
 
     def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
         """Maps of a shape that no slice of the run's model continues."""
         assert lesson.run is not None
-        known = {_map_shape(*_built(lesson.run, rung)) for rung in rungs(lesson.run)}
-        listed = ", ".join(_shape_text(shape) for shape in sorted(known))
+        shapes = {_map_shape(*_build(lesson.run, rung)) for rung in rungs(lesson.run)}
+        listed = ", ".join(_shape_text(shape) for shape in sorted(shapes))
         return [
             LeftOut(
                 device=device,
@@ -238,7 +245,7 @@ class GktTeacher:
                 detail=f"its maps are {_shape_text(maps.values.shape[1:])}, the run's slices have {listed}; left out",
             )
             for device, maps in _maps(received)
-            if tuple(maps.values.shape[1:]) not in known
+            if tuple(maps.values.shape[1:]) not in shapes
         ]
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
@@ -246,16 +253,16 @@ class GktTeacher:
         return {}
 
     def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[SampleLogits, ...]:
-        """The answers to what this device told last."""
-        own = f"{_ANSWERS}{device_number(device)}/"
-        if own + "ids" not in memory:
+        """The answers to the maps that this device sent last."""
+        prefix = f"{_ANSWERS}{device_number(device)}/"
+        if prefix + "ids" not in memory:
             return ()
-        return (SampleLogits(ids=memory[own + "ids"], values=memory[own + "values"]),)
+        return (SampleLogits(ids=memory[prefix + "ids"], values=memory[prefix + "values"]),)
 
 
-def _map_shape(model: Model, place: str) -> tuple[int, ...]:
-    """Of what a unit puts out for one sample."""
-    return next(tuple(unit.out_shape) for unit in model.units if unit.name == place)
+def _map_shape(model: Model, name: str) -> tuple[int, ...]:
+    """The shape of a unit's output for one sample."""
+    return next(tuple(unit.out_shape) for unit in model.units if unit.name == name)
 
 
 def _shape_text(shape: Sequence[int]) -> str:
@@ -264,9 +271,9 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 def _maps(received: Received) -> Iterator[tuple[str, FeatureMaps]]:
     for header, items in received():
-        found = one(items, FeatureMaps)
-        if found is not None:
-            yield header.device, found
+        maps = one(items, FeatureMaps)
+        if maps is not None:
+            yield header.device, maps
 
 
 def _batches(count: int, rng: Generator) -> Iterator[Tensor]:
@@ -275,14 +282,14 @@ def _batches(count: int, rng: Generator) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def _answered(model: Model, start: str, maps: Tensor) -> Tensor:
+def _answer(model: Model, start: str, maps: Tensor) -> Tensor:
     """Logits in evaluation mode."""
     model.eval()
     pieces = [model.forward_from(start, maps[first : first + _BATCH]) for first in range(0, len(maps), _BATCH)]
     return torch.cat(pieces).float()
 
 
-def _built(run: RunFile, rung: str) -> tuple[Model, str]:
+def _build(run: RunFile, rung: str) -> tuple[Model, str]:
     """A slice with its first weights, which follow from the run's seed alone, and the end of its extractor."""
     assert run.model is not None
     with torch.random.fork_rng(devices=[]):
@@ -292,7 +299,7 @@ def _built(run: RunFile, rung: str) -> tuple[Model, str]:
 
 
 def _traffic(parameters: FedGktParameters, model: Model) -> Traffic:
-    """Of a device with more samples than fit into one round."""
+    """The traffic of a device with more samples than fit into one round."""
     shape = _map_shape(model, extractor(model))
     num_classes = math.prod(model.units[-1].out_shape)
     count = samples_within(parameters.max_bytes, shape, num_classes)
@@ -313,7 +320,7 @@ def method(parameters: FedGktParameters) -> Method:
 
 
 def check_gkt(model: Model) -> None:
-    """There must be something after the first unit with parameters."""
+    """Raise `InputError` for a model with nothing after its first unit with parameters."""
     if hasattr(model, "taps") and len(_trainable_units(model)) < 2:
         raise InputError(
             "method 'fedgkt' divides a model behind its first unit with parameters, and this one has "

@@ -45,16 +45,16 @@ class FedHeClient(PersonalClient):
         self._exchange = ClassExchange(job, ("logit",))
 
     def phases(self) -> Sequence[Phase]:
-        """One phase; logits are looked at."""
+        """One phase; logits are observed."""
         return [replace(phase, taps=frozenset({TAPS["logit"]})) for phase in super().phases()]
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """One term: both losses come from one pass."""
         logits = self.job.model(batch.x)
         each = cross_entropy(logits, batch.y)
-        found = self._exchange.target("logit", batch, logits) if self._alpha > 0 else None
-        if found is not None:
-            target, mask, count = found
+        match = self._exchange.target("logit", batch, logits) if self._alpha > 0 else None
+        if match is not None:
+            target, mask, count = match
             each = each + self._alpha * (logits - target).square().mean(dim=1) * mask * (batch.num_whole / count)
         del logits
         yield Term(name="cross_entropy+targets", each=each)

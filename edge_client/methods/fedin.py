@@ -78,45 +78,45 @@ class FedInClient(FedProxClient):
 
     def __init__(self, parameters: FedInParameters) -> None:
         super().__init__(FedProxParameters(mu=parameters.mu))
-        self._how = parameters
+        self._parameters = parameters
         self._maps = False  # there are foreign pairs of this model
         self._most = parameters.pairs  # of them at a time
         self._seen: list[tuple[Tensor, Tensor]] = []  # the newest rows, in and out
         self._optimizer: Optimizer | None = None  # of steps on the middle alone
 
     def begin(self, job: Job) -> None:
-        """See whether foreign pairs came; they are read when they are needed, and not kept beside activations."""
+        """Look for foreign pairs; they are read when they are needed, and not kept beside activations."""
         super().begin(job)
         check(job.model)
-        pairs = one(job.knowledge, FeaturePairs) if self._how.pairs else None
+        pairs = one(job.knowledge, FeaturePairs) if self._parameters.pairs else None
         if pairs is not None:
             shape = next(unit.out_shape for unit in job.model.units if unit.name == extractor(job.model))
-            own = _signature(torch.tensor((*shape, flat_width(job.model, _OUT))))
-            self._maps = pairs.signature == own and len(pairs.inputs) >= job.model.min_batch
-            if pairs.signature != own:
-                _log.warning("pairs %s are not of this model, which has %s; left out", pairs.signature, own)
-        if self._how.alleviation == "sequential" and job.optimizer is not None:
+            signature = _signature(torch.tensor((*shape, flat_width(job.model, _OUT))))
+            self._maps = pairs.signature == signature and len(pairs.inputs) >= job.model.min_batch
+            if pairs.signature != signature:
+                _log.warning("pairs %s are not of this model, which has %s; left out", pairs.signature, signature)
+        if self._parameters.alleviation == "sequential" and job.optimizer is not None:
             self._optimizer = job.optimizer()
 
     def phases(self) -> Sequence[Phase]:
         """One phase; the gradient of the mapping is kept apart where the two must be compared."""
-        apart = self._maps and (self._how.alleviation == "projection" or self._rescales)
-        taps = frozenset({_tap(self.job.model), _OUT}) if self._how.pairs else frozenset[str]()
+        apart = self._maps and (self._parameters.alleviation == "projection" or self._rescales)
+        taps = frozenset({_tap(self.job.model), _OUT}) if self._parameters.pairs else frozenset[str]()
         keep = frozenset({_MAPPING}) if apart else frozenset[str]()
         return [replace(phase, taps=taps, keep=keep) for phase in super().phases()]
 
     @property
     def _rescales(self) -> bool:
-        return self._how.alleviation == "weighted" and self._how.rescale_outer
+        return self._parameters.alleviation == "weighted" and self._parameters.rescale_outer
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """The local loss, then the mapping, once per step and a microbatch at a time."""
         self._forget(coming=batch.num_whole if batch.first else 0)  # they are not beside the whole batch's activations
         self._most = batch.most or self._most
-        halved = self._maps and self._how.alleviation == "weighted"
+        halved = self._maps and self._parameters.alleviation == "weighted"
         for term in super().terms(batch, phase):
             yield replace(term, weight=term.weight / 2) if halved else term
-        if self._maps and batch.first and self._how.alleviation != "sequential":
+        if self._maps and batch.first and self._parameters.alleviation != "sequential":
             yield from self._mapping(apart=bool(phase.keep))
 
     def _mapping(self, *, apart: bool = False) -> Iterator[Term]:
@@ -128,13 +128,13 @@ class FedInClient(FedProxClient):
         for first in range(0, count, size):
             rows = slice(first, min(first + size, count))
             part = FeaturePairs(inputs=pairs.inputs[rows], outputs=pairs.outputs[rows])
-            with _buffers_kept(model):  # until its gradient has been taken
+            with _restored_buffers(model):  # until its gradient has been taken
                 yield from _at_once(model, part, count) if apart else _unit_by_unit(model, part, count)
 
     def adjust(self, name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Eq. 13; or Eq. 14 with the whole gradient outside of the middle."""
         mapping = kept.get(_MAPPING)
-        if self._how.alleviation == "projection" and mapping is not None:
+        if self._parameters.alleviation == "projection" and mapping is not None:
             grad.copy_(project(grad, mapping))
         elif self._rescales and self._maps:
             grad.mul_(2) if mapping is None else grad.add_(mapping)
@@ -162,15 +162,15 @@ class FedInClient(FedProxClient):
 
     def observe(self, batch: Batch, taps: Mapping[str, Tensor], phase: Phase) -> None:
         """Keep the newest rows of the last epoch."""
-        if not batch.last_epoch or not self._how.pairs:
+        if not batch.last_epoch or not self._parameters.pairs:
             return
-        most = self._how.pairs
+        most = self._parameters.pairs
         self._seen.append((taps[_tap(self.job.model)][-most:].clone(), taps[_OUT][-most:].flatten(1).clone()))
         self._forget(coming=0)
 
     def _forget(self, coming: int) -> None:
-        """Rows that will not be among the newest when so many more are there."""
-        spare = sum(len(rows) for rows, _ in self._seen) + coming - self._how.pairs
+        """Drop rows that will not be among the newest after so many more."""
+        spare = sum(len(rows) for rows, _ in self._seen) + coming - self._parameters.pairs
         while self._seen and spare > 0:
             inputs, outputs = self._seen.pop(0)
             if spare < len(inputs):
@@ -181,7 +181,7 @@ class FedInClient(FedProxClient):
         """This device's pairs."""
         if not self._seen:
             return Outcome()
-        inputs, outputs = (torch.cat(rows)[-self._how.pairs :] for rows in zip(*self._seen, strict=True))
+        inputs, outputs = (torch.cat(rows)[-self._parameters.pairs :] for rows in zip(*self._seen, strict=True))
         return Outcome(knowledge=(FeaturePairs(inputs=inputs.contiguous(), outputs=outputs.contiguous()),))
 
 
@@ -233,8 +233,8 @@ def _unit_by_unit(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Ter
 
 def _middle(model: Model) -> list[str]:
     """The units behind the extractor, up to the one that puts out the features, or has them inside."""
-    place = model.taps[_OUT]
-    end = next(number for number, unit in enumerate(model.order) if place == unit or place.startswith(f"{unit}."))
+    module = model.taps[_OUT]
+    end = next(number for number, unit in enumerate(model.order) if module == unit or module.startswith(f"{unit}."))
     return list(model.order[model.order.index(extractor(model)) + 1 : end + 1])
 
 
@@ -244,7 +244,7 @@ def _distance(out: Tensor, pairs: FeaturePairs, count: int) -> Tensor:
 
 @contextmanager
 def _whole_units(model: Model) -> Iterator[None]:
-    """A single unit that ran again in backward would run a third time."""
+    """Units do not run again in backward here: each would run a third time."""
     before = model.recompute
     model.recompute = None if before == "units" else before
     try:
@@ -254,8 +254,8 @@ def _whole_units(model: Model) -> Iterator[None]:
 
 
 @contextmanager
-def _buffers_kept(model: Model) -> Iterator[None]:
-    """Running statistics are those of this device's samples."""
+def _restored_buffers(model: Model) -> Iterator[None]:
+    """Put running statistics back at the end: they are those of this device's samples."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
@@ -271,12 +271,12 @@ def extractor(model: Model) -> str:
 
 
 def _tap(model: Model) -> str:
-    place = extractor(model)
-    return next(tap for tap, module in model.taps.items() if module == place)
+    unit = extractor(model)
+    return next(tap for tap, module in model.taps.items() if module == unit)
 
 
 def check(model: Model) -> None:
-    """There must be something between the extractor and the classifier; without shapes, units are unknown."""
+    """Raise `InputError` for a model with nothing between extractor and classifier; without shapes none are known."""
     if not hasattr(model, "taps"):
         return
     with_parameters = [name for name in model.order if any(True for _ in model.get_submodule(name).parameters())]
@@ -310,16 +310,16 @@ class PairPool:
 
     def newest(self, most: int) -> PairPool:
         """The last `most` uploads."""
-        left = self.uploads > int(self.uploads[-1]) - most
+        rows = self.uploads > int(self.uploads[-1]) - most
         return PairPool(
-            devices=self.devices[left],
-            uploads=self.uploads[left],
-            inputs=self.inputs[left],
-            outputs=self.outputs[left],
+            devices=self.devices[rows],
+            uploads=self.uploads[rows],
+            inputs=self.inputs[rows],
+            outputs=self.outputs[rows],
         )
 
     def followed_by(self, other: PairPool) -> PairPool:
-        """Both, the other's behind."""
+        """The pairs of both, the other's last."""
         return PairPool(
             devices=torch.cat([self.devices, other.devices]),
             uploads=torch.cat([self.uploads, other.uploads]),
@@ -327,14 +327,14 @@ class PairPool:
             outputs=torch.cat([self.outputs, other.outputs]),
         )
 
-    def drawn(self, device: str, size: int, rng: Generator) -> FeaturePairs | None:
+    def draw(self, device: str, size: int, rng: Generator) -> FeaturePairs | None:
         """`size` random pairs of others; a device's own only while there are no others."""
         foreign = (self.devices != device_number(device)).nonzero()[:, 0]
         usable = foreign if len(foreign) else torch.arange(len(self.devices))
         if len(usable) == 0:
             return None
-        chosen = usable[torch.randperm(len(usable), generator=rng)[:size]]
-        return FeaturePairs(inputs=self.inputs[chosen], outputs=self.outputs[chosen])
+        rows = usable[torch.randperm(len(usable), generator=rng)[:size]]
+        return FeaturePairs(inputs=self.inputs[rows], outputs=self.outputs[rows])
 
     def tensors(self) -> dict[str, Tensor]:
         """For the server's state."""
@@ -367,18 +367,18 @@ class PairTeacher:
         self._size = parameters.pairs
 
     def begin(self, run: RunFile) -> Mapping[str, Tensor]:
-        """Nobody sent anything yet."""
+        """An empty memory."""
         return {}
 
     def learn(
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Put what came into the pools."""
-        said = _said(received)
-        shapes = _shapes(memory, said)
+        """Add the pairs of this round to the pools."""
+        uploads = _received_pairs(received)
+        shapes = _shapes(memory, uploads)
         fitting = [
             (header.device, pairs)
-            for header, pairs in said
+            for header, pairs in uploads
             if pairs.signature == _signature(shapes[_SHAPE + header.slice])
         ]
         pools = fold_pairs(_pools(memory), fitting, most=self._most)
@@ -387,17 +387,17 @@ class PairTeacher:
 
     def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
         """Pairs of another signature than those of most devices of the slice."""
-        said = _said(received)
-        shapes = _shapes(memory, said)
-        usual = [_signature(shapes[_SHAPE + header.slice]) for header, _ in said]
+        uploads = _received_pairs(received)
+        shapes = _shapes(memory, uploads)
+        signatures = [_signature(shapes[_SHAPE + header.slice]) for header, _ in uploads]
         return [
             LeftOut(
                 device=header.device,
                 code="signature",
-                detail=f"its pairs are {pairs.signature}, those of slice {header.slice!r} are {wanted}; left out",
+                detail=f"its pairs are {pairs.signature}, those of slice {header.slice!r} are {expected}; left out",
             )
-            for (header, pairs), wanted in zip(said, usual, strict=True)
-            if pairs.signature != wanted
+            for (header, pairs), expected in zip(uploads, signatures, strict=True)
+            if pairs.signature != expected
         ]
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
@@ -407,23 +407,23 @@ class PairTeacher:
     def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[FeaturePairs, ...]:
         """Random pairs of other devices, once there are any of this architecture's signature."""
         shape = memory.get(_SHAPE + cut)
-        pool = _pools(memory, only=_signature(shape)) if shape is not None and self._size else {}
+        pools = _pools(memory, only=_signature(shape)) if shape is not None and self._size else {}
         rng = torch.Generator().manual_seed(derive(lesson.seed, "pairs", lesson.round, device))
-        drawn = (found.drawn(device, self._size, rng) for found in pool.values())
-        return tuple(pairs for pairs in drawn if pairs is not None)
+        samples = (pool.draw(device, self._size, rng) for pool in pools.values())
+        return tuple(pairs for pairs in samples if pairs is not None)
 
 
 _POOL = "pairs/"
 _SHAPE = "shape/"
 
 
-def _said(received: Received) -> list[tuple[Header, FeaturePairs]]:
+def _received_pairs(received: Received) -> list[tuple[Header, FeaturePairs]]:
     return [(header, item) for header, items in received() for item in items if isinstance(item, FeaturePairs)]
 
 
-def _shapes(memory: Mapping[str, Tensor], said: Sequence[tuple[Header, FeaturePairs]]) -> dict[str, Tensor]:
-    """Of the pairs of each slice: in this round, or as long as nobody says it, before."""
-    return {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(said)
+def _shapes(memory: Mapping[str, Tensor], uploads: Sequence[tuple[Header, FeaturePairs]]) -> dict[str, Tensor]:
+    """The shapes of each slice's pairs: of this round, or for slices without pairs in it, of an earlier one."""
+    return {name: memory[name] for name in memory if name.startswith(_SHAPE)} | _usual_shapes(uploads)
 
 
 def _signature(shape: Tensor) -> str:
@@ -431,26 +431,28 @@ def _signature(shape: Tensor) -> str:
     return f"{'x'.join(inputs)}>{width}"
 
 
-def _usual_shapes(said: Sequence[tuple[Header, FeaturePairs]]) -> dict[str, Tensor]:
-    """By slice, the shapes of most of its devices: one that says something else speaks for itself alone."""
+def _usual_shapes(uploads: Sequence[tuple[Header, FeaturePairs]]) -> dict[str, Tensor]:
+    """For each slice the shapes of the pairs of most of its devices; those of the others are left out."""
     shapes: dict[str, list[tuple[int, ...]]] = {}
-    for header, pairs in said:
+    for header, pairs in uploads:
         shapes.setdefault(header.slice, []).append((*pairs.inputs.shape[1:], pairs.outputs.shape[1]))
-    return {_SHAPE + cut: torch.tensor(max(sorted(found), key=found.count)) for cut, found in shapes.items()}
+    return {
+        _SHAPE + cut: torch.tensor(max(sorted(candidates), key=candidates.count)) for cut, candidates in shapes.items()
+    }
 
 
 def _pools(memory: Mapping[str, Tensor], only: str = "") -> dict[str, PairPool]:
     names = [name.removeprefix(_POOL) for name in memory if name.startswith(_POOL)]
-    found = sorted({name.rpartition("/")[0] for name in names})
+    signatures = sorted({name.rpartition("/")[0] for name in names})
     return {
-        sign: PairPool(
-            devices=memory[f"{_POOL}{sign}/devices"],
-            uploads=memory[f"{_POOL}{sign}/uploads"],
-            inputs=memory[f"{_POOL}{sign}/in"],
-            outputs=memory[f"{_POOL}{sign}/out"],
+        signature: PairPool(
+            devices=memory[f"{_POOL}{signature}/devices"],
+            uploads=memory[f"{_POOL}{signature}/uploads"],
+            inputs=memory[f"{_POOL}{signature}/in"],
+            outputs=memory[f"{_POOL}{signature}/out"],
         )
-        for sign in found
-        if only in ("", sign)
+        for signature in signatures
+        if only in ("", signature)
     }
 
 

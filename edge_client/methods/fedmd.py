@@ -59,28 +59,28 @@ _log = logging.getLogger(__name__)
 
 
 class FedMdClient(SharedSamplesClient):
-    """Digest the consensus, revisit the own data."""
+    """Digest the consensus, then revisit the device's own data."""
 
     def __init__(self, parameters: FedMdParameters) -> None:
         super().__init__()
-        self._how = parameters
+        self._parameters = parameters
         self._consensus: SampleLogits | None = None
 
     def begin(self, job: Job) -> None:
         """Keep the consensus, if there is one."""
         super().begin(job)
         self._consensus = one(self.job.knowledge, SampleLogits)
-        own = math.prod(job.model.units[-1].out_shape)
-        if self._consensus is not None and self._consensus.values.shape[1] != own:
-            told = self._consensus.values.shape[1]
-            _log.warning("the consensus is of %d classes, this model has %d; it is left out", told, own)
+        num_classes = math.prod(job.model.units[-1].out_shape)
+        if self._consensus is not None and self._consensus.values.shape[1] != num_classes:
+            num_logits = self._consensus.values.shape[1]
+            _log.warning("the consensus is of %d classes, this model has %d; it is left out", num_logits, num_classes)
             self._consensus = None
 
     def lesson(self) -> tuple[Tensor, int]:
         """The samples of the consensus."""
         if self._consensus is None:
             return torch.empty(0, dtype=torch.int64), 0
-        return self._consensus.ids, self._how.digest_epochs
+        return self._consensus.ids, self._parameters.digest_epochs
 
     def learning_terms(self, batch: Batch) -> Iterator[Term]:
         """The mean absolute error."""
@@ -93,7 +93,7 @@ class FedMdClient(SharedSamplesClient):
         outcome = super().end()
         if self.public is None:
             return outcome
-        ids = window(self.job.round, len(self.public), self._how.samples)
+        ids = window(self.job.round, len(self.public), self._parameters.samples)
         _, logits = outputs(self.job.model, self.public[ids], (), self.chunk)
         return replace(outcome, knowledge=(SampleLogits(ids=ids, values=logits),))
 
@@ -113,44 +113,44 @@ class ConsensusTeacher:
     """The server's side. Memory: `public`, and of the last round `ids` and `values`."""
 
     def __init__(self, parameters: FedMdParameters) -> None:
-        self._how = parameters
+        self._parameters = parameters
 
     def begin(self, run: RunFile) -> Mapping[str, Tensor]:
         """The shared samples; raises `InputError` without."""
-        return {"public": load_public(self._how.public, run, self._how.public_samples)}
+        return {"public": load_public(self._parameters.public, run, self._parameters.public_samples)}
 
     def learn(
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """The consensus of the devices of this round."""
         public = memory["public"]
-        ids = window(lesson.round, len(public), self._how.samples)
-        said = (item for _, items in received() for item in items if isinstance(item, SampleLogits))
-        fitting = (item for item in said if item.values.shape[1] == lesson.num_classes)
-        agreed = consensus(fitting, ids)
-        return {"public": public} if agreed is None else {"public": public, "ids": agreed.ids, "values": agreed.values}
+        ids = window(lesson.round, len(public), self._parameters.samples)
+        answers = (item for _, items in received() for item in items if isinstance(item, SampleLogits))
+        fitting = (item for item in answers if item.values.shape[1] == lesson.num_classes)
+        result = consensus(fitting, ids)
+        return {"public": public} if result is None else {"public": public, "ids": result.ids, "values": result.values}
 
     def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
         """Logits for other samples than the round's, or of another number of classes."""
         total = len(memory["public"])
         if total == 0:
-            return [no_samples(self._how.public)]
-        ids = window(lesson.round, total, self._how.samples)
-        found: list[LeftOut] = []
+            return [no_samples(self._parameters.public)]
+        ids = window(lesson.round, total, self._parameters.samples)
+        problems: list[LeftOut] = []
         for header, items in received():
-            said = one(items, SampleLogits)
-            if said is not None and not said.ids.equal(ids):
-                found.append(other_samples(header.device, said.ids, ids))
-            elif said is not None and said.values.shape[1] != lesson.num_classes:
-                found.append(other_classes(header.device, said.values.shape[1], lesson.num_classes))
-        return found
+            answer = one(items, SampleLogits)
+            if answer is not None and not answer.ids.equal(ids):
+                problems.append(other_samples(header.device, answer.ids, ids))
+            elif answer is not None and answer.values.shape[1] != lesson.num_classes:
+                problems.append(other_classes(header.device, answer.values.shape[1], lesson.num_classes))
+        return problems
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
         """Nothing takes long."""
         return {}
 
     def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[SampleLogits, ...]:
-        """The consensus, once there is one."""
+        """The consensus, as soon as there is one."""
         return (SampleLogits(ids=memory["ids"], values=memory["values"]),) if "ids" in memory else ()
 
 

@@ -30,10 +30,10 @@ from edge_client.methods.cards.fednova import FedNovaParameters
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.params import IndexMap, Part, coverage_mean, coverage_sum, is_buffer
 
-__all__ = ["FedNovaServer", "carried", "method"]
+__all__ = ["FedNovaServer", "effective_steps", "method"]
 
 
-def carried(steps: int, momentum: float) -> float:
+def effective_steps(steps: int, momentum: float) -> float:
     """a_i: the sum over all steps of how far each one carries, 1 + rho + rho^2 + ... as long as it lasts."""
     if momentum == 0:
         return float(steps)
@@ -49,13 +49,13 @@ class FedNovaServer(CoverageServer):
         """The new value of one tensor."""
         if is_buffer(name) or not old.is_floating_point():
             return super().fold_tensor(name, old, frozen)
-        largest = max((carried(header.steps, frozen.momentum) for header in frozen.headers), default=0.0)
+        largest = max((effective_steps(header.steps, frozen.momentum) for header in frozen.headers), default=0.0)
         owners: list[tuple[IndexMap | None, float, float]] = []  # where, n_i, largest a / a_i
 
         def parts() -> Iterator[Part]:
             for header, value, where in frozen.column(name):
                 if header.steps > 0:
-                    ratio = largest / carried(header.steps, frozen.momentum)
+                    ratio = largest / effective_steps(header.steps, frozen.momentum)
                     owners.append((where, float(header.num_samples), ratio))
                     yield value, where, header.num_samples * ratio
 

@@ -35,7 +35,7 @@ __all__ = ["PersonalClient", "everything", "method", "shared", "size_of"]
 
 _OPTIMIZER = "optimizer/"
 _MOST_NOTED = 12_000  # characters: a container says up to 16,384 bytes of itself
-Personal = Callable[[Job], tuple[str, ...]]  # what the names of a model's personal tensors begin with
+Personal = Callable[[Job], tuple[str, ...]]  # prefixes of the names of a model's personal tensors
 Size = Mapping[str, Mapping[str, tuple[int, ...]]]  # of one slice: unit -> its tensors -> their shapes, in order
 
 
@@ -47,32 +47,32 @@ class PersonalClient(PlainClient):
         self._optimizer: dict[str, dict[str, Tensor]] = {}  # parameter -> state of its optimizer
 
     def begin(self, job: Job) -> None:
-        """Put the personal tensors into the received model; before the first round they are as received."""
+        """Copy the personal tensors into the received model; before the first round they are as received."""
         super().begin(job)
-        for name, tensor in self._own(job.model.state_dict()).items():
+        for name, tensor in self._personal_of(job.model.state_dict()).items():
             stored = MODEL_PREFIX + name
             if stored in job.state:
                 _copy(tensor, job.state[stored], name)
         for key in job.state:
             if key.startswith(_OPTIMIZER):
-                name, _, what = key.removeprefix(_OPTIMIZER).rpartition("/")
-                self._optimizer.setdefault(name, {})[what] = job.state[key]
+                name, _, field = key.removeprefix(_OPTIMIZER).rpartition("/")
+                self._optimizer.setdefault(name, {})[field] = job.state[key]
 
-    def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        beginnings = self._personal(self.job)
-        return {name: tensor for name, tensor in tensors.items() if name.startswith(beginnings)}
+    def _personal_of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        prefixes = self._personal(self.job)
+        return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}
 
     def phases(self) -> Sequence[Phase]:
         """The optimizer of personal parameters goes on where it was."""
         return [replace(phase, optimizer_state=self._optimizer) for phase in super().phases()]
 
     def end(self) -> Outcome:
-        """The personal tensors and their optimizer's."""
-        own = self._own(self.job.model.state_dict())
-        state = {MODEL_PREFIX + name: tensor for name, tensor in own.items()}
+        """The personal tensors, and the state of their optimizer."""
+        personal = self._personal_of(self.job.model.state_dict())
+        state = {MODEL_PREFIX + name: tensor for name, tensor in personal.items()}
         for name, tensors in self._optimizer.items():
-            if name in own:
-                state |= {f"{_OPTIMIZER}{name}/{what}": tensor for what, tensor in tensors.items()}
+            if name in personal:
+                state |= {f"{_OPTIMIZER}{name}/{field}": tensor for field, tensor in tensors.items()}
         return Outcome(state=state)
 
 
@@ -89,15 +89,15 @@ def everything(job: Job) -> tuple[str, ...]:
     return ("",)
 
 
-def _told(parameters: FedPerParameters, job: Job) -> tuple[str, ...]:
-    """What the server says, since a device does not know other sizes; its own last units are personal in any case."""
-    kept = _kept(parameters, ("full",), job.model) if job.kept is None else job.kept
-    told = tuple(name.removeprefix(MODEL_PREFIX) for name in kept if name.startswith(MODEL_PREFIX))
+def _personal_names(parameters: FedPerParameters, job: Job) -> tuple[str, ...]:
+    """What the server says is personal, as a device knows no other sizes; its last units are in any case."""
+    never_returned = _never_returned(parameters, ("full",), job.model) if job.kept is None else job.kept
+    prefixes = tuple(name.removeprefix(MODEL_PREFIX) for name in never_returned if name.startswith(MODEL_PREFIX))
     units = list(size_of(job.model).values())
     personal = units[max(0, len(units) - parameters.personal) :]
-    for name in (name for tensors in personal for name in tensors if not name.startswith(told)):
+    for name in (name for tensors in personal for name in tensors if not name.startswith(prefixes)):
         raise PayloadError("names", f"{name!r} is personal on this device, and the coordinator wants it back")
-    return told
+    return prefixes
 
 
 def size_of(model: Model, cut: str = "full") -> Size:
@@ -111,36 +111,38 @@ def size_of(model: Model, cut: str = "full") -> Size:
         name: tuple(state[name].shape) if place is None else tuple(len(indices) for indices in place)
         for name, place in places.items()
     }
-    found = {unit: {name: shape for name, shape in shapes.items() if name.startswith(f"{unit}.")} for unit in units}
-    return {unit: tensors for unit, tensors in found.items() if tensors}
+    tensors_of = {
+        unit: {name: shape for name, shape in shapes.items() if name.startswith(f"{unit}.")} for unit in units
+    }
+    return {unit: tensors for unit, tensors in tensors_of.items() if tensors}
 
 
 def shared(sizes: Sequence[Size], parameters: FedPerParameters) -> frozenset[str]:
     """The tensors of the base."""
-    own = {unit for size in sizes for unit in list(size)[max(0, len(size) - parameters.personal) :]}
+    personal_units = {unit for size in sizes for unit in list(size)[max(0, len(size) - parameters.personal) :]}
     if parameters.match == "name_shape":
         shapes: dict[str, set[tuple[int, ...]]] = {}
         for size in sizes:
-            for unit in size.keys() - own:
+            for unit in size.keys() - personal_units:
                 for name, shape in size[unit].items():
                     shapes.setdefault(name, set()).add(shape)
-        return frozenset(name for name, found in shapes.items() if len(found) == 1)
+        return frozenset(name for name, variants in shapes.items() if len(variants) == 1)
     rows = zip(*(size.items() for size in sizes), strict=False)
-    same = takewhile(lambda row: row[0][0] not in own and all(other == row[0] for other in row), rows)
+    same = takewhile(lambda row: row[0][0] not in personal_units and all(other == row[0] for other in row), rows)
     return frozenset(name for (_, tensors), *_ in same for name in tensors)
 
 
-def _kept(parameters: FedPerParameters, rungs: Sequence[str], model: Model) -> tuple[str, ...]:
+def _never_returned(parameters: FedPerParameters, rungs: Sequence[str], model: Model) -> tuple[str, ...]:
     """All units and tensors that are not in the base."""
-    base, kept = shared([size_of(model, rung) for rung in rungs], parameters), []
+    base, names = shared([size_of(model, rung) for rung in rungs], parameters), []
     for unit, tensors in size_of(model).items():
         inside = base & tensors.keys()
-        kept += [f"{unit}."] if not inside else [name for name in tensors if name not in inside]
-    return tuple(MODEL_PREFIX + beginning for beginning in kept)
+        names += [f"{unit}."] if not inside else [name for name in tensors if name not in inside]
+    return tuple(MODEL_PREFIX + name for name in names)
 
 
 def _check(parameters: FedPerParameters, rungs: Sequence[str], model: Model) -> None:
-    """A run in which nothing is shared is another method."""
+    """Raise `InputError` for slices that share nothing: such a run is another method."""
     if len(rungs) > 1 and not hasattr(model, "units"):
         raise InputError(
             "method 'fedper' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
@@ -159,15 +161,15 @@ def _check(parameters: FedPerParameters, rungs: Sequence[str], model: Model) -> 
             f"beside the last {number}, which are personal; use slices of depth, fewer personal units, heterofl for "
             'slices of width, or let each device train alone: method = "local"'
         )
-    kept = _kept(parameters, rungs, model)
-    if number == 0 and kept:
+    names = _never_returned(parameters, rungs, model)
+    if number == 0 and names:
         raise InputError(
             "method 'fedper': personal = 0 is FedAvg, and these slices would have layers of their own, such as "
-            f"{kept[0].removeprefix(MODEL_PREFIX).removesuffix('.')!r}; use fedavg, or set personal to 1 or more"
+            f"{names[0].removeprefix(MODEL_PREFIX).removesuffix('.')!r}; use fedavg, or set personal to 1 or more"
         )
-    if (length := sum(len(name) + 3 for name in kept)) > _MOST_NOTED:
+    if (length := sum(len(name) + 3 for name in names)) > _MOST_NOTED:
         raise InputError(
-            f"method 'fedper': the names of the {len(kept)} layers that are not shared have {length} characters, at "
+            f"method 'fedper': the names of the {len(names)} layers that are not shared have {length} characters, at "
             f"most {_MOST_NOTED} can be noted; name slices that differ less, or use shorter names"
         )
 
@@ -175,8 +177,8 @@ def _check(parameters: FedPerParameters, rungs: Sequence[str], model: Model) -> 
 def method(parameters: FedPerParameters, *, rungs: Sequence[str]) -> Method:
     """FedPer for these slices, which share one base, for the registry."""
     return Method(
-        client=partial(PersonalClient, partial(_told, parameters)),
+        client=partial(PersonalClient, partial(_personal_names, parameters)),
         server=CoverageServer(),
         check=partial(_check, parameters, rungs),
-        travel=Travel(never_returned=partial(_kept, parameters, rungs)),
+        travel=Travel(never_returned=partial(_never_returned, parameters, rungs)),
     )

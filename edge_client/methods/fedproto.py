@@ -52,7 +52,7 @@ class FedProtoClient(PersonalClient):
         self._exchange = ClassExchange(job, ("feature",))
 
     def phases(self) -> Sequence[Phase]:
-        """One phase; features are looked at."""
+        """One phase; features are observed."""
         return [replace(phase, taps=frozenset({TAPS["feature"]})) for phase in super().phases()]
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
@@ -62,9 +62,9 @@ class FedProtoClient(PersonalClient):
             return
         features, logits = features_and_logits(self.job.model, batch.x)
         each = cross_entropy(logits, batch.y)
-        found = self._exchange.target("feature", batch, features)
-        if found is not None:
-            target, mask, _ = found
+        match = self._exchange.target("feature", batch, features)
+        if match is not None:
+            target, mask, _ = match
             each = each + self._ld * (features - target).square().mean(dim=1) * mask
         del features, logits
         yield Term(name="cross_entropy+prototypes", each=each)
@@ -78,7 +78,7 @@ class FedProtoClient(PersonalClient):
         return replace(super().end(), knowledge=self._exchange.tables())
 
     def predict(self, x: Tensor) -> Tensor:
-        """Minus the squared distance to each prototype, in place of logits; or what the model says."""
+        """Minus the squared distance to each prototype, in place of logits; or the model's logits."""
         targets = self._exchange.targets("feature")
         if not self._nearest or targets is None:
             return super().predict(x)

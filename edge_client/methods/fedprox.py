@@ -53,23 +53,23 @@ class FedProxClient(PlainClient):
     def _keep_anchors(self) -> None:
         if self._mu == 0:
             return
-        known = self.job.received if self.job.received is not None else {}
+        received = self.job.received if self.job.received is not None else {}
         room = KEPT_ANCHOR_BYTES - sum(self._anchor[name].nbytes for name in self._small)
         for name, param in named_parameters(self.job.model, self.job.modules).items():
             if name in self._anchor:
                 continue
-            if name not in known:
+            if name not in received:
                 self._anchor[name] = param.detach().clone()
             elif param.numel() <= _SMALL and param.nbytes <= room:
-                self._anchor[name] = known[name]  # not the parameter itself: it may have been trained meanwhile
+                self._anchor[name] = received[name]  # not the parameter itself: it may have been trained meanwhile
                 self._small.add(name)
                 room -= param.nbytes
 
     def _received(self, name: str) -> Tensor:
         """A copy, which may be overwritten."""
-        kept = self._anchor.get(name)
-        if kept is not None:
-            return kept.clone()
+        anchor = self._anchor.get(name)
+        if anchor is not None:
+            return anchor.clone()
         assert self.job.received is not None
         return self.job.received[name]
 
@@ -87,8 +87,8 @@ class FedProxClient(PlainClient):
             yield self._proximal([params[name] for name in names], [self._received(name) for name in names])
 
     def _proximal(self, now: Sequence[Tensor], anchors: Sequence[Tensor]) -> Term:
-        near = [_Distance.apply(*pair) for pair in zip(now, anchors, strict=True)]  # type: ignore[no-untyped-call]
-        return Term(name="proximal", weight=self._mu / 2, once=torch.stack(near).sum())
+        distances = [_Distance.apply(*pair) for pair in zip(now, anchors, strict=True)]  # type: ignore[no-untyped-call]
+        return Term(name="proximal", weight=self._mu / 2, once=torch.stack(distances).sum())
 
 
 class _Distance(torch.autograd.Function):

@@ -54,7 +54,7 @@ class FeloClient(PlainClient):
         self._exchange = ClassExchange(job, _LABELS)
 
     def phases(self) -> Sequence[Phase]:
-        """One phase; what it looks at is what will be sent."""
+        """One phase; the activations that it observes are those whose means are sent."""
         taps = frozenset(TAPS.values()) if self._alpha > 0 else frozenset()
         return [replace(phase, taps=taps) for phase in super().phases()]
 
@@ -73,17 +73,17 @@ class FeloClient(PlainClient):
 
     def _feature_term(self, features: Tensor, batch: Batch) -> Tensor | None:
         """Of each sample, so that the mean over the whole batch is the mean over the samples with a target."""
-        found = self._exchange.target("feature", batch, features)
-        if found is None:
+        match = self._exchange.target("feature", batch, features)
+        if match is None:
             return None
-        target, mask, count = found
+        target, mask, count = match
         return (features - target).square().mean(dim=1) * mask * (batch.num_whole / count)
 
     def _logit_term(self, logits: Tensor, batch: Batch) -> Tensor | None:
-        found = self._exchange.target("logit", batch, logits)
-        if found is None:
+        match = self._exchange.target("logit", batch, logits)
+        if match is None:
             return None
-        target, mask, count = found
+        target, mask, count = match
         scale = batch.num_whole / count / (logits.shape[1] if self._by_class else 1)
         return divergence(target, logits) * mask * scale
 
@@ -97,7 +97,7 @@ class FeloClient(PlainClient):
 
 
 def check_features(model: Model, method: str) -> None:
-    """Without shapes, units are unknown; devices know them."""
+    """Raise `InputError` for a model of one unit; a model without shapes has no taps yet, and is checked on devices."""
     if hasattr(model, "taps") and "features" not in model.taps:
         raise InputError(
             f"method {method!r} exchanges what the model's classifier gets, and this model is one unit; "

@@ -66,7 +66,7 @@ class HeteroFLClient(PlainClient):
         self._present: Tensor | None = None
 
     def begin(self, job: Job) -> None:
-        """Scale what the layers of a narrower model put out."""
+        """Scale the outputs of the layers of a narrower model."""
         super().begin(job)
         ratio = float(parse(job.slice).width)
         if self._parameters.scaler and ratio < 1 and not any(isinstance(part, _NORMS) for part in job.model.modules()):
@@ -84,12 +84,12 @@ class HeteroFLClient(PlainClient):
         yield Term(name="cross_entropy", each=cross_entropy(logits.masked_fill(~self._present, 0.0), batch.y))
 
     def end(self) -> Outcome:
-        """With a mask, which classes there are, of those that may be told."""
+        """With a mask, the classes that the device has, of those that its owner lets out."""
         if self._present is None or self.job.told_count is None:
             return Outcome()
         least = max(1, self.job.told_count)
-        found = [number for number, count in enumerate(self.job.class_counts) if count >= least]
-        return Outcome(scalars={f"{_CLASS}{number}": 1.0 for number in found})
+        classes = [number for number, count in enumerate(self.job.class_counts) if count >= least]
+        return Outcome(scalars={f"{_CLASS}{number}": 1.0 for number in classes})
 
 
 def _scale(ratio: float, layer: nn.Module, inputs: object, output: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _scale(ratio: float, layer: nn.Module, inputs: object, output: Tensor) -> Te
 
 
 def _sliced_layers(model: Model) -> Iterator[nn.Module]:
-    """Those that put out a part of the channels: all but the one that puts out the classes."""
+    """The layers whose outputs are a part of the channels: all but the one whose outputs are the classes."""
     axes = model.channel_axes or {}
     for name, layer in model.named_modules():
         weight = getattr(layer, "weight", None)
@@ -126,9 +126,9 @@ class HeteroFLServer(CoverageServer):
 
 
 def _rows(header: Header, num_classes: int) -> Tensor:
-    """The classes of a device; all of them if it does not tell."""
-    told = [number for number in range(num_classes) if header.scalars.get(f"{_CLASS}{number}") == 1.0]
-    return torch.tensor(told or range(num_classes), dtype=torch.int64)
+    """The classes of a device; all of them if it does not say which."""
+    classes = [number for number in range(num_classes) if header.scalars.get(f"{_CLASS}{number}") == 1.0]
+    return torch.tensor(classes or range(num_classes), dtype=torch.int64)
 
 
 def _at(old: Tensor, where: IndexMap | None, rows: Tensor) -> IndexMap:

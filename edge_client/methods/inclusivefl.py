@@ -54,8 +54,8 @@ class InclusiveFLServer(CoverageServer):
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the new state."""
         answered = {architecture(header.slice) for header in frozen.headers}
-        noted: Sequence[Lesson] = state.notes.get(_MOMENTUM, ()) if self._beta > 0 else ()
-        lessons = [lesson for lesson in noted if {lesson[1], lesson[2]} <= answered]
+        lessons_of_run: Sequence[Lesson] = state.notes.get(_MOMENTUM, ()) if self._beta > 0 else ()
+        lessons = [lesson for lesson in lessons_of_run if {lesson[1], lesson[2]} <= answered]
         for name in state.names():
             old = state.tensor(name)
             new = self.fold_tensor(name, old, frozen)
@@ -69,14 +69,14 @@ class InclusiveFLServer(CoverageServer):
         """m, float64."""
         top, _, size, blocks = lesson
         total, count = torch.zeros(old.shape, dtype=torch.float64), 0
-        known = frozenset(state.names())
+        names = frozenset(state.names())
         for source in (block + name.removeprefix(top) for block in blocks):
-            before = state.tensor(source) if source in known else None
+            before = state.tensor(source) if source in names else None
             if before is None or before.shape != old.shape:
                 continue
             column = (row for row in frozen.column(source) if architecture(row[0].slice) == size)
-            own = ((value, where, self.weight(header)) for header, value, where in column)
-            total += coverage_mean(before, own).double() - before.double()
+            parts = ((value, where, self.weight(header)) for header, value, where in column)
+            total += coverage_mean(before, parts).double() - before.double()
             count += 1
         return total / count
 
@@ -88,30 +88,30 @@ class _Sizes:
         self.rungs = tuple(rungs)
         self.head = model.units[-1]
         self.blocks = {rung: _by_stage(kept_units(model, parse(rung))) for rung in rungs}
-        stages = sorted({stage for found in self.blocks.values() for stage in found})
-        self.differing = [stage for stage in stages if len({len(self._of(rung, stage)) for rung in rungs}) > 1]
+        stages = sorted({stage for by_stage in self.blocks.values() for stage in by_stage})
+        self.differing = [stage for stage in stages if len({len(self._blocks(rung, stage)) for rung in rungs}) > 1]
 
-    def _of(self, rung: str, stage: int) -> list[Unit]:
+    def _blocks(self, rung: str, stage: int) -> list[Unit]:
         return self.blocks[rung].get(stage, [])
 
-    def own(self, rung: str) -> list[Unit]:
+    def separate_units(self, rung: str) -> list[Unit]:
         """The units of a size that it shares with no other; those of the largest lie in the model itself."""
         if rung == self.rungs[0] or rung not in self.blocks:
             return []
-        return [*(self._of(rung, stage)[-1] for stage in self.differing if self._of(rung, stage)), self.head]
+        return [*(self._blocks(rung, stage)[-1] for stage in self.differing if self._blocks(rung, stage)), self.head]
 
-    def lies(self, rung: str, unit: Unit) -> str:
-        """What the names of a unit's tensors begin with on the server."""
-        return f"{_beginning(rung) if unit in self.own(rung) else ''}{unit.name}."
+    def prefix_of(self, rung: str, unit: Unit) -> str:
+        """The prefix of a unit's tensors on the server."""
+        return f"{_prefix(rung) if unit in self.separate_units(rung) else ''}{unit.name}."
 
     def lessons(self) -> Iterator[Lesson]:
-        """Of every top block that has a neighbour with more blocks."""
+        """The lesson of every top block that has a neighbour with more blocks."""
         for larger, rung in pairwise(self.rungs):
             for stage in self.differing:
-                own, others = self._of(rung, stage), self._of(larger, stage)
-                if 0 < len(own) < len(others):
-                    sources = [self.lies(larger, block) for block in others[len(own) - 1 :]]
-                    yield self.lies(rung, own[-1]), rung, larger, sources
+                blocks, larger_blocks = self._blocks(rung, stage), self._blocks(larger, stage)
+                if 0 < len(blocks) < len(larger_blocks):
+                    sources = [self.prefix_of(larger, block) for block in larger_blocks[len(blocks) - 1 :]]
+                    yield self.prefix_of(rung, blocks[-1]), rung, larger, sources
 
 
 def _by_stage(units: Sequence[Unit]) -> dict[int, list[Unit]]:
@@ -122,44 +122,44 @@ def _by_stage(units: Sequence[Unit]) -> dict[int, list[Unit]]:
     return stages
 
 
-def _beginning(rung: str) -> str:
+def _prefix(rung: str) -> str:
     return f"{EXTRA_PREFIX}{rung}/"
 
 
 def _places(rungs: Sequence[str], model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
-    """A slice has the tensors of its positions, and in place of some of them those of its size."""
-    own = tuple(f"{MODEL_PREFIX}{unit.name}." for unit in _Sizes(model, rungs).own(cut))
-    found = slice_places(model, cut, [name for name in names if name.startswith(MODEL_PREFIX)])
+    """Where a slice's tensors lie: at its positions, but for those that its size has of its own."""
+    separate = tuple(f"{MODEL_PREFIX}{unit.name}." for unit in _Sizes(model, rungs).separate_units(cut))
+    places = slice_places(model, cut, [name for name in names if name.startswith(MODEL_PREFIX)])
     return {
-        name: Place(_beginning(cut) + name.removeprefix(MODEL_PREFIX), place.where) if name.startswith(own) else place
-        for name, place in found.items()
+        name: Place(_prefix(cut) + name.removeprefix(MODEL_PREFIX), place.where) if name.startswith(separate) else place
+        for name, place in places.items()
     }
 
 
-def _own_tensors(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor]:
+def _separate_tensors(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor]:
     """All sizes begin with the weights that the model has at their positions."""
     sizes, state = _Sizes(model, rungs), model.state_dict()
     return {
         f"{rung}/{name}": tensor.clone()
         for rung in rungs
-        for unit in sizes.own(rung)
+        for unit in sizes.separate_units(rung)
         for name, tensor in state.items()
         if name.startswith(f"{unit.name}.")
     }
 
 
 def _no_tensors(model: Model, cut: str) -> Mapping[str, Tensor]:
-    """A device gets those of its size as the model's own."""
+    """A device gets the tensors of its size as the model's own."""
     return {}
 
 
 def _notes(rungs: Sequence[str], model: Model) -> Mapping[str, Any]:
-    found = [[top, rung, larger, list(blocks)] for top, rung, larger, blocks in _Sizes(model, rungs).lessons()]
-    return {_MOMENTUM: found} if found else {}
+    lessons = [[top, rung, larger, list(blocks)] for top, rung, larger, blocks in _Sizes(model, rungs).lessons()]
+    return {_MOMENTUM: lessons} if lessons else {}
 
 
 def _check(rungs: Sequence[str], model: Model) -> None:
-    """Sizes lie inside one another, or neighbours would have nothing to learn from."""
+    """Raise `InputError` unless sizes lie inside one another: neighbours would have nothing to learn from."""
     if len(rungs) == 1:
         return
     if not hasattr(model, "units"):
@@ -182,7 +182,7 @@ def method(parameters: InclusiveFLParameters, *, rungs: Sequence[str]) -> Method
         server=InclusiveFLServer(parameters),
         check=partial(_check, rungs),
         travel=Travel(
-            extra_tensors=partial(_own_tensors, rungs), extra_of_slice=_no_tensors, notes=partial(_notes, rungs)
+            extra_tensors=partial(_separate_tensors, rungs), extra_of_slice=_no_tensors, notes=partial(_notes, rungs)
         ),
         slices=SliceRules(places=partial(_places, rungs)),
     )

@@ -50,7 +50,7 @@ from edge_client.wire.container import EXTRA_PREFIX
 
 __all__ = ["Anchor", "InCoServer", "add_change", "method"]
 
-_ANCHORS = "anchors"  # among the notes: [anchor, target, target, ...] of each, by name
+_ANCHORS = "anchors"  # in the notes: [anchor, target, target, ...] of each, by name
 _MOST_NOTED = 12_000  # characters: a container says up to 16,384 bytes of itself
 _EPSILON = 1e-7
 _Factors = tuple[Tensor, Tensor]  # what g_k and g_0 are multiplied with: of each row [n], or of all [1]
@@ -112,9 +112,9 @@ def _transform(
     g_k: Tensor, g_0: Tensor, sizes: tuple[Tensor, Tensor, Tensor], parameters: InCoParameters, *, out: Tensor
 ) -> None:
     """T(g_k) of each row; one that has no direction, or whose anchor has none, stays as it is."""
-    own, others = _RULES[parameters.rule](*sizes, parameters)
+    k_factors, anchor_factors = _RULES[parameters.rule](*sizes, parameters)
     _, norm_k, norm_0 = sizes
-    torch.mul(g_k, own[:, None].to(g_k.dtype), out=out).addcmul_(g_0, others[:, None].to(g_k.dtype))
+    torch.mul(g_k, k_factors[:, None].to(g_k.dtype), out=out).addcmul_(g_0, anchor_factors[:, None].to(g_k.dtype))
     if parameters.clip > 0:
         out.clamp_(-parameters.clip, parameters.clip)
     _keep((norm_k * norm_0 == 0).expand(len(g_k)), g_k, out)
@@ -226,37 +226,37 @@ def _counted_once(header: Header) -> Header:
 
 
 def _anchor_names(state: State) -> dict[str, str]:
-    """Target -> anchor, as noted when the run began; of those that this model has, which may be a part of the run's."""
-    groups, own = state.notes[_ANCHORS], frozenset(state.names())
-    return {target: anchor for anchor, *targets in groups for target in targets if {anchor, target} <= own}
+    """Target -> anchor, from the notes of the run; only those of this model, which may be a part of the run's."""
+    groups, names = state.notes[_ANCHORS], frozenset(state.names())
+    return {target: anchor for anchor, *targets in groups for target in targets if {anchor, target} <= names}
 
 
-def _notes(below: Callable[[Model], Mapping[str, Any]], model: Model) -> Mapping[str, Any]:
+def _notes(base_notes: Callable[[Model], Mapping[str, Any]], model: Model) -> Mapping[str, Any]:
     groups: dict[str, list[str]] = {}
     for target, anchor in anchors(model).items():
         groups.setdefault(anchor, [anchor]).append(target)
-    return {**below(model), _ANCHORS: list(groups.values())}
+    return {**base_notes(model), _ANCHORS: list(groups.values())}
 
 
-def _check(below: Callable[[Model], None], model: Model) -> None:
-    below(model)
+def _check(base_check: Callable[[Model], None], model: Model) -> None:
+    base_check(model)
     if model.anchor_names is None and not hasattr(model, "units"):
         raise InputError(
             "method 'inco' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
         )
-    found, order = anchors(model), list(model.state_dict())
-    if not found:
+    anchor_of, order = anchors(model), list(model.state_dict())
+    if not anchor_of:
         raise InputError(
             "method 'inco' changes weights of the shape of an earlier one in their stage, and this model has none; "
             "use a deeper one (such as resnet14 or preresnet20; of a task, several layers of one shape in a unit), "
             "or the method underneath by itself"
         )
-    if (length := sum(len(name) + 3 for name in {*found, *found.values()})) > _MOST_NOTED:
+    if (length := sum(len(name) + 3 for name in {*anchor_of, *anchor_of.values()})) > _MOST_NOTED:
         raise InputError(
-            f"method 'inco': the names of the {len(found)} layers that it would change have {length} characters, "
+            f"method 'inco': the names of the {len(anchor_of)} layers that it would change have {length} characters, "
             f"at most {_MOST_NOTED} can be noted; use a smaller model, or shorter names"
         )
-    for target, anchor in found.items():
+    for target, anchor in anchor_of.items():
         if order.index(anchor) > order.index(target):
             raise InputError(
                 f"method 'inco': {anchor!r} runs before {target!r} and is defined after it; "

@@ -99,7 +99,7 @@ def _frozen_copy(model: Model) -> Model:
 
 
 def _check(model: Model) -> None:
-    """Without shapes, units are unknown; devices know them."""
+    """Raise `InputError` for a model of one unit; a model without shapes has no taps yet, and is checked on devices."""
     if hasattr(model, "taps") and _TAP not in model.taps:
         raise InputError(
             "method 'moon' compares what the model's classifier gets, and this model is one unit; "

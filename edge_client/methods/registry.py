@@ -153,7 +153,7 @@ def rungs(run: RunFile) -> tuple[str, ...]:
             f'sharing: "position" combines the parts of one model, and slices names the other model '
             f"{other_models[0]!r}; leave sharing out: each architecture is then a model of its own"
         )
-    if sharing(run) == "architecture" and not rules.apart:
+    if sharing(run) == "architecture" and not rules.separable:
         raise InputError(
             f'sharing: {method!r} combines the slices of one model, got "architecture"; leave it out, '
             "or use fedavg, which trains each architecture by itself"

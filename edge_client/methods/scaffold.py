@@ -64,7 +64,7 @@ class ScaffoldClient(PlainClient):
     def __init__(self) -> None:
         self._received: dict[str, Tensor] = {}  # x
         self._correction: dict[str, Tensor] = {}  # c - c_i
-        self._moved = 0.0  # K eta_l
+        self._distance = 0.0  # K eta_l
 
     def begin(self, job: Job) -> None:
         """Keep the received weights, and what each step is corrected by."""
@@ -78,8 +78,8 @@ class ScaffoldClient(PlainClient):
         """In the layout of the parameter; c_i is zero before this device's first round."""
         control = self.job.extra.get(_CONTROL + name)
         if control is None or control.shape != param.shape:
-            came = "none" if control is None else str(list(control.shape))
-            raise PayloadError("names", f"expected a control variate {list(param.shape)} for {name!r}, got {came}")
+            received = "none" if control is None else str(list(control.shape))
+            raise PayloadError("names", f"expected a control variate {list(param.shape)} for {name!r}, got {received}")
         correction = torch.empty_like(param, requires_grad=False).copy_(control)
         if name in self.job.state:
             correction.sub_(self.job.state[name])
@@ -87,21 +87,21 @@ class ScaffoldClient(PlainClient):
 
     def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
         """y_i <- y_i - eta_l (c - c_i)."""
-        self._moved += learning_rate
+        self._distance += learning_rate
         for name, param in params.items():
             param.add_(self._correction[name], alpha=-learning_rate)
 
     def end(self) -> Outcome:
         """c + delta c_i for the server, c_i+ for the next time; without a step both stay as they are."""
-        if self._moved == 0:
+        if self._distance == 0:
             return Outcome()
         weights = dict(self.job.model.named_parameters())
-        sent, kept = {}, {}
+        controls, state = {}, {}
         for name, received in self._received.items():  # in place: both are as large as the model
-            moved = received.sub_(weights[name].detach()).div_(self._moved)
-            sent[_CONTROL + name] = moved
-            kept[name] = self._correction[name].neg_().add_(moved)
-        return Outcome(extra=sent, state=kept, scalars={} if self.job.state else {_FIRST: 1.0})
+            step = received.sub_(weights[name].detach()).div_(self._distance)
+            controls[_CONTROL + name] = step
+            state[name] = self._correction[name].neg_().add_(step)
+        return Outcome(extra=controls, state=state, scalars={} if self.job.state else {_FIRST: 1.0})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class _Count:
     trained: int
 
     def having(self, owners: Tensor | None) -> Tensor | float:
-        """N of each element that so many of them have; none: all of them have all."""
+        """N of each element, of which so many devices are owners; None: every device has every element."""
         return self.devices if owners is None else self.devices * owners.double() / max(1, self.trained)
 
 
@@ -155,7 +155,7 @@ def _sliced_control(
 ) -> tuple[Tensor, Tensor]:
     """The same where each element has an N of its own; and the owners after this round."""
     before, now = counts
-    had = before.having(owners)
+    num_before = before.having(owners)
     places: list[IndexMap | None] = []
 
     def parts() -> Iterator[Part]:
@@ -167,9 +167,9 @@ def _sliced_control(
 
     mean = coverage_mean(old, parts()).double()
     sent = coverage_sum(old.shape, ((where, 1.0) for where in places))
-    have = now.having(owners)
-    new = (had * old.double() + sent * (mean - old.double())) / have
-    return torch.where(torch.as_tensor(have) > 0, new, old.double()).to(old.dtype), owners
+    num_now = now.having(owners)
+    new = (num_before * old.double() + sent * (mean - old.double())) / num_now
+    return torch.where(torch.as_tensor(num_now) > 0, new, old.double()).to(old.dtype), owners
 
 
 def _add_owner(owners: Tensor, where: IndexMap | None) -> None:
@@ -186,13 +186,13 @@ def _controls(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor]:
     """c = 0 for everything that is trained, no owners, and N = 0."""
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
     maps = [index_map(model, parse(rung)) for rung in rungs] if len(rungs) > 1 else []
-    made: dict[str, Tensor] = {}
+    controls: dict[str, Tensor] = {}
     for name, param in params.items():
-        made[_CONTROL + name] = torch.zeros(param.shape)
+        controls[_CONTROL + name] = torch.zeros(param.shape)
         if maps:
             shape = _sliced_axes(param, [places.get(name) for places in maps])
-            made[_OWNERS + name] = torch.zeros(shape, dtype=torch.int64)
-    return {**made, _DEVICES: torch.zeros(2, dtype=torch.int64)}
+            controls[_OWNERS + name] = torch.zeros(shape, dtype=torch.int64)
+    return {**controls, _DEVICES: torch.zeros(2, dtype=torch.int64)}
 
 
 def _of_slice(model: Model, cut: str) -> Mapping[str, Tensor]:
@@ -207,12 +207,12 @@ def _sliced_axes(param: Tensor, places: Sequence[IndexMap | None]) -> list[int]:
 
 
 def _places(model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
-    """The owners are the server's own."""
+    """The owners stay on the server."""
     return slice_places(model, cut, [name for name in names if not name.startswith(EXTRA_PREFIX + _OWNERS)])
 
 
-def _kept(model: Model) -> tuple[str, ...]:
-    """N is the server's own."""
+def _never_returned(model: Model) -> tuple[str, ...]:
+    """N stays on the server."""
     return (EXTRA_PREFIX + _DEVICES,)
 
 
@@ -227,7 +227,7 @@ def method(parameters: ScaffoldParameters, *, rungs: Sequence[str]) -> Method:
             extra_tensors=partial(_controls, tuple(rungs)),
             extra_of_slice=_of_slice,
             inherits_extra=False,  # the c_i of another run are gone
-            never_returned=_kept,
+            never_returned=_never_returned,
         ),
         slices=SliceRules(places=_places) if len(rungs) > 1 else SliceRules(),
     )

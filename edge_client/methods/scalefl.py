@@ -65,12 +65,14 @@ class ScaleFLClient(PlainClient):
     def begin(self, job: Job) -> None:
         """Make the early exits, as they were received."""
         super().begin(job)
-        for exit_, head in _made_exits(self._rungs, job.model, job.slice).items():
+        for exit_, head in _build_exits(self._rungs, job.model, job.slice).items():
             for name, tensor in head.state_dict().items():
-                value = job.extra.get(_own_name(exit_, name))
+                value = job.extra.get(_exit_name(exit_, name))
                 if value is None or value.shape != tensor.shape:
-                    came = "none" if value is None else str(list(value.shape))
-                    raise PayloadError("names", f"expected {name!r} {list(tensor.shape)} of exit {exit_}, got {came}")
+                    received = "none" if value is None else str(list(value.shape))
+                    raise PayloadError(
+                        "names", f"expected {name!r} {list(tensor.shape)} of exit {exit_}, got {received}"
+                    )
                 tensor.copy_(value)
             self._exits[exit_] = head
 
@@ -80,31 +82,31 @@ class ScaleFLClient(PlainClient):
 
     def phases(self) -> Sequence[Phase]:
         """One, over the model and its exits."""
-        own = [name for key, head in self.modules().items() for name, _ in head.named_parameters(prefix=key)]
-        return [replace(phase, trainable=phase.trainable | {*own}) for phase in super().phases()]
+        exit_names = [name for key, head in self.modules().items() for name, _ in head.named_parameters(prefix=key)]
+        return [replace(phase, trainable=phase.trainable | {*exit_names}) for phase in super().phases()]
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """One term: all exits come from one pass."""
         if not self._exits:
             yield from super().terms(batch, phase)
             return
-        taught = self.job.round > self._parameters.warm_up * self.job.num_rounds
-        gamma = self._parameters.gamma if taught else 0.0
+        distills = self.job.round > self._parameters.warm_up * self.job.num_rounds
+        gamma = self._parameters.gamma if distills else 0.0
         yield Term(name="exits", each=exit_losses(self._logits(batch.x), batch.y, gamma, self._parameters.temperature))
 
     def _logits(self, x: Tensor) -> list[Tensor]:
-        """Of each exit, the last one's last."""
-        model, found, start = self.job.model, [], 0
+        """The logits of each exit, those of the last exit at the end."""
+        model, logits, start = self.job.model, [], 0
         for exit_, head in self._exits.items():
             x = model.run_units(model.order[start : exit_ + 1], x)
-            found.append(head(x))
+            logits.append(head(x))
             start = exit_ + 1
-        return [*found, model.run_units(model.order[start:], x)]
+        return [*logits, model.run_units(model.order[start:], x)]
 
     def end(self) -> Outcome:
         """The exits travel."""
         tensors = {
-            _own_name(exit_, name): tensor
+            _exit_name(exit_, name): tensor
             for exit_, head in self._exits.items()
             for name, tensor in head.state_dict().items()
         }
@@ -123,26 +125,26 @@ def exit_losses(logits: Sequence[Tensor], labels: Tensor, gamma: float, temperat
     return total / (count * (count + 1) / 2)
 
 
-def _own_name(exit_: int, name: str) -> str:
+def _exit_name(exit_: int, name: str) -> str:
     return f"exit/{exit_}/{name}"
 
 
 def _early(rungs: Sequence[str], cut: str) -> list[int]:
     """The exits that a slice has before its last one, in order."""
-    ends = {parse(rung).exit for rung in rungs} - {None}
-    own = parse(cut).exit
-    return sorted(end for end in ends if end is not None and (own is None or end < own))
+    exits = {parse(rung).exit for rung in rungs} - {None}
+    last = parse(cut).exit
+    return sorted(number for number in exits if number is not None and (last is None or number < last))
 
 
-def _made_exits(rungs: Sequence[str], model: Model, cut: str) -> dict[int, nn.Module]:
+def _build_exits(rungs: Sequence[str], model: Model, cut: str) -> dict[int, nn.Module]:
     """Heads for the early exits of a slice, from the slice itself."""
     return {exit_: heads.alike(model, model.units[exit_]) for exit_ in _early(rungs, cut)}
 
 
 def _exit_tensors(rungs: Sequence[str], model: Model, cut: str) -> Mapping[str, Tensor]:
     return {
-        _own_name(exit_, name): tensor
-        for exit_, head in _made_exits(rungs, model, cut).items()
+        _exit_name(exit_, name): tensor
+        for exit_, head in _build_exits(rungs, model, cut).items()
         for name, tensor in head.state_dict().items()
     }
 
@@ -152,30 +154,30 @@ def _all_exit_tensors(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor
 
 
 def _places(rungs: Sequence[str], model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
-    """A slice's own head is the exit where it ends; earlier exits come as they are called."""
+    """A slice's own head is the exit where it ends; its earlier exits lie under their own names."""
     spec, head = parse(cut), f"{model.units[-1].name}."
-    found = slice_places(model, cut, [name for name in names if name.startswith(MODEL_PREFIX)])
+    places = slice_places(model, cut, [name for name in names if name.startswith(MODEL_PREFIX)])
     with torch.device("meta"):  # for its shapes
         exits = {exit_: heads.alike(model, model.units[exit_]).state_dict() for exit_ in _early(rungs, "full")}
     axes = model.channel_axes or {}
 
     def place(exit_: int, name: str) -> Place:
         where = place_of(exits[exit_][name], axes.get(head + name, (CHANNELS, CHANNELS)), spec)
-        return Place(EXTRA_PREFIX + _own_name(exit_, name), where)
+        return Place(EXTRA_PREFIX + _exit_name(exit_, name), where)
 
     if spec.exit is not None:
-        own = {MODEL_PREFIX + head + name: place(spec.exit, name) for name in exits[spec.exit]}
-        found = {name: own.get(name, here) for name, here in found.items()}
+        head_places = {MODEL_PREFIX + head + name: place(spec.exit, name) for name in exits[spec.exit]}
+        places = {name: head_places.get(name, place_in_model) for name, place_in_model in places.items()}
     early = {
-        EXTRA_PREFIX + _own_name(exit_, name): place(exit_, name)
+        EXTRA_PREFIX + _exit_name(exit_, name): place(exit_, name)
         for exit_ in _early(rungs, cut)
         for name in exits[exit_]
     }
-    return {**found, **early}
+    return {**places, **early}
 
 
 def _check(rungs: Sequence[str], model: Model) -> None:
-    """Each level lies inside the one before it; the model can have heads at its exits."""
+    """Raise `InputError` unless each level lies inside the one before it, and the model can have heads at its exits."""
     for larger, rung in pairwise(rungs):
         one, other = parse(larger), parse(rung)
         deeper = other.exit is not None and (one.exit is None or other.exit <= one.exit)

@@ -44,7 +44,7 @@ _CHUNK = 32
 
 
 class SharedSamples:
-    """As data of a phase: a sample's label is its position here, by which its targets are found."""
+    """The data of a phase; a sample's label is its position here, which is also that of its target."""
 
     def __init__(self, values: Tensor) -> None:
         self._values = values
@@ -71,13 +71,13 @@ def outputs(model: Model, x: Tensor, taps: Collection[str], size: int) -> tuple[
     """What a model in evaluation mode puts out at `taps`, and its logits, `size` samples at a time."""
     was_training = model.training
     model.eval()
-    made: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     for start in range(0, len(x), size):  # into one place: all of them twice would be much
         seen, logits = tapped(model, taps, x[start : start + size])
         for tap, value in {**{tap: seen[tap] for tap in taps}, "": logits}.items():
-            made.setdefault(tap, torch.empty(len(x), *value.shape[1:]))[start : start + size] = value
+            results.setdefault(tap, torch.empty(len(x), *value.shape[1:]))[start : start + size] = value
     model.train(was_training)
-    return {tap: made[tap] for tap in taps}, made[""]
+    return {tap: results[tap] for tap in taps}, results[""]
 
 
 class SharedSamplesClient(PersonalClient):
@@ -89,10 +89,10 @@ class SharedSamplesClient(PersonalClient):
         self._learning: dict[str, dict[str, Tensor]] = {}  # state of the optimizer of that phase, kept as the model is
 
     def begin(self, job: Job) -> None:
-        """The device's own model, and the shared samples: all that was told is kept, read once."""
+        """Load the device's own model and the shared samples; knowledge is read once and kept."""
         super().begin(replace(job, knowledge=tuple(job.knowledge)))
-        found = one(self.job.knowledge, PublicSamples)
-        self.public = found.values if found is not None else None
+        samples = one(self.job.knowledge, PublicSamples)
+        self.public = samples.values if samples is not None else None
         if self.public is not None and tuple(self.public.shape[1:]) != tuple(job.model.input_shape):
             raise InputError(
                 f"shared samples are {list(self.public.shape[1:])}, this device's are {list(job.model.input_shape)}; "
@@ -100,8 +100,8 @@ class SharedSamplesClient(PersonalClient):
             )
         for key in job.state:
             if key.startswith(_STATE):
-                name, _, what = key.removeprefix(_STATE).rpartition("/")
-                self._learning.setdefault(name, {})[what] = job.state[key]
+                name, _, field = key.removeprefix(_STATE).rpartition("/")
+                self._learning.setdefault(name, {})[field] = job.state[key]
 
     def lesson(self) -> tuple[Tensor, int]:
         """Ids of the samples that there are targets for, and how many passes over them; none: nothing to learn."""
@@ -128,7 +128,7 @@ class SharedSamplesClient(PersonalClient):
         return [learning, *local]
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
-        """Towards the targets, or cross entropy on its own data."""
+        """The loss towards the targets, or cross entropy on the device's own data."""
         yield from self.learning_terms(batch) if phase.name == _LEARN else super().terms(batch, phase)
 
     def learning_terms(self, batch: Batch) -> Iterator[Term]:
@@ -143,26 +143,28 @@ class SharedSamplesClient(PersonalClient):
     def end(self) -> Outcome:
         """The model and both optimizers stay here."""
         outcome = super().end()
-        own = {f"{_STATE}{name}/{what}": t for name, kept in self._learning.items() for what, t in kept.items()}
-        return replace(outcome, state={**outcome.state, **own})
+        optimizer_state = {
+            f"{_STATE}{name}/{field}": t for name, tensors in self._learning.items() for field, t in tensors.items()
+        }
+        return replace(outcome, state={**outcome.state, **optimizer_state})
 
 
 def no_samples(source: str) -> LeftOut:
-    """Nobody can be asked for anything."""
+    """The source of shared samples is empty."""
     detail = f"the shared samples {source!r} are none; devices learn from their own alone"
     return LeftOut(code="no_public", detail=detail)
 
 
-def other_samples(device: str, ids: Tensor, wanted: Tensor) -> LeftOut:
-    """Answers for something else than the others were asked for; both are ascending."""
-    told, asked = (f"{int(some[0])} to {int(some[-1])} ({len(some)})" for some in (ids, wanted))
-    detail = f"its answers are for shared samples {told}, the round's are {asked}; left out"
+def other_samples(device: str, ids: Tensor, round_ids: Tensor) -> LeftOut:
+    """Answers for other samples than the round's; both are ascending."""
+    described, expected = (f"{int(some[0])} to {int(some[-1])} ({len(some)})" for some in (ids, round_ids))
+    detail = f"its answers are for shared samples {described}, the round's are {expected}; left out"
     return LeftOut(device=device, code="other_samples", detail=detail)
 
 
-def other_classes(device: str, told: int, num_classes: int) -> LeftOut:
-    """Logits that have no mean with those of others."""
-    detail = f"its logits have {told} numbers, the run has {num_classes} classes; they are left out"
+def other_classes(device: str, num_logits: int, num_classes: int) -> LeftOut:
+    """Logits for another number of classes than the run's."""
+    detail = f"its logits have {num_logits} numbers, the run has {num_classes} classes; they are left out"
     return LeftOut(device=device, code="class_count", detail=detail)
 
 
@@ -179,20 +181,22 @@ def load_public(text: str, run: RunFile, most: int) -> Tensor:
         )
     shape = tuple(run.model.input) if run.model is not None else None
     try:
-        found = open_even_empty(text, shape=shape)
+        data = open_even_empty(text, shape=shape)
     except (InputError, NoSuchNameError) as error:
         raise InputError(f"method {run.method.name!r}: public: {error}") from None
     where = f"method {run.method.name!r}: public = {text!r}"
-    own = input_shape(found.shape) or shape
-    if own is None:
+    sample_shape = input_shape(data.shape) or shape
+    if sample_shape is None:
         raise InputError(f"{where}: how large is a sample? name a source whose files tell it")
     rng = np.random.Generator(np.random.PCG64(derive(run.seed, "public")))
-    total = len(found.labels.values)
+    total = len(data.labels.values)
     if total == 0:
-        return torch.empty(0, *(shape or own))
-    chosen = np.sort(rng.permutation(total)[:most])
-    rows, convert = found.rows(chosen, own)
-    values = torch.from_numpy(np.ascontiguousarray(convert(rows.take(np.arange(len(chosen)))))).reshape(-1, *own)
+        return torch.empty(0, *(shape or sample_shape))
+    indices = np.sort(rng.permutation(total)[:most])
+    rows, convert = data.rows(indices, sample_shape)
+    values = torch.from_numpy(np.ascontiguousarray(convert(rows.take(np.arange(len(indices)))))).reshape(
+        -1, *sample_shape
+    )
     return _as_input(values, shape, where)
 
 
@@ -200,7 +204,7 @@ def _as_input(values: Tensor, shape: tuple[int, ...] | None, where: str) -> Tens
     if shape is None or tuple(values.shape[1:]) == shape:
         return values
     if values.ndim != 4 or len(shape) != 3 or values.shape[1] not in (1, shape[0]):
-        came, wanted = list(values.shape[1:]), list(shape)
-        raise InputError(f"{where}: samples are {came}, the run's model takes {wanted}; name others")
+        sample_shape, input_shape = list(values.shape[1:]), list(shape)
+        raise InputError(f"{where}: samples are {sample_shape}, the run's model takes {input_shape}; name others")
     values = values.expand(-1, shape[0], -1, -1)
     return functional.interpolate(values, size=shape[1:], mode="bilinear", align_corners=False)

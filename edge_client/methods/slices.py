@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A device's part in a round, for methods that give it another slice each time."""
+    """A device in a round, for methods that give it another slice each time."""
 
     rungs: tuple[str, ...]  # of the run, the largest first
     round: int  # from 1
@@ -52,49 +52,49 @@ class Turn:
     seed: int  # of this device in this round
 
 
-def _stays(rung: str, turn: Turn) -> str:
+def _same_slice(rung: str, turn: Turn) -> str:
     return rung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slicing:
-    """What a method says about slices."""
+    """The rules of a method about slices."""
 
     ladder: tuple[str, ...] = (WHOLE_MODEL,)  # unless the run names others
     kinds: tuple[str, ...] = ("depth", "layers", "width", "model")  # that it can use; none: only the whole model
     instead: str = ""  # what to use for other kinds
-    turn: Callable[[str, Turn], str] = _stays  # rung -> the slice of a round
-    apart: bool = True  # each slice may be a model of its own (`sharing = "architecture"`)
+    turn: Callable[[str, Turn], str] = _same_slice  # rung -> the slice of a round
+    separable: bool = True  # each slice may be a model of its own (`sharing = "architecture"`)
     sharing: str = "position"  # unless the run says it
     split: bool = False  # the whole model, too, lies on the server in another form than on devices
 
-    def rungs(self, named: Sequence[str], method: str) -> tuple[str, ...]:
+    def rungs(self, texts: Sequence[str], method: str) -> tuple[str, ...]:
         """The slices of a run that names these; raises `InputError`."""
-        rungs = tuple(str(slicing.parse(text)) for text in named) or self.ladder
+        rungs = tuple(str(slicing.parse(text)) for text in texts) or self.ladder
         if len(set(rungs)) != len(rungs):
             raise InputError(f"slices: expected different ones, got {', '.join(rungs)}")
         for rung in rungs:
-            odd = [kind for kind in _kinds(slicing.parse(rung)) if kind not in self.kinds]
-            if odd:
-                parts = [kind for kind in self.kinds if kind != "model"]
-                able = f"slices of {' or '.join(parts)}" if parts else "the whole model"
+            unusable = [kind for kind in _kinds(slicing.parse(rung)) if kind not in self.kinds]
+            if unusable:
+                usable = [kind for kind in self.kinds if kind != "model"]
+                able = f"slices of {' or '.join(usable)}" if usable else "the whole model"
                 raise InputError(f"slices: {method!r} trains {able}, got {rung!r}{self.instead and '; '}{self.instead}")
         return rungs
 
 
 def _kinds(spec: SliceSpec) -> list[str]:
-    found = {
+    has = {
         "depth": spec.depths is not None,
         "layers": spec.layers is not None,
         "exit": spec.exit is not None,
         "width": spec.narrows,
         "model": bool(spec.model),
     }
-    return [kind for kind, there in found.items() if there]
+    return [kind for kind, present in has.items() if present]
 
 
 def architecture(cut: str) -> str:
-    """The rung of a slice: how much it has of the model, wherever that begins."""
+    """A slice without its position: how much of the model it has, wherever that begins."""
     return WHOLE_MODEL if cut == WHOLE_MODEL else str(replace(slicing.parse(cut), offset=0))
 
 
@@ -106,21 +106,21 @@ def slice_places(model: Model, cut: str, names: Sequence[str]) -> Mapping[str, P
     """
     if cut == WHOLE_MODEL:
         return {name: Place(name) for name in names}
-    inside = slicing.index_map(model, slicing.parse(cut))
-    every = frozenset(model.state_dict())
-    found = {name: _own_name(name, every) for name in names}
+    places = slicing.index_map(model, slicing.parse(cut))
+    tensors = frozenset(model.state_dict())
+    model_names = {name: _model_name(name, tensors) for name in names}
     return {
-        name: Place(name, inside[own] if own is not None else None)
-        for name, own in found.items()
-        if own is None or own in inside
+        name: Place(name, places[model_name] if model_name is not None else None)
+        for name, model_name in model_names.items()
+        if model_name is None or model_name in places
     }
 
 
-def _own_name(name: str, every: frozenset[str]) -> str | None:
+def _model_name(name: str, tensors: frozenset[str]) -> str | None:
     """The model's tensor that a tensor is, or belongs to; None: none of them."""
-    rest = name.removeprefix(MODEL_PREFIX if name.startswith(MODEL_PREFIX) else EXTRA_PREFIX)
-    while rest not in every:
-        _, slash, rest = rest.partition("/")
+    model_name = name.removeprefix(MODEL_PREFIX if name.startswith(MODEL_PREFIX) else EXTRA_PREFIX)
+    while model_name not in tensors:
+        _, slash, model_name = model_name.partition("/")
         if not slash:
             return None
-    return rest
+    return model_name

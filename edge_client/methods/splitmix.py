@@ -79,8 +79,8 @@ class SplitMixClient(PlainClient):
             for name, tensor in self._others[key].state_dict().items():
                 value = job.extra.get(f"{key}/{name}")
                 if value is None or value.shape != tensor.shape:
-                    came = "none" if value is None else str(list(value.shape))
-                    raise PayloadError("names", f"expected {name!r} {list(tensor.shape)} of {key}, got {came}")
+                    received = "none" if value is None else str(list(value.shape))
+                    raise PayloadError("names", f"expected {name!r} {list(tensor.shape)} of {key}, got {received}")
                 tensor.copy_(value)
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -89,8 +89,8 @@ class SplitMixClient(PlainClient):
 
     def phases(self) -> Sequence[Phase]:
         """One, over all of them."""
-        own = [name for key, base in self._others.items() for name, _ in base.named_parameters(prefix=key)]
-        return [replace(phase, trainable=phase.trainable | {*own}) for phase in super().phases()]
+        names = [name for key, base in self._others.items() for name, _ in base.named_parameters(prefix=key)]
+        return [replace(phase, trainable=phase.trainable | {*names}) for phase in super().phases()]
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """Of one base after the other: each is freed before the next runs."""
@@ -119,11 +119,11 @@ class SplitMixServer(CoverageServer):
 
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the new state."""
-        own = frozenset(state.notes.get(_OWN, ()))
+        without_channels = frozenset(state.notes.get(_OWN, ()))
         names = state.names()
         for name in names:
             old = state.tensor(name)
-            if name not in own:
+            if name not in without_channels:
                 yield name, self.fold_tensor(name, old, frozen)
                 continue
             bases = [other for other in names if other.startswith(EXTRA_PREFIX) and other.endswith(f"/{name}")]
@@ -139,12 +139,12 @@ class _Bases:
         self.state: Mapping[str, Tensor] = model.state_dict()
         self.parts: list[dict[str, IndexMap | None]] = [index_map(model, spec, part=k) for k in range(num_bases)]
         # tensors without channels that are trained; counters are the largest of all bases
-        whole = [name for name, place in self.parts[0].items() if place is None and num_bases > 1]
-        self.own = [name for name in whole if self.state[name].is_floating_point()]
+        unsliced = [name for name, place in self.parts[0].items() if place is None and num_bases > 1]
+        self.without_channels = [name for name in unsliced if self.state[name].is_floating_point()]
 
     def place(self, number: int, name: str) -> Place:
         """A tensor of a base on the server."""
-        if name in self.own:
+        if name in self.without_channels:
             return Place(f"{EXTRA_PREFIX}base{number}/{name}")
         return Place(MODEL_PREFIX + name, self.parts[number][name])
 
@@ -152,17 +152,17 @@ class _Bases:
 def _places(num_bases: int, model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
     """The first base of a slice as the model, the others behind it."""
     bases = _Bases(model, num_bases)
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
     for position, number in enumerate(bases_of(num_bases, cut)):
         beginning = f"{EXTRA_PREFIX}base/{position}/" if position else MODEL_PREFIX
-        found |= {beginning + name: bases.place(number, name) for name in bases.state}
-    return found
+        places |= {beginning + name: bases.place(number, name) for name in bases.state}
+    return places
 
 
-def _own_tensors(num_bases: int, model: Model) -> Mapping[str, Tensor]:
+def _tensors_without_channels(num_bases: int, model: Model) -> Mapping[str, Tensor]:
     """Of each base what has no channels; in the model is their sum."""
-    own, state = _Bases(model, num_bases).own, model.state_dict()
-    return {f"base{number}/{name}": state[name] / num_bases for number in range(num_bases) for name in own}
+    names, state = _Bases(model, num_bases).without_channels, model.state_dict()
+    return {f"base{number}/{name}": state[name] / num_bases for number in range(num_bases) for name in names}
 
 
 def _other_bases(num_bases: int, model: Model, cut: str) -> Mapping[str, Tensor]:
@@ -180,19 +180,19 @@ def _split(num_bases: int, model: Model, build: Callable[[str], Model]) -> None:
         return
     bases = _Bases(model, num_bases)
     for name, tensor in bases.state.items():
-        if name in bases.own:
+        if name in bases.without_channels:
             tensor.mul_(num_bases)
         elif bases.parts[0][name] is not None:
             tensor.zero_()
     for part in bases.parts:
-        for name, value in build(_built(num_bases, "full")).state_dict().items():
+        for name, value in build(_network(num_bases, "full")).state_dict().items():
             if (place := part[name]) is not None:
                 bases.state[name][torch.meshgrid(*place, indexing="ij")] = value
 
 
 def _notes(num_bases: int, model: Model) -> Mapping[str, Any]:
-    own = _Bases(model, num_bases).own
-    return {_OWN: own} if own else {}
+    names = _Bases(model, num_bases).without_channels
+    return {_OWN: names} if names else {}
 
 
 def _check(num_bases: int, rungs: Sequence[str], model: Model) -> None:
@@ -224,7 +224,7 @@ def _check_division(num_bases: int, model: Model) -> None:
                 )
 
 
-def _built(num_bases: int, cut: str) -> str:
+def _network(num_bases: int, cut: str) -> str:
     return f"width:1/{num_bases}" if num_bases > 1 else "full"
 
 
@@ -236,12 +236,12 @@ def method(parameters: SplitMixParameters, *, rungs: Sequence[str]) -> Method:
         server=SplitMixServer(),
         check=partial(_check, count, rungs),
         travel=Travel(
-            extra_tensors=partial(_own_tensors, count),
+            extra_tensors=partial(_tensors_without_channels, count),
             extra_of_slice=partial(_other_bases, count),
             notes=partial(_notes, count),
         ),
         slices=SliceRules(
-            network=partial(_built, count),
+            network=partial(_network, count),
             places=partial(_places, count),
             first_weights=partial(_split, count),
             predicts_by_client=count > 1,

@@ -32,7 +32,7 @@ from edge_client.methods.slices import Slicing
 from edge_client.task.task import Source, read_source
 from edge_client.user_code import UserCode
 
-__all__ = ["around", "find", "trying"]
+__all__ = ["find", "guard", "register"]
 
 _PLACES = "FEDFIT_OWN_METHODS"  # of the processes of a simulation: a JSON object, name -> FILE.py:OBJECT
 _TYPED = re.compile(r"((?:[a-z0-9_-]+\+)*)(.+\.py):([A-Za-z_]\w*)((?:\+[a-z0-9_-]+)*)")
@@ -44,8 +44,8 @@ _loaded: dict[str, Card] = {}
 
 
 @contextmanager
-def trying(methods: str) -> Iterator[str]:
-    """`fedavg,inco+./mine.py:Mine` by names alone; until the end, this process and those that it starts know them.
+def register(methods: str) -> Iterator[str]:
+    """The names of `fedavg,inco+./mine.py:Mine`, which this process and those that it starts know inside.
 
     Raises `InputError` for a file that cannot be read.
     """
@@ -101,8 +101,8 @@ def find(name: str) -> Card | None:
     return _loaded.get(name)
 
 
-def around(method: str, doing: str, *, own_lines_only: bool = False) -> AbstractContextManager[object]:
-    """Around our code that asks a method: whatever goes wrong with a user's method becomes an `InputError`.
+def guard(method: str, doing: str, *, own_lines_only: bool = False) -> AbstractContextManager[object]:
+    """Guard our code that calls a method: whatever goes wrong with a user's method becomes an `InputError`.
 
     That includes what fails in our code because of it, such as a term without a value; not so with `own_lines_only`.
     """

@@ -40,7 +40,7 @@ from edge_client.methods.class_means import ClassTeacher
 from edge_client.training.optimizers import Adam
 from edge_client.training.seeds import derive
 
-__all__ = ["VeloTeacher", "decoded", "kl_from_normal", "loss_of", "method", "new_vae", "trained"]
+__all__ = ["VeloTeacher", "decode", "kl_from_normal", "loss_of", "method", "new_vae", "train_vae"]
 
 _EMBEDDING = 64
 _BATCH = 64
@@ -57,15 +57,15 @@ def new_vae(width: int, num_classes: int, hidden: int, rng: Generator) -> Vae:
         "decode1": (hidden + _EMBEDDING, hidden),
         "decode2": (hidden, width),
     }
-    made: Vae = {"embedding": torch.randn(num_classes, _EMBEDDING, generator=rng)}
+    vae: Vae = {"embedding": torch.randn(num_classes, _EMBEDDING, generator=rng)}
     for name, (inputs, outputs) in dense.items():
         bound = 1 / math.sqrt(inputs)
-        made[f"{name}.weight"] = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=rng)
-        made[f"{name}.bias"] = torch.empty(outputs).uniform_(-bound, bound, generator=rng)
-    return {**made, "norm.weight": torch.ones(hidden), "norm.bias": torch.zeros(hidden)}
+        vae[f"{name}.weight"] = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=rng)
+        vae[f"{name}.bias"] = torch.empty(outputs).uniform_(-bound, bound, generator=rng)
+    return {**vae, "norm.weight": torch.ones(hidden), "norm.bias": torch.zeros(hidden)}
 
 
-def _encoded(vae: Vae, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _encode(vae: Vae, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """mu and log var."""
     x = functional.linear(torch.cat((s, vae["embedding"][y]), dim=1), vae["encode1.weight"], vae["encode1.bias"])
     x = functional.batch_norm(x, None, None, vae["norm.weight"], vae["norm.bias"], training=True)
@@ -73,7 +73,7 @@ def _encoded(vae: Vae, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return mu, log_var
 
 
-def decoded(vae: Vae, z: Tensor, y: Tensor) -> Tensor:
+def decode(vae: Vae, z: Tensor, y: Tensor) -> Tensor:
     """Features of classes `y` for latents `z`."""
     x = functional.linear(torch.cat((z, vae["embedding"][y]), dim=1), vae["decode1.weight"], vae["decode1.bias"])
     return functional.linear(x, vae["decode2.weight"], vae["decode2.bias"])
@@ -86,12 +86,12 @@ def kl_from_normal(mu: Tensor, log_var: Tensor) -> Tensor:
 
 def loss_of(vae: Vae, s: Tensor, y: Tensor, eps: Tensor, beta: float) -> Tensor:
     """The mean over a batch; one draw `eps` for each sample."""
-    mu, log_var = _encoded(vae, s, y)
-    guessed = decoded(vae, mu + (0.5 * log_var).exp() * eps, y)
-    return ((guessed - s).square().sum(dim=1) + beta * kl_from_normal(mu, log_var)).mean()
+    mu, log_var = _encode(vae, s, y)
+    decoded = decode(vae, mu + (0.5 * log_var).exp() * eps, y)
+    return ((decoded - s).square().sum(dim=1) + beta * kl_from_normal(mu, log_var)).mean()
 
 
-def trained(vae: Vae, s: Tensor, y: Tensor, *, epochs: int, learning_rate: float, beta: float, rng: Generator) -> Vae:
+def train_vae(vae: Vae, s: Tensor, y: Tensor, *, epochs: int, learning_rate: float, beta: float, rng: Generator) -> Vae:
     """The CVAE after some passes over features `s` of classes `y`, with Adam."""
     vae = {name: tensor.clone().requires_grad_() for name, tensor in vae.items()}
     optimizer = Adam()
@@ -112,77 +112,81 @@ def _batches(count: int, rng: Generator) -> Iterator[Tensor]:
 
 
 class VeloTeacher(ClassTeacher):
-    """Felo's memory, and by width of features: `pool/` of them, the CVAE (`vae/`), what it made (`made/`)."""
+    """Felo's memory; and for each width of features a pool (`pool/`), the CVAE (`vae/`), its features (`made/`)."""
 
     def __init__(self, parameters: VeloParameters) -> None:
         super().__init__(by_count=parameters.weighting == "count", max_age=parameters.max_age)
-        self._how = parameters
+        self._parameters = parameters
 
     def learn(
         self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson, studied: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """Felo's; put what came into the pools; take over what was made meanwhile."""
-        plain = {name: memory[name] for name in memory if not name.startswith(_MORE)}
-        learnt = super().learn(plain, received, lesson, {})
-        made = {name: memory[name] for name in memory if name.startswith((_VAE, _MADE))}
-        return {**learnt, **self._pooled(memory, learnt, lesson.round), **made, **studied}
+        """Felo's memory, the pools with the features of this round, and what was generated meanwhile."""
+        felo_memory = {name: memory[name] for name in memory if not name.startswith(_MORE)}
+        class_means = super().learn(felo_memory, received, lesson, {})
+        generated = {name: memory[name] for name in memory if name.startswith((_VAE, _MADE))}
+        return {**class_means, **self._updated_pools(memory, class_means, lesson.round), **generated, **studied}
 
-    def _pooled(self, memory: Mapping[str, Tensor], learnt: Mapping[str, Tensor], round: int) -> dict[str, Tensor]:
-        """What devices said in this round behind what they said before, the newest `pool` of each class."""
+    def _updated_pools(
+        self, memory: Mapping[str, Tensor], class_means: Mapping[str, Tensor], round: int
+    ) -> dict[str, Tensor]:
+        """The pools with the features of this round behind the older ones; the newest `pool` of each class stay."""
         pools = {name: memory[name] for name in memory if name.startswith(_POOL)}
-        groups = [name.removesuffix("/values") for name in learnt if name.startswith("feature/") and "values" in name]
+        groups = [
+            name.removesuffix("/values") for name in class_means if name.startswith("feature/") and "values" in name
+        ]
         for group in groups:
             width = group.removeprefix("feature/")
-            new = learnt[f"{group}/rounds"] == round
-            classes, values = learnt[f"{group}/classes"][new], learnt[f"{group}/values"][new]
+            is_new = class_means[f"{group}/rounds"] == round
+            classes, values = class_means[f"{group}/classes"][is_new], class_means[f"{group}/values"][is_new]
             if f"{_POOL}{width}/classes" in pools:
                 classes = torch.cat((pools[f"{_POOL}{width}/classes"], classes))
                 values = torch.cat((pools[f"{_POOL}{width}/values"], values))
-            left = _newest(classes, self._how.pool)
-            pools |= {f"{_POOL}{width}/classes": classes[left], f"{_POOL}{width}/values": values[left]}
+            rows = _newest(classes, self._parameters.pool)
+            pools |= {f"{_POOL}{width}/classes": classes[rows], f"{_POOL}{width}/values": values[rows]}
         return pools
 
     def study(self, memory: Mapping[str, Tensor], lesson: Lesson) -> Mapping[str, Tensor]:
-        """Train the CVAEs and let each make one feature per class that it has seen; every `interval` rounds."""
-        if lesson.round % self._how.interval:
+        """Train the CVAEs and let each generate one feature per class that it has seen; every `interval` rounds."""
+        if lesson.round % self._parameters.interval:
             return {}
-        made: dict[str, Tensor] = {}
+        generated: dict[str, Tensor] = {}
         for name in sorted(name for name in memory if name.startswith(_POOL) and name.endswith("/classes")):
             width = name.removeprefix(_POOL).removesuffix("/classes")
-            made |= self._made(width, memory[name], memory[f"{_POOL}{width}/values"], memory, lesson)
-        return made
+            generated |= self._generate(width, memory[name], memory[f"{_POOL}{width}/values"], memory, lesson)
+        return generated
 
-    def _made(
+    def _generate(
         self, width: str, classes: Tensor, values: Tensor, memory: Mapping[str, Tensor], lesson: Lesson
     ) -> dict[str, Tensor]:
         if len(classes) < 2:
             return {}
-        how, own = self._how, f"{_VAE}{width}/"
+        parameters, prefix = self._parameters, f"{_VAE}{width}/"
         rng = torch.Generator().manual_seed(derive(lesson.seed, "vae", lesson.round, width))
-        vae = {name.removeprefix(own): memory[name] for name in memory if name.startswith(own)}
-        hidden = min(int(width), how.vae_width)
+        vae = {name.removeprefix(prefix): memory[name] for name in memory if name.startswith(prefix)}
+        hidden = min(int(width), parameters.vae_width)
         vae = vae or new_vae(int(width), lesson.num_classes, hidden, rng)
-        settings = {"epochs": how.vae_epochs, "learning_rate": how.vae_lr, "beta": how.beta_kld}
-        vae = trained(vae, values, classes, rng=rng, **settings)  # type: ignore[arg-type]
+        settings = {"epochs": parameters.vae_epochs, "learning_rate": parameters.vae_lr, "beta": parameters.beta_kld}
+        vae = train_vae(vae, values, classes, rng=rng, **settings)  # type: ignore[arg-type]
         counts = torch.bincount(classes, minlength=lesson.num_classes)
-        there = counts.nonzero()[:, 0]
-        features = decoded(vae, torch.randn(len(there), hidden, generator=rng), there)
+        seen = counts.nonzero()[:, 0]
+        features = decode(vae, torch.randn(len(seen), hidden, generator=rng), seen)
         table = {f"{_MADE}{width}/counts": counts, f"{_MADE}{width}/values": features}
-        return {**{own + name: tensor for name, tensor in vae.items()}, **table}
+        return {**{prefix + name: tensor for name, tensor in vae.items()}, **table}
 
     def tell(self, memory: Mapping[str, Tensor], *, cut: str, device: str, lesson: Lesson) -> tuple[ClassTable, ...]:
-        """Felo's, with synthetic features where there are any."""
-        plain = {name: memory[name] for name in memory if not name.startswith(_MORE)}
-        told = super().tell(plain, cut=cut, device=device, lesson=lesson)
-        return tuple(_synthetic(table, memory) for table in told)
+        """Felo's tables, with synthetic features where there are any."""
+        felo_memory = {name: memory[name] for name in memory if not name.startswith(_MORE)}
+        tables = super().tell(felo_memory, cut=cut, device=device, lesson=lesson)
+        return tuple(_synthetic(table, memory) for table in tables)
 
 
 def _newest(classes: Tensor, most: int) -> Tensor:
     """Which rows are among the last `most` of their class: [n] of bool."""
-    left = torch.zeros(len(classes), dtype=torch.bool)
+    is_newest = torch.zeros(len(classes), dtype=torch.bool)
     for number in torch.unique(classes):
-        left[(classes == number).nonzero()[-most:, 0]] = True
-    return left
+        is_newest[(classes == number).nonzero()[-most:, 0]] = True
+    return is_newest
 
 
 def _synthetic(table: ClassTable, memory: Mapping[str, Tensor]) -> ClassTable:
@@ -190,9 +194,9 @@ def _synthetic(table: ClassTable, memory: Mapping[str, Tensor]) -> ClassTable:
     counts = memory.get(f"{_MADE}{table.width}/counts")
     if table.label != "feature" or counts is None:
         return table
-    made = ClassTable(label="feature", counts=counts, values=memory[f"{_MADE}{table.width}/values"])
-    (own, there), (means, _) = made.targets(), table.targets()
-    values = torch.where(there[:, None] > 0, own, means)[table.classes]
+    generated = ClassTable(label="feature", counts=counts, values=memory[f"{_MADE}{table.width}/values"])
+    (features, generated_for), (means, _) = generated.targets(), table.targets()
+    values = torch.where(generated_for[:, None] > 0, features, means)[table.classes]
     return ClassTable(label="feature", counts=table.counts, values=values)
 
 

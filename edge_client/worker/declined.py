@@ -41,7 +41,7 @@ def declines(code: str, *, unknown: str | None = None) -> Iterator[None]:
 @contextmanager
 def declines_user_method(method: str) -> Iterator[None]:
     """Decline where the user's own method, which a simulation tries, fails anywhere; the reason names its file."""
-    guard = user_methods.around(method, "on a device")
+    guard = user_methods.guard(method, "on a device")
     if isinstance(guard, nullcontext):
         yield
     else:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edge_client import faults
 from edge_client.methods.base import Client, Job, Outcome
-from edge_client.methods.coverage import kept as kept_names
+from edge_client.methods.coverage import never_returned
 from edge_client.planning.cost import evaluation_batch
 from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
@@ -71,7 +71,7 @@ def begin_client(assignment: Assignment, loaded: Loaded, plan: TrainingPlan, ext
                 rng=lambda purpose: generator(order.seed, "method", purpose),
                 state=read_state(Path(order.method_state), order.slice) if order.method_state else {},
                 extra=extra,
-                kept=kept_names(read_header(received).meta),
+                kept=never_returned(read_header(received).meta),
                 received=StoredTensors(received, MODEL_PREFIX, also=EXTRA_PREFIX),
                 build=builder.build,
                 data=loaded.data.train,

@@ -20,7 +20,7 @@ from torch import Tensor
 from edge_client import durable, faults
 from edge_client.knowledge.kinds import named_tensors
 from edge_client.knowledge.schema import HELD_BACK
-from edge_client.methods.coverage import left_out
+from edge_client.methods.coverage import missing_tensors
 from edge_client.models.contract import Model
 from edge_client.records import Evaluation, PlanRules, Report, TrainingPlan, to_map
 from edge_client.training.evaluate import Result
@@ -94,7 +94,7 @@ def update_tensors(results: Results, model: Model, rules: PlanRules, received: P
     """
     outcome, state, extra = results.training.outcome, model.state_dict(), results.extra
     names = [MODEL_PREFIX + name for name in state] + [EXTRA_PREFIX + name for name in extra]
-    absent = left_out(names, results.plan, rules, read_header(received).meta)
+    absent = missing_tensors(names, results.plan, rules, read_header(received).meta)
     values = {MODEL_PREFIX + name: tensor for name, tensor in state.items()}
     values |= {EXTRA_PREFIX + name: tensor for name, tensor in outcome.extra.items()}
     tensors = [

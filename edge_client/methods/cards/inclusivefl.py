@@ -41,7 +41,7 @@ CARD = Card(
     parameters=InclusiveFLParameters,
     load=load,
     exchange=lambda parameters: Exchange(down="slice of model", up="slice of model"),
-    slicing=lambda parameters: Slicing(kinds=("depth", "layers"), instead="widths are heterofl's", apart=False),
+    slicing=lambda parameters: Slicing(kinds=("depth", "layers"), instead="widths are heterofl's", separable=False),
     refuses=NOT_IN_GROUPS,
     sized=True,
     as_plain=True,

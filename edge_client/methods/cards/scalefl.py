@@ -53,7 +53,7 @@ CARD = Card(
     load=load,
     exchange=lambda parameters: Exchange(down="slice of model, its early exits", up="slice of model, its early exits"),
     slicing=lambda parameters: Slicing(
-        kinds=("exit", "width"), instead="depth and layers are inclusivefl's", apart=False
+        kinds=("exit", "width"), instead="depth and layers are inclusivefl's", separable=False
     ),
     refuses=NOT_IN_GROUPS,
     sized=True,

@@ -62,7 +62,7 @@ def _slicing(parameters: SplitMixParameters) -> Slicing:
         kinds=("width",),
         instead="a base network has all blocks",
         turn=partial(_draw_bases, parameters.bases),
-        apart=False,
+        separable=False,
         split=parameters.bases > 1,
     )
 

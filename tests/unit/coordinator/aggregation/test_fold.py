@@ -25,7 +25,7 @@ from torch import Tensor
 from coordinator.conductor.intake import Expected, check_header
 from edge_client import durable
 from edge_client.methods import registry
-from edge_client.methods.coverage import left_out
+from edge_client.methods.coverage import missing_tensors
 from edge_client.records import TrainingPlan, from_map
 from edge_client.wire.container import read_header
 
@@ -123,8 +123,8 @@ def test_the_mean_of_a_tensor_is_over_those_who_trained_it(tmp_path: Path, avera
         report = {**report_meta("params", num_samples, steps=4), "plan": plan}
         parsed = from_map(TrainingPlan, plan)
         names, meta = [_stored(name) for name in old], {"stem": "stem"}
-        lacking = left_out(names, parsed, rules, meta)
-        trained = left_out(names, parsed, dataclasses.replace(rules, masked=True), meta)
+        lacking = missing_tensors(names, parsed, rules, meta)
+        trained = missing_tensors(names, parsed, dataclasses.replace(rules, masked=True), meta)
         sent = {name: v if _stored(name) in trained else v + int(value) for name, v in old.items()}
         path = save(tmp_path / device, {n: v for n, v in sent.items() if _stored(n) not in lacking}, meta=report)
         want = Expected(

@@ -161,7 +161,7 @@ def test_what_fedper_keeps_is_told_with_each_size(tmp_path: Path, sharing: str, 
     for cut in DEEP[:2]:
         _answer("encode", run, tmp_path, slice=cut, out=str(tmp_path / "sent"))
         with ContainerReader(tmp_path / "sent") as reader:
-            assert coverage.kept(reader.header.meta) == kept[cut]
+            assert coverage.never_returned(reader.header.meta) == kept[cut]
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,8 @@ class Federation:
         sent = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
         sent |= {name: value for name, value in self.sent(device).items() if name.startswith("extra/")}
         sent |= {f"extra/{name}": value for name, value in outcome.extra.items()}
-        meta = coverage.describe(self.made.plans, stem=model.order[0], kept=self.kept, notes=self.notes)
-        lacking = coverage.left_out(sent, None, self.made.plans, meta)
+        meta = coverage.model_meta(self.made.plans, stem=model.order[0], never_returned=self.kept, notes=self.notes)
+        lacking = coverage.missing_tensors(sent, None, self.made.plans, meta)
         places = self.places(device)
         update = {_keys(places)[name]: value for name, value in sent.items() if name not in lacking}
         header = Header(

@@ -8,7 +8,7 @@ import pytest
 
 from edge_client.errors import PayloadError
 from edge_client.methods.base import PlanRules
-from edge_client.methods.coverage import describe, kept, left_out, problem
+from edge_client.methods.coverage import missing_tensors, model_meta, never_returned, plan_problem
 from edge_client.records import TrainingPlan
 
 NAMES = [
@@ -56,7 +56,7 @@ def test_what_a_plan_leaves_untrained_is_left_out(
 
     `block1` is no part of `block10`.
     """
-    assert left_out(NAMES, plan, rules, {"stem": "stem"}) == frozenset(expected)
+    assert missing_tensors(NAMES, plan, rules, {"stem": "stem"}) == frozenset(expected)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def test_what_a_plan_leaves_untrained_is_left_out(
 def test_what_a_method_keeps_is_left_out_whatever_the_plan(kept: tuple[str, ...], expected: list[str]) -> None:
     """Described by the method, in the form in which a container's meta comes back; also where the mean is plain."""
     for rules in (PlanRules(), PlanRules(masked=False)):
-        meta = describe(rules, stem="stem", kept=kept)
+        meta = model_meta(rules, stem="stem", never_returned=kept)
         assert meta == ({"kept": list(kept)} if kept else {})
-        assert left_out(NAMES, None, rules, meta) == frozenset(expected)
-    assert describe(PARTIAL, stem="stem", kept=()) == {"stem": "stem"}
+        assert missing_tensors(NAMES, None, rules, meta) == frozenset(expected)
+    assert model_meta(PARTIAL, stem="stem", never_returned=()) == {"stem": "stem"}
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_what_a_method_keeps_is_left_out_whatever_the_plan(kept: tuple[str, ...]
 )
 def test_a_plan_that_the_method_does_not_allow_is_told(plan: TrainingPlan, rules: PlanRules, message: str) -> None:
     """Nobody could have trained by it in this run."""
-    assert problem(plan, rules) == message
+    assert plan_problem(plan, rules) == message
 
 
 @pytest.mark.parametrize("told", [5, "model/", [b"model/"], {"model/": 1}])
 def test_names_that_make_no_sense_are_refused(told: object) -> None:
     """They come with the model, from outside."""
-    assert kept({"kept": ["model/head."]}) == ("model/head.",)
+    assert never_returned({"kept": ["model/head."]}) == ("model/head.",)
     with pytest.raises(PayloadError, match="expected a list of names for 'kept', got"):
-        kept({"kept": told})
+        never_returned({"kept": told})

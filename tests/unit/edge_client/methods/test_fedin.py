@@ -463,13 +463,13 @@ def test_a_device_gets_the_pairs_of_others() -> None:
     pools = fold_pairs({}, _uploads("a", "b", "c"), most=20)
     (pool,) = pools.values()
     rng = torch.Generator().manual_seed(1)
-    drawn = pool.drawn("b", 100, rng)
+    drawn = pool.draw("b", 100, rng)
     assert drawn is not None
     assert sorted(drawn.inputs[:, 0].tolist()) == [97.0] * 3 + [99.0] * 3
-    some = pool.drawn("b", 4, rng)
+    some = pool.draw("b", 4, rng)
     assert some is not None
     assert len(some.inputs) == 4
-    alone = fold_pairs({}, _uploads("b"), most=20)["2>1"].drawn("b", 2, rng)
+    alone = fold_pairs({}, _uploads("b"), most=20)["2>1"].draw("b", 2, rng)
     assert alone is not None
     assert alone.inputs[:, 0].tolist() == [98.0, 98.0]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edge_client.methods import registry
 from edge_client.methods.base import Header
-from edge_client.methods.fednova import carried
+from edge_client.methods.fednova import effective_steps
 from edge_client.params import IndexMap
 
 
@@ -31,7 +31,7 @@ def _fold(
 )
 def test_how_far_steps_carry(steps: int, momentum: float, expected: float) -> None:
     """By hand: 1 + (1 + rho) + (1 + rho + rho^2) + ...; three steps with rho = .5: 1 + 1.5 + 1.75 = 4.25."""
-    assert carried(steps, momentum) == pytest.approx(expected)
+    assert effective_steps(steps, momentum) == pytest.approx(expected)
 
 
 def test_devices_with_more_steps_do_not_count_for_more() -> None:

@@ -97,7 +97,7 @@ def test_a_class_is_what_devices_do_and_a_name_has_the_hash_of_the_file(mine: Pa
     """Gradient (p0 - 1, p1), w halved after each step: (.5, -.5) / 2; p0 = 1/(1 + e^-.5) = .622459, so that
     (.25 + .377541) / 2 = .313770."""
     sha256 = hashlib.sha256(FILE.encode()).hexdigest()
-    with user_methods.trying(f"fedavg,{mine}:Halved,inco+{mine}:Halved") as names:
+    with user_methods.register(f"fedavg,{mine}:Halved,inco+{mine}:Halved") as names:
         assert names == f"fedavg,halved-{sha256[:12]},inco+halved-{sha256[:12]}"
         found = weights(names.split(",")[1])
         assert registry.trains_as(names.split(",")[2]) == f"halved-{sha256[:12]}"  # measured once for each file
@@ -108,13 +108,13 @@ def test_the_file_that_the_page_shows_works(tmp_path: Path) -> None:
     """w times .99 after each step: (.495, -.495); p0 = 1/(1 + e^-.99) = .729088, so (.495 + .270912) .99 = .758253."""
     page = (Path(__file__).parents[4] / "docs" / "new-method.md").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
-    with user_methods.trying(f"{tmp_path / 'mine.py'}:Mine") as name:
+    with user_methods.register(f"{tmp_path / 'mine.py'}:Mine") as name:
         torch.testing.assert_close(weights(name), torch.tensor([0.758253, -0.758253]), rtol=1e-5, atol=0)
 
 
 def test_an_entry_has_parameters_and_rules(mine: Path) -> None:
     """With share 1 it is FedAvg bit for bit; one that is not a number names the field."""
-    with user_methods.trying(f"{mine}:shrunk") as name:
+    with user_methods.register(f"{mine}:shrunk") as name:
         assert torch.equal(weights(name, share=1.0), weights("fedavg"))
         assert not torch.equal(weights(name), weights("fedavg"))
         assert registry.plan_rules(name, {}) == PlanRules(weight_copies=1)
@@ -124,11 +124,11 @@ def test_an_entry_has_parameters_and_rules(mine: Path) -> None:
 
 def test_a_changed_file_is_another_method(mine: Path) -> None:
     """Under its new hash; whoever looks for the old one is told."""
-    with user_methods.trying(f"{mine}:Halved") as before:
+    with user_methods.register(f"{mine}:Halved") as before:
         mine.write_text(FILE + "\n# another line\n", encoding="utf-8")
         with pytest.raises(InputError, match=r"mine\.py has changed since this simulation began; type the command"):
             registry.validate(before, {})
-    with user_methods.trying(f"{mine}:Halved") as after:
+    with user_methods.register(f"{mine}:Halved") as after:
         assert before != after
         registry.validate(after, {})
 
@@ -142,7 +142,7 @@ def test_nobody_but_a_simulation_knows_it(name: str) -> None:
 
 def test_it_is_forgotten_after_the_simulation(mine: Path) -> None:
     """Also when that ended with an error."""
-    with pytest.raises(NoSuchNameError, match="none"), user_methods.trying(f"{mine}:Halved") as name:
+    with pytest.raises(NoSuchNameError, match="none"), user_methods.register(f"{mine}:Halved") as name:
         registry.validate(f"{name}+none", {})
     with pytest.raises(NoSuchNameError, match="only a simulation tries"):
         registry.validate(name, {})
@@ -164,7 +164,7 @@ def test_it_is_forgotten_after_the_simulation(mine: Path) -> None:
 def test_what_is_no_method_says_so(mine: Path, object_: str, message: str) -> None:
     """File, line where there is one, what was expected and what came."""
     with (
-        user_methods.trying(f"{mine}:{object_}") as name,
+        user_methods.register(f"{mine}:{object_}") as name,
         pytest.raises(InputError, match=re.escape(message)) as caught,
     ):
         registry.get(name, {})
@@ -182,7 +182,7 @@ def test_what_is_no_method_says_so(mine: Path, object_: str, message: str) -> No
 def test_a_file_that_does_not_load_names_its_line(mine: Path, text: str, message: str) -> None:
     """Whatever it raises."""
     mine.write_text(text, encoding="utf-8")
-    with user_methods.trying(f"{mine}:Halved") as name, pytest.raises(InputError, match=re.escape(message)):
+    with user_methods.register(f"{mine}:Halved") as name, pytest.raises(InputError, match=re.escape(message)):
         registry.validate(name, {})
 
 
@@ -197,22 +197,22 @@ def test_a_file_that_does_not_load_names_its_line(mine: Path, text: str, message
 )
 def test_what_is_typed_wrong_is_told(typed: str, message: str) -> None:
     """Before anything is loaded."""
-    with pytest.raises(InputError, match=message), user_methods.trying(typed):
+    with pytest.raises(InputError, match=message), user_methods.register(typed):
         pass
 
 
 def test_errors_of_its_code_name_the_file_and_those_of_others_stay(mine: Path) -> None:
     """Ours that it caused, too, without a line; the end of memory and fedfit's own errors pass."""
-    with user_methods.trying(f"{mine}:Halved") as name:
+    with user_methods.register(f"{mine}:Halved") as name:
         for doing in (name, f"inco+{name}"):
             told = r"mine\.py: on a device: KeyError: 'x'"
-            with pytest.raises(InputError, match=told), user_methods.around(doing, "on a device"):
+            with pytest.raises(InputError, match=told), user_methods.guard(doing, "on a device"):
                 raise KeyError("x")
-        with pytest.raises(MemoryError), user_methods.around(name, "on a device"):
+        with pytest.raises(MemoryError), user_methods.guard(name, "on a device"):
             raise MemoryError
-        with pytest.raises(FedfitError, match=r"^as it is$"), user_methods.around(name, "on a device"):
+        with pytest.raises(FedfitError, match=r"^as it is$"), user_methods.guard(name, "on a device"):
             raise FedfitError("as it is")
-        with pytest.raises(KeyError), user_methods.around("fedavg", "on a device"):
+        with pytest.raises(KeyError), user_methods.guard("fedavg", "on a device"):
             raise KeyError("x")
-        with pytest.raises(KeyError), user_methods.around(name, "on the server", own_lines_only=True):
+        with pytest.raises(KeyError), user_methods.guard(name, "on the server", own_lines_only=True):
             raise KeyError("x")

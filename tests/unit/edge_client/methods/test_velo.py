@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from edge_client.knowledge.kinds import ClassTable
 from edge_client.methods.base import Header, Lesson
 from edge_client.methods.cards.velo import VeloParameters
-from edge_client.methods.velo import VeloTeacher, decoded, kl_from_normal, loss_of, new_vae, trained
+from edge_client.methods.velo import VeloTeacher, decode, kl_from_normal, loss_of, new_vae, train_vae
 
 
 def rng(seed: int = 1) -> torch.Generator:
@@ -64,9 +64,9 @@ def test_training_finds_the_classes() -> None:
     s = torch.randn(60, 8, generator=rng(2)) * 0.1 + torch.where(y == 0, 3.0, -3.0)[:, None]
     vae = new_vae(8, 2, 8, rng())
     eps = torch.randn(60, 8, generator=rng(3))
-    after = trained(vae, s, y, epochs=150, learning_rate=1e-2, beta=1.0, rng=rng(4))
+    after = train_vae(vae, s, y, epochs=150, learning_rate=1e-2, beta=1.0, rng=rng(4))
     assert loss_of(after, s, y, eps, 1.0) < 0.2 * loss_of(vae, s, y, eps, 1.0)
-    features = decoded(after, torch.randn(2, 8, generator=rng(5)), torch.tensor([0, 1]))
+    features = decode(after, torch.randn(2, 8, generator=rng(5)), torch.tensor([0, 1]))
     assert features[0].mean() > 1
     assert features[1].mean() < -1
 
