@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.memory_cases import MODELS, Case, cache, fitting_of, plan_of, rows_of, trial
-from edge_client.measuring.trial import Measured
+from edge_client.measuring.trial import TrialResult
 
 __all__ = ["measure"]
 
@@ -33,7 +33,7 @@ def _memory(folder: Path) -> list[Figure]:
     ways = [_FULL, _FINEST, replace(_FINEST, recompute="fused"), replace(_FINEST, microbatch=16)]
     full, alone, fused, pieces = (_measured(way, folder) for way in ways)
 
-    def share(name: str, found: Measured, goal: float) -> Figure:
+    def share(name: str, found: TrialResult, goal: float) -> Figure:
         ratio = found.peak_bytes / full.peak_bytes
         return Figure(name=f"{name}: memory against full training", unit="ratio", values=(ratio,), at_most=goal)
 
@@ -46,7 +46,7 @@ def _memory(folder: Path) -> list[Figure]:
     ]
 
 
-def _measured(case: Case, folder: Path, **settings: int) -> Measured:
+def _measured(case: Case, folder: Path, **settings: int) -> TrialResult:
     rows = rows_of(case, folder)
     return trial(case, plan_of(case, rows), rows, **settings)
 

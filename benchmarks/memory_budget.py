@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from benchmarks.figures import Figure
 from benchmarks.memory_cases import MODELS, OPTIMIZERS, Case, cache, fitting_of, rows_of, trial
 from edge_client.errors import NothingFitsError
-from edge_client.measuring.fitting import Fitting
+from edge_client.measuring.plan_search import PlanSearch
 from edge_client.planning.cost import Shape, training_bytes
 from edge_client.planning.rows import ModelRows
 
@@ -43,7 +43,7 @@ class _Draw:
     """A budget, and what is to be trained inside of it."""
 
     case: Case
-    fitting: Fitting
+    fitting: PlanSearch
     budget_bytes: int
 
     def used(self) -> float:
@@ -90,7 +90,7 @@ def _draws(rows: Mapping[tuple[str, str], ModelRows], count: int) -> Iterator[_D
         yield _Draw(case, fitting, int(least * (most / least) ** rng.random()))
 
 
-def _least(fitting: Fitting) -> int:
+def _least(fitting: PlanSearch) -> int:
     """The smallest budget that has a plan: what the planner tells when there is none."""
     try:
         return fitting.choose(0, 0).chosen.training_bytes

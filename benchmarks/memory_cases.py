@@ -13,8 +13,8 @@ from typing import Any
 from edge_client.config.run_file import RunFile
 from edge_client.config.tables import parse_table
 from edge_client.measuring.calibration import calibrated, job_for
-from edge_client.measuring.fitting import Fitting
-from edge_client.measuring.trial import Measured, Trial, tried
+from edge_client.measuring.plan_search import PlanSearch
+from edge_client.measuring.trial import Trial, TrialResult, run_trial
 from edge_client.methods import registry as methods
 from edge_client.planning.cost import Shape, evaluation_batch, training_bytes
 from edge_client.planning.rows import ModelRows
@@ -98,10 +98,10 @@ def rows_of(case: Case, folder: Path, parameters: Mapping[str, Any] = {}) -> Mod
     return calibrated(job_for(run, rules, run.model.input, cut=case.slice), folder)
 
 
-def fitting_of(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}, **room: int) -> Fitting:
+def fitting_of(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}, **room: int) -> PlanSearch:
     """For plans."""
     run = run_of(case, parameters)
-    return Fitting(run=run, rules=methods.plan_rules(run.method.name, run.method.parameters), rows=rows, **room)
+    return PlanSearch(run=run, rules=methods.plan_rules(run.method.name, run.method.parameters), rows=rows, **room)
 
 
 def shape_of(case: Case, rows: ModelRows) -> Shape:
@@ -147,9 +147,9 @@ def plan_of(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}) -> 
     )
 
 
-def trial(case: Case, plan: TrainingPlan, rows: ModelRows, **settings: int) -> Measured:
+def trial(case: Case, plan: TrainingPlan, rows: ModelRows, **settings: int) -> TrialResult:
     """The case in a process of its own, evaluated first as a worker does."""
     run = run_of(case)
     assert run.model is not None
     evaluated = evaluation_batch(rows, plan.training_bytes, plan.microbatch)
-    return tried(Trial(run=run, input_shape=run.model.input, plan=plan, evaluated=evaluated, **settings))
+    return run_trial(Trial(run=run, input_shape=run.model.input, plan=plan, evaluated=evaluated, **settings))

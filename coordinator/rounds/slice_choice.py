@@ -4,7 +4,8 @@ Where not even the smallest does, the device trains that one in smaller batches.
 after all (its data are in memory, too) gets the next smaller one. The label `slice=SLICE` sets the slice of a device.
 
 Covers: the choice, from the costs that were measured before the run began. No torch.
-Does not cover: microbatches and the rest of a plan, which the device decides (`edge_client/measuring/fitting.py`).
+Does not cover: microbatches and the rest of a plan, which the device decides
+(`edge_client/measuring/plan_search.py`).
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.device import report
 from edge_client.errors import NothingFitsError
-from edge_client.measuring.fitting import Fitting
-from edge_client.measuring.trial import Measured, Trial, tried
-from edge_client.measuring.typed_plan import Subject, size, subject
+from edge_client.measuring.plan_from_options import Subject, parse_size, read_subject
+from edge_client.measuring.plan_search import PlanSearch
+from edge_client.measuring.trial import Trial, TrialResult, run_trial
 from edge_client.planning.cost import Shape, evaluation_batch, training_bytes
 from edge_client.records import TrainingPlan, to_map
 
@@ -39,7 +39,7 @@ class Rung:
 
     budget_bytes: int
     plan: TrainingPlan | None  # None: nothing fits
-    measured: Measured | None = None
+    measured: TrialResult | None = None
     whole_seconds: float | None = None  # per sample, of training everything at once
     note: str = ""  # why there is no plan, or no measurement
 
@@ -67,11 +67,11 @@ class Bench:
 
 def run(options: argparse.Namespace) -> Bench:
     """Measure what a person typed; raises `InputError`, `MachineError`."""
-    what = subject(options)
-    typed = [size("--budgets", text) for text in options.budgets.split(",")] if options.budgets else None
+    what = read_subject(options)
+    typed = [parse_size("--budgets", text) for text in options.budgets.split(",")] if options.budgets else None
     show = _Progress()
     show(f"measuring the units of {what.run.what}, once for this kind of machine")
-    fitting = what.fitting(num_samples=_NUM_SAMPLES, disk_bytes=durable.free_bytes(Path.cwd()) // 2)
+    fitting = what.search(num_samples=_NUM_SAMPLES, disk_bytes=durable.free_bytes(Path.cwd()) // 2)
     device = report.report_system(Path("/"), None)
     bench = _Bencher(what, fitting, device.budget_bytes, show)
     rungs = bench.climb(typed)
@@ -101,9 +101,9 @@ class _Progress:
 class _Bencher:
     """Goes from budget to budget; equal plans are tried once."""
 
-    def __init__(self, what: Subject, fitting: Fitting, device_bytes: int, show: _Progress) -> None:
+    def __init__(self, what: Subject, fitting: PlanSearch, device_bytes: int, show: _Progress) -> None:
         self._what, self._fitting, self._device_bytes, self._show = what, fitting, device_bytes, show
-        self._known: dict[TrainingPlan, tuple[Measured | None, str]] = {}
+        self._known: dict[TrainingPlan, tuple[TrialResult | None, str]] = {}
 
     def climb(self, typed: Sequence[int] | None) -> tuple[Rung, ...]:
         """Everything at once, then the budgets from the largest to the smallest."""
@@ -143,7 +143,7 @@ class _Bencher:
         measured, note = self._known[key]
         return Rung(budget_bytes=budget_bytes, plan=plan, measured=measured, note=note)
 
-    def _tried(self, plan: TrainingPlan) -> tuple[Measured | None, str]:
+    def _tried(self, plan: TrainingPlan) -> tuple[TrialResult | None, str]:
         """What the plan took; or why it was not tried."""
         room = self._device_bytes - plan.predicted_bytes
         if room < 0:
@@ -157,7 +157,7 @@ class _Bencher:
             repeats=_REPEATS,
         )
         try:
-            return tried(trial), ""
+            return run_trial(trial), ""
         except MemoryError as error:
             return None, f"ran out of memory: {error}"
 

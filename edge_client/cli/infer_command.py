@@ -64,12 +64,12 @@ def run(options: argparse.Namespace) -> Answer:
     if "torch" not in sys.modules:
         guard.pin_malloc()  # before torch is loaded: what a group used goes back to the system
     from edge_client.config.task_files import split_place
-    from edge_client.measuring.typed_plan import Subject, subject
+    from edge_client.measuring.plan_from_options import Subject, read_subject
     from edge_client.task.run_model import recipe
     from edge_client.task.task import read_source
 
     samples = _open_data(options)
-    what: Subject = subject(options)
+    what: Subject = read_subject(options)
     source = read_source(*split_place(what.task)) if what.task is not None else None
     model = recipe(what.run, source).skeleton(what.input_shape)
     with _opened(_file(options.run_model), model) as weights:
@@ -124,11 +124,11 @@ def _opened(path: Path, model: Model) -> Iterator[Weights]:
 def _ask(model: Model, weights: Weights, samples: Samples, options: argparse.Namespace) -> Answer:
     import torch
 
-    from edge_client.measuring.typed_plan import size
+    from edge_client.measuring.plan_from_options import parse_size
     from edge_client.onnx.predictions import write_predictions
     from edge_client.training.depthwise import fit_groups, predict_depthwise, survey
 
-    budget = size("--budget", options.budget) if options.budget is not None else None
+    budget = parse_size("--budget", options.budget) if options.budget is not None else None
     torch.set_num_threads(options.threads)
     sizes = survey(model, weights, samples.shape)  # also warms the process up
     groups: Sequence[Sequence[str]] = [[name] for name in model.order] if options.depthwise else [model.order]

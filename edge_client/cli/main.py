@@ -268,13 +268,13 @@ def _profile(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from edge_client.measuring import typed_plan as plan_command  # loads torch
+    from edge_client.measuring import plan_from_options  # loads torch
 
-    what, choice = plan_command.plan(options)
+    what, choice = plan_from_options.find_plan(options)
     if options.format == "json":
-        print(json.dumps(plan_command.to_json(choice), indent=1))
+        print(json.dumps(plan_from_options.to_json(choice), indent=1))
     else:
-        print(plan_command.describe(what, choice))
+        print(plan_from_options.describe(what, choice))
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
-"""Measures what each unit of a model costs, in a process of its own (`apart`), and keeps it.
+"""Measures what each unit of a model costs, in a process of its own, and keeps the rows in a cache.
 
-Covers: what a measurement is about, the key under which its rows are kept, the cache, the worker that makes room for
+Covers: the subject of a measurement, the key under which its rows are kept, the cache, the worker that makes room for
 it. Does not cover: the measurement itself (`unit_costs`), what follows from rows (`planning.cost`). The numbers are
 those of this machine's kind and torch; another machine's rows are a good guess.
 """
@@ -57,7 +57,7 @@ def job_for(
 ) -> CalibrationJob:
     """A job and its key: equal keys have equal rows. Batch and optimizer are not in them: what they add is known."""
     torch, section = find_torch(), run.section(cut)
-    what = {
+    identity = {
         "format": FORMAT,
         "model": to_map(replace(section, init="random")) if section is not None else None,
         "task": [run.task.sha256, split_place(task, is_blob=True)[1]] if run.task is not None and task else None,
@@ -71,7 +71,7 @@ def job_for(
         "torch": torch.version if torch is not None else "",
         "machine": platform.machine(),
     }
-    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     # a warm-up with adam loads what any optimizer needs
     run = replace(run, train=TrainSection(optimizer="adam", threads=run.train.threads))
     return CalibrationJob(run=run, input_shape=tuple(input_shape), slice=cut, task=task, dtype=dtype, key=key)
@@ -83,16 +83,16 @@ def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
     Raises `MachineError`, or `InputError` for a task's model that does not train.
     """
     path = cache / f"{job.key}.json" if cache is not None else None
-    known = load_rows(path, key=job.key) if path is not None else None
-    if known is not None:
-        return known
+    cached = load_rows(path, key=job.key) if path is not None else None
+    if cached is not None:
+        return cached
     try:
-        found = subprocess_call.ask(
+        result = subprocess_call.call(
             "edge_client.measuring.calibration", job, threads=job.run.train.threads, what="the calibration"
         )
     except MemoryError as error:
         raise MachineError(f"the calibration needs more memory than there is: {error}") from error
-    rows = from_map(ModelRows, found, where="result of the calibration")
+    rows = from_map(ModelRows, result, where="result of the calibration")
     if path is not None:
         try:
             save_rows(path, rows)
@@ -109,7 +109,7 @@ def become(job: CalibrationJob, workdir: Path) -> None:
 
 
 def measure_beside(job: CalibrationJob, workdir: Path) -> None:
-    """For a process that has memory for both: measure in another one; a failure is told, and not tried again."""
+    """For a process that has memory for both: measure in another one; a failure is logged, and not repeated."""
     guard.lift_limit()
     (workdir / "calibration.json").write_text(json.dumps(to_map(job)), encoding="utf-8")
     try:
@@ -135,17 +135,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "--for":
         subprocess_call.stand_guard()
         _for_worker(Path(arguments[1]))
-    return subprocess_call.answer(CalibrationJob, measure, arguments)
+    return subprocess_call.serve(CalibrationJob, measure, arguments)
 
 
 def measure(job: CalibrationJob) -> ModelRows:
     """The rows, measured in this process; malloc must be pinned before torch is loaded."""
     from edge_client.measuring import rehearsal, unit_costs  # torch
 
-    made = rehearsal.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
-    asking = user_methods.guard(job.run.method.name, "training on a few samples")
-    with asking, made.recipe.user_code("training it on a few samples"):
-        return unit_costs.measure(made, key=job.key, limit_bytes=job.limit_bytes)
+    prepared = rehearsal.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
+    method_code = user_methods.guard(job.run.method.name, "training on a few samples")
+    with method_code, prepared.recipe.user_code("training it on a few samples"):
+        return unit_costs.measure(prepared, key=job.key, limit_bytes=job.limit_bytes)
 
 
 if __name__ == "__main__":

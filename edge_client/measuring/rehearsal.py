@@ -1,4 +1,4 @@
-"""A run's model and method on random samples, ready as in a worker: what calibrations and trials measure.
+"""A run's model and method on random samples, warmed up as in a worker, for calibrations and trials to measure.
 
 Covers: building, layout, warm-up, a client half that has begun. Does not cover: what is measured (`calibration`,
 `trial`). Imports torch: malloc must be pinned before.
@@ -40,7 +40,7 @@ import_module("edge_client.worker.assignment")
 
 
 class RandomSamples:
-    """Samples that cost nothing but themselves."""
+    """Random samples, which take no memory beyond the batch in use."""
 
     def __init__(self, shape: Sequence[int], num_samples: int, num_classes: int) -> None:
         self._shape = tuple(shape)
@@ -54,7 +54,7 @@ class RandomSamples:
         return torch.rand(len(indices), *self._shape), self.labels[indices]
 
 
-class _Received(Mapping[str, Tensor]):
+class _ParameterCopies(Mapping[str, Tensor]):
     """The model's parameters as if they were read from the file that they came in: new memory at every call."""
 
     def __init__(self, model: Model, extra: Mapping[str, Tensor]) -> None:
@@ -75,7 +75,7 @@ class _Received(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """A model that is laid out and warm, and what trains it."""
+    """A model that is laid out and warmed up, and the method that trains it."""
 
     run: RunFile
     recipe: Recipe
@@ -87,11 +87,11 @@ class Rehearsal:
 
     @property
     def num_classes(self) -> int:
-        """Of the run."""
+        """Classes of the run."""
         return len(self.run.classes)
 
     def samples(self, num_samples: int) -> RandomSamples:
-        """Random ones of the model's shape."""
+        """Random samples of the model's shape."""
         return RandomSamples(self.model.input_shape, num_samples, self.num_classes)
 
     def client(
@@ -110,7 +110,7 @@ class Rehearsal:
             plan=plan,
             rng=lambda purpose: generator(0, purpose),
             extra=extra,
-            received=_Received(self.model, extra),
+            received=_ParameterCopies(self.model, extra),
             build=self._build_another,
             data=self.samples(plan.microbatch),
             knowledge=knowledge,
@@ -134,7 +134,7 @@ class Rehearsal:
         return model
 
     def settings(self, batch: int, plan: TrainingPlan, folder: Path | None = None) -> Settings:
-        """As the run trains, with weights that stay as they are."""
+        """The run's training settings, with a learning rate of 0: weights stay as they are."""
         section = self.run.train
         return Settings(
             batch=batch,
@@ -158,27 +158,27 @@ def prepare(
     torch.set_num_threads(run.train.threads)
     _open_some_data()
     source = read_source(*split_place(task, is_blob=True)) if task is not None else None
-    made = recipe(run, source)
+    model_recipe = recipe(run, source)
     method = registry.of_run(run)
-    model = made.build(input_shape, parse(method.slices.network(cut)))
+    model = model_recipe.build(input_shape, parse(method.slices.network(cut)))
     channels_last = allows_channels_last(model)
     if channels_last:
         to_channels_last(model)
     rehearsal = Rehearsal(
         run=run,
-        recipe=made,
+        recipe=model_recipe,
         model=model,
         method=method,
         channels_last=channels_last,
         dtype=dtype,
         slice=cut,
     )
-    with made.user_code("training it on two samples"):
+    with model_recipe.user_code("training it on two samples"):
         warm_up(model, rehearsal.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))
     return rehearsal
 
 
 def _open_some_data() -> None:
-    """As a worker does: what it loads for that stays."""
+    """Load the libraries that a worker loads to open its data: they stay in memory."""
     section = DataSection(source="digits", partition="dirichlet:1", part=(0, 2))
     open_data(section, tuple(str(digit) for digit in range(10)), (1, 8, 8), {})

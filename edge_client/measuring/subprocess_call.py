@@ -1,7 +1,7 @@
-"""A measurement in a process of its own: `python -m MODULE JOB.json RESULT.json`, and both of its sides.
+"""A call of one function in a process of its own, `python -m MODULE JOB.json RESULT.json`: both of its sides.
 
 What is measured must not depend on what ran before, torch's profiler leaves tens of megabytes behind, and a model that
-ends its process ends no other. Covers: the process, its guards, its exit. Does not cover: what is measured
+ends its process must not end another one. Covers: the process, its guards, its exit. Does not cover: what is measured
 (`calibration`, `trial`). No torch.
 """
 
@@ -24,37 +24,39 @@ from edge_client.errors import FedfitError, InputError, MachineError, NoSuchName
 from edge_client.measuring import exit_codes
 from edge_client.records import from_map, to_map
 
-__all__ = ["answer", "ask", "stand_guard"]
+__all__ = ["call", "serve", "stand_guard"]
 
 J = TypeVar("J")
 
 _TIMEOUT_S = 3600.0
 
 
-def ask(module: str, job: object, *, threads: int, what: str) -> Any:
+def call(module: str, job: object, *, threads: int, what: str) -> Any:
     """The result of `job` as plain data; raises as `job` did, `MachineError`, or `MemoryError` if it needs too much."""
     env = {**os.environ, "FEDFIT_PARENT_PID": str(os.getpid()), "OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory(prefix="fedfit-") as folder:
-        given, out = Path(folder) / "job.json", Path(folder) / "result.json"
-        given.write_text(json.dumps(to_map(job)), encoding="utf-8")
-        command = [sys.executable, "-m", module, str(given), str(out)]
+        job_path, out = Path(folder) / "job.json", Path(folder) / "result.json"
+        job_path.write_text(json.dumps(to_map(job)), encoding="utf-8")
+        command = [sys.executable, "-m", module, str(job_path), str(out)]
         try:
-            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
+            process = subprocess.run(
+                command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
+            )
         except subprocess.TimeoutExpired as error:
             raise MachineError(f"{what} did not end within {_TIMEOUT_S:g} s") from error
-        _check(done, out, what)
+        _check(process, out, what)
         try:
             return json.loads(out.read_bytes())
         except (OSError, ValueError) as error:
             raise MachineError(f"{what} ended without a result: {error}") from error
 
 
-def _check(done: subprocess.CompletedProcess[bytes], out: Path, what: str) -> None:
-    """Raise what the other side raised, or how it ended."""
-    code = done.returncode
+def _check(process: subprocess.CompletedProcess[bytes], out: Path, what: str) -> None:
+    """Raise what the other side raised, or an error that tells how the process ended."""
+    code = process.returncode
     if code == 0:
         return
-    if out.exists():  # it said so itself
+    if out.exists():  # the process reported its error
         why = json.loads(out.read_bytes())["error"]
         kinds = {
             InputError.exit_code: InputError,
@@ -62,17 +64,17 @@ def _check(done: subprocess.CompletedProcess[bytes], out: Path, what: str) -> No
             exit_codes.OVER_BUDGET: MemoryError,
         }
         raise kinds[code](why) if code in kinds else MachineError(f"{what} failed: {why}")
-    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("USDT:")]
+    lines = [line for line in process.stderr.decode(errors="replace").splitlines() if not line.startswith("USDT:")]
     ended = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
     raise MachineError(f"{what} ended with {ended}: {lines[-1][:300] if lines else 'it said nothing'}")
 
 
-def answer(kind: type[J], measure: Callable[[J], object], arguments: Sequence[str]) -> int:
-    """Read the job, measure, write the result; returns the exit code. Nothing has loaded torch before."""
-    given, out = Path(arguments[0]), Path(arguments[1])
+def serve(kind: type[J], function: Callable[[J], object], arguments: Sequence[str]) -> int:
+    """Read the job, run `function` on it, write the result; returns the exit code. Nothing has loaded torch before."""
+    job_path, out = Path(arguments[0]), Path(arguments[1])
     stand_guard()
     try:
-        found = measure(from_map(kind, json.loads(given.read_bytes()), where=kind.__name__))
+        result = function(from_map(kind, json.loads(job_path.read_bytes()), where=kind.__name__))
     except FedfitError as error:
         return _fail(out, error.exit_code, str(error))
     except (MemoryError, RuntimeError) as error:
@@ -80,15 +82,15 @@ def answer(kind: type[J], measure: Callable[[J], object], arguments: Sequence[st
             raise
         guard.lift_limit()  # what was in the way is free again; to say so takes a little
         return _fail(out, exit_codes.OVER_BUDGET, str(error) or "an allocation failed")
-    return _say(out, 0, to_map(found))
+    return _write(out, 0, to_map(result))
 
 
 def _fail(out: Path, code: int, why: str) -> int:
-    return _say(out, code, {"error": " ".join(why.split())[:2000]})
+    return _write(out, code, {"error": " ".join(why.split())[:2000]})
 
 
-def _say(out: Path, code: int, result: object) -> int:
-    """Returns the exit code: another one if the disk does not take the result, of which nothing is left then."""
+def _write(out: Path, code: int, result: object) -> int:
+    """Write the result; returns the exit code, another one if the disk does not take the result and nothing is left."""
     try:
         out.write_text(json.dumps(result), encoding="utf-8")
     except OSError as error:
@@ -100,7 +102,7 @@ def _say(out: Path, code: int, result: object) -> int:
 
 
 def stand_guard() -> None:
-    """As a worker does, before torch is loaded."""
+    """Protect the device as a worker does, before torch is loaded."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     parent = os.environ.get("FEDFIT_PARENT_PID", "")
     guard.die_with_parent(int(parent) if parent.isdigit() else None)

@@ -1,4 +1,4 @@
-"""Trains a few steps by a plan and measures them; a process of its own (`apart`), as a worker is.
+"""Trains a few steps by a plan and measures them, in a process of its own, as a worker is.
 
 Malloc is pinned, the model is built, laid out and warmed up; then it is evaluated and trained for two epochs on random
 samples, by the real loop and the method's client half. The last batch of an epoch is a smaller one, as in real life:
@@ -29,7 +29,7 @@ from edge_client.records import Count, Positive, TrainingPlan, from_map
 if TYPE_CHECKING:
     from edge_client.measuring.rehearsal import Rehearsal
 
-__all__ = ["Measured", "Trial", "main", "measure", "tried"]
+__all__ = ["Trial", "TrialResult", "main", "measure", "run_trial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a trial found."""
+class TrialResult:
+    """Memory and time of a trial."""
 
     base_bytes: Count
     peak_bytes: Count  # on top of the base
@@ -57,18 +57,20 @@ class Measured:
     cpu_seconds: tuple[float, ...] = ()  # the same on all threads; a busy machine changes them less
 
 
-def tried(trial: Trial) -> Measured:
-    """The figures of a trial; raises `MachineError`, or `MemoryError` if it went over its limit."""
-    found = subprocess_call.ask("edge_client.measuring.trial", trial, threads=trial.run.train.threads, what="the trial")
-    return from_map(Measured, found, where="result of the trial")
+def run_trial(trial: Trial) -> TrialResult:
+    """Run a trial in a new process; raises `MachineError`, or `MemoryError` if it went over its limit."""
+    result = subprocess_call.call(
+        "edge_client.measuring.trial", trial, threads=trial.run.train.threads, what="the trial"
+    )
+    return from_map(TrialResult, result, where="result of the trial")
 
 
-def measure(trial: Trial) -> Measured:
-    """The figures, in this process; malloc must be pinned before torch is loaded."""
+def measure(trial: Trial) -> TrialResult:
+    """Run a trial in this process; malloc must be pinned before torch is loaded."""
     from edge_client.measuring.rehearsal import prepare
 
-    made = prepare(trial.run, trial.input_shape, task=trial.task, cut=trial.plan.slice, dtype=trial.plan.dtype)
-    made.model.recompute = trial.plan.recompute
+    rehearsal = prepare(trial.run, trial.input_shape, task=trial.task, cut=trial.plan.slice, dtype=trial.plan.dtype)
+    rehearsal.model.recompute = trial.plan.recompute
     if not meter.reset_peak():
         raise MachineError("this system does not let a process reset its peak memory (/proc/self/clear_refs)")
     base_bytes = meter.rss_bytes()
@@ -77,50 +79,50 @@ def measure(trial: Trial) -> Measured:
     batch = trial.run.train.batch
     rest = batch // 2 + trial.plan.microbatch // 4
     with tempfile.TemporaryDirectory(prefix="fedfit-trial-") as folder:
-        with made.recipe.user_code("training it"):
+        with rehearsal.recipe.user_code("training it"):
             if trial.evaluated:
-                _evaluate(made, trial.evaluated)
-            _train(made, trial, trial.whole_batches * batch + rest, Path(folder))
+                _evaluate(rehearsal, trial.evaluated)
+            _train(rehearsal, trial, trial.whole_batches * batch + rest, Path(folder))
         peak_bytes = meter.peak_rss_bytes() - base_bytes
-        spent = [_train(made, trial, trial.whole_batches * batch, Path(folder)) for _ in range(trial.repeats)]
-    return Measured(
+        spans = [_train(rehearsal, trial, trial.whole_batches * batch, Path(folder)) for _ in range(trial.repeats)]
+    return TrialResult(
         base_bytes=base_bytes,
         peak_bytes=max(0, peak_bytes),
-        seconds=tuple(wall for wall, _ in spent),
-        cpu_seconds=tuple(cpu for _, cpu in spent),
+        seconds=tuple(wall for wall, _ in spans),
+        cpu_seconds=tuple(cpu for _, cpu in spans),
     )
 
 
-def _evaluate(made: Rehearsal, microbatch: int) -> None:
+def _evaluate(rehearsal: Rehearsal, microbatch: int) -> None:
     from edge_client.training.evaluate import evaluate
 
     evaluate(
-        made.model,
-        made.model,
-        made.samples(microbatch + microbatch // 2),
-        num_classes=made.num_classes,
+        rehearsal.model,
+        rehearsal.model,
+        rehearsal.samples(microbatch + microbatch // 2),
+        num_classes=rehearsal.num_classes,
         microbatch=microbatch,
-        channels_last=made.channels_last,
-        dtype=made.dtype,
+        channels_last=rehearsal.channels_last,
+        dtype=rehearsal.dtype,
     )
 
 
-def _train(made: Rehearsal, trial: Trial, num_samples: int, folder: Path) -> tuple[float, float]:
+def _train(rehearsal: Rehearsal, trial: Trial, num_samples: int, folder: Path) -> tuple[float, float]:
     """Train once; seconds per sample and epoch, by the clock and of the processor."""
     from edge_client.training.loop import train
 
     wall, cpu = time.perf_counter(), time.process_time()
-    client = made.client(trial.plan, epochs=trial.epochs)
-    settings = made.settings(trial.run.train.batch, trial.plan, folder)
-    train(made.model, client, made.samples(num_samples), settings)
+    client = rehearsal.client(trial.plan, epochs=trial.epochs)
+    settings = rehearsal.settings(trial.run.train.batch, trial.plan, folder)
+    train(rehearsal.model, client, rehearsal.samples(num_samples), settings)
     client.end()
-    shared = num_samples * trial.epochs
-    return (time.perf_counter() - wall) / shared, (time.process_time() - cpu) / shared
+    samples_trained = num_samples * trial.epochs
+    return (time.perf_counter() - wall) / samples_trained, (time.process_time() - cpu) / samples_trained
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
-    return subprocess_call.answer(Trial, measure, sys.argv[1:] if argv is None else argv)
+    return subprocess_call.serve(Trial, measure, sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

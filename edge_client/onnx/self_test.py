@@ -109,7 +109,7 @@ def _too_much(budget: int) -> str:
 
 def main(arguments: list[str]) -> int:
     """Answer the job; returns the exit code."""
-    return subprocess_call.answer(Job, run, arguments)
+    return subprocess_call.serve(Job, run, arguments)
 
 
 if __name__ == "__main__":

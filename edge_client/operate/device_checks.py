@@ -192,7 +192,7 @@ class DeviceChecks:
         return "; ".join(f"{where}: {count} samples, read one" for where, count in samples.sets)
 
     def _model(self) -> str:
-        from edge_client.measuring import typed_plan as plan_command  # loads torch
+        from edge_client.measuring import plan_from_options  # loads torch
 
         words = self._subject.model or self._usual_model()
         parser = argparse.ArgumentParser(prog="edge-client doctor", add_help=False)
@@ -200,7 +200,7 @@ class DeviceChecks:
         options = parser.parse_args([str(word) for word in words])
         options.budget, options.training_budget, options.profile = str(max(1, self._report.budget_bytes)), None, None
         try:
-            subject, choice = plan_command.plan(options)
+            subject, choice = plan_from_options.find_plan(options)
         except NothingFitsError as error:
             raise ProblemError(
                 f"{' '.join(words)}: {error}", "end other programs, or choose a smaller model; edge-client plan tells"

@@ -66,7 +66,7 @@ def read_samples(name: str, device: DeviceFile) -> ReadSets:
 
 def _ask(job: CheckJob, what: str) -> object:
     try:
-        return subprocess_call.ask("edge_client.operate.self_check", job, threads=1, what=what)
+        return subprocess_call.call("edge_client.operate.self_check", job, threads=1, what=what)
     except MemoryError as error:
         raise MachineError(f"{what}: there is not enough memory: {error}") from error
 
@@ -148,4 +148,4 @@ def _of_task(place: str, job: CheckJob) -> Iterator[tuple[str, SampleSet]]:
 
 
 if __name__ == "__main__":
-    sys.exit(subprocess_call.answer(CheckJob, _check, sys.argv[1:]))
+    sys.exit(subprocess_call.serve(CheckJob, _check, sys.argv[1:]))

@@ -1,7 +1,8 @@
-"""The budget of a running worker: limited by the kernel, checked against the measured peak, smaller when told so.
+"""The memory that a running worker may use: limited by the kernel, checked against the measured peak.
 
-RLIMIT_DATA refuses what would be far too much before it happens; it counts virtual memory and needs some slack, so the
-measured peak is looked at as well. Does not cover: what fits (`planning`), who says that there is less (`daemon`).
+RLIMIT_DATA refuses an allocation that is far too large before it happens. It counts virtual memory and needs some
+slack, so the measured peak is checked as well. The daemon may lower the budget at any time.
+Does not cover: what fits (`planning`), when the daemon lowers it (`client.daemon`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from edge_client.config.quantities import format_bytes
 from edge_client.device import guard, meter
-from edge_client.worker.live_files import BudgetNote
+from edge_client.worker.live_files import BudgetFile
 
 __all__ = ["LIMIT_SLACK_BYTES", "Allowance"]
 
@@ -21,45 +22,45 @@ _LOOK_EVERY_S = 0.25  # a batch may take a millisecond
 
 
 class Allowance:
-    """What this process may use, from start to end."""
+    """The budget of this process, which only ever shrinks while it trains."""
 
     def __init__(self, budget_bytes: int, workdir: Path) -> None:
         self.budget_bytes = budget_bytes
-        self._note = BudgetNote(workdir)
+        self._budget_file = BudgetFile(workdir)
         self._due = 0.0
         self._peak_before = 0  # before the plan in force, with which it is compared
-        self._measures = True
+        self._can_measure = True
 
     def limit(self, slack_bytes: int) -> None:
         """From now on an allocation beyond the budget and the slack fails."""
         guard.limit_growth(max(0, self.budget_bytes - meter.rss_bytes()) + slack_bytes)
 
     def begin(self) -> None:
-        """The process is warm: what is measured from now on is due to the plan."""
+        """The process is warm: what is measured from now on, the plan answers for."""
         self._peak_before = meter.peak_rss_bytes()
         self._restart_peak()
 
     def look(self) -> int | None:
-        """The new, smaller budget, if the daemon has told one; raises `MemoryError` over the old one.
+        """The new, smaller budget, if the daemon has set one; raises `MemoryError` over the old one.
 
-        Asked before every batch, it looks a few times a second.
+        Called before every batch; it looks a few times a second.
         """
         now = time.monotonic()
         if now < self._due:
             return None
         self._due = now + _LOOK_EVERY_S
         self.check()
-        told = self._note.news()
-        return told if told is not None and told < self.budget_bytes else None
+        budget_bytes = self._budget_file.new_budget()
+        return budget_bytes if budget_bytes is not None and budget_bytes < self.budget_bytes else None
 
     def check(self) -> None:
         """Raise `MemoryError` if this process was over its budget since the plan in force began."""
         peak = meter.peak_rss_bytes()
-        if self._measures and peak > self.budget_bytes:
+        if self._can_measure and peak > self.budget_bytes:
             raise MemoryError(f"the worker used {format_bytes(peak)} of {format_bytes(self.budget_bytes)}")
 
     def shrink(self, budget_bytes: int, slack_bytes: int) -> None:
-        """Less is allowed from now on; what was used before is of the past."""
+        """Lower the budget; what was used before no longer counts."""
         self.budget_bytes = budget_bytes
         self._peak_before = 0
         self._restart_peak()
@@ -70,5 +71,5 @@ class Allowance:
         return max(self._peak_before, meter.peak_rss_bytes())
 
     def _restart_peak(self) -> None:
-        """Where the system cannot, a peak that is over the budget already says nothing about what follows."""
-        self._measures = meter.reset_peak() or meter.peak_rss_bytes() <= self.budget_bytes
+        """Measure the peak from here on; do not where the system cannot and the peak is over the budget already."""
+        self._can_measure = meter.reset_peak() or meter.peak_rss_bytes() <= self.budget_bytes

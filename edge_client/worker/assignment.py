@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from edge_client import durable, faults
-from edge_client.measuring.fitting import CalibrationNeededError
+from edge_client.measuring.row_sources import CalibrationNeededError
 from edge_client.records import TrainingPlan, WorkOrder
 from edge_client.task.run_model import load_weights
 from edge_client.wire.container import EXTRA_PREFIX

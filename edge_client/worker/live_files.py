@@ -1,9 +1,10 @@
-"""Notes that daemon and worker leave each other in the work directory while the worker runs.
+"""The files by which a daemon and its worker talk while the worker runs, in the work directory.
 
-    plan.json     worker -> daemon: the plan that it is about to train with, and for what
-    budget.json   daemon -> worker: there is less memory now, stay below this
+    plan.json     worker -> daemon: the plan that it is about to train by, and the budget in force
+    budget.json   daemon -> worker: less memory is left, use no more than this
 
-Replaced as a whole, never synced: after a power cut the worker begins anew, and its predecessor's notes are removed.
+Each is replaced as a whole and never synced: after a power cut the worker starts again, and what its predecessor left
+is removed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TypeVar
 from edge_client.errors import PayloadError
 from edge_client.records import Ceiling, Count, Hash, TrainingPlan, from_map, to_map
 
-__all__ = ["BudgetNote", "Trial", "clear", "read_trial", "tell_budget", "write_trial"]
+__all__ = ["BudgetFile", "Trial", "clear", "read_trial", "tell_budget", "write_trial"]
 
 R = TypeVar("R")
 
@@ -27,14 +28,14 @@ _LONGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A plan as it is tried here."""
+    """The plan that a worker trains by, and what it is held to."""
 
     key: Hash  # of the model and how it is trained
     budget_bytes: Count  # in force; the plan may have been made for another one
     plan: TrainingPlan
 
     def exceeded(self) -> Ceiling | None:
-        """What it means if the worker went over its budget; None if the plan does not say what it was to need."""
+        """What follows if the worker went over its budget; None if the plan does not say how much it was to need."""
         if self.plan.training_bytes == 0:
             return None
         return Ceiling(key=self.key, training_bytes=self.plan.training_bytes, budget_bytes=self.budget_bytes)
@@ -45,14 +46,14 @@ class _Budget:
     budget_bytes: Count
 
 
-class BudgetNote:
-    """What the daemon last said, as the worker reads it."""
+class BudgetFile:
+    """The budget that the daemon set last, as the worker reads it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _BUDGET
         self._seen = 0
 
-    def news(self) -> int | None:
+    def new_budget(self) -> int | None:
         """A budget that was not read before; costs one `stat` if there is none."""
         try:
             changed = os.stat(self._path).st_mtime_ns
@@ -61,8 +62,8 @@ class BudgetNote:
         if changed == self._seen:
             return None
         self._seen = changed
-        told = _read(self._path, _Budget)
-        return told.budget_bytes if told is not None else None
+        budget = _read(self._path, _Budget)
+        return budget.budget_bytes if budget is not None else None
 
 
 def tell_budget(folder: Path, budget_bytes: int) -> None:
@@ -71,17 +72,17 @@ def tell_budget(folder: Path, budget_bytes: int) -> None:
 
 
 def write_trial(folder: Path, trial: Trial) -> None:
-    """Tell the daemon what is about to be tried."""
+    """Tell the daemon which plan the worker is about to train by."""
     _replace(folder / _PLAN, trial)
 
 
 def read_trial(folder: Path) -> Trial | None:
-    """What the worker in `folder` tried last; None if it did not come so far."""
+    """The plan that the worker in `folder` trained by last; None if it did not come so far."""
     return _read(folder / _PLAN, Trial)
 
 
 def clear(folder: Path) -> None:
-    """Remove what is left of an earlier worker."""
+    """Remove the files of an earlier worker."""
     for name in (_PLAN, _BUDGET):
         (folder / name).unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.device import guard, meter
-from edge_client.measuring.fitting import Fitting
+from edge_client.measuring.plan_search import PlanSearch
 from edge_client.models.contract import Model
 from edge_client.models.layout import allows_bf16, to_channels_last
 from edge_client.planning.base_memory import base_bytes
@@ -49,7 +49,7 @@ class Loaded:
     @property
     def rows(self) -> ModelRows:
         """What the model's units cost, in the layout that it has."""
-        return self.planner.fitting.rows
+        return self.planner.search.rows
 
 
 def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> Loaded:
@@ -68,8 +68,8 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
     with declines("bad_model", unknown="unknown_model"):
         model = build_model(setup, shape, order.budget_bytes)
     guard.lift_limit()
-    fitting = _lay_out(assignment, setup, data, model, rows)
-    settings = loop_settings(assignment, channels_last=fitting.rows.channels_last)
+    search = _lay_out(assignment, setup, data, model, rows)
+    settings = loop_settings(assignment, channels_last=search.rows.channels_last)
     with declines("bad_model"), setup.recipe.user_code("a first step on zeros"):
         cache.once("warm", setup.cache_key, lambda: warm_up(model, settings))
     seed_generators(order.seed)  # the first time in a process, this loads libraries of 2 MB, which are no training's
@@ -85,7 +85,7 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
     _check_process_fits(worker_bytes, allowance.budget_bytes)
     key = memory_key(run, setup.architecture)
     planner = Planner(
-        fitting=fitting,
+        search=search,
         base_bytes=worker_bytes,
         ceiling_bytes=lowest_ceiling(assignment, key),
         of_training=order.training_budget_bytes is not None,
@@ -112,9 +112,9 @@ def loop_settings(assignment: Assignment, plan: TrainingPlan | None = None, *, c
     )
 
 
-def _lay_out(assignment: Assignment, setup: RunSetup, data: DeviceData, model: Model, rows: CostRows) -> Fitting:
+def _lay_out(assignment: Assignment, setup: RunSetup, data: DeviceData, model: Model, rows: CostRows) -> PlanSearch:
     """Give the model the layout that its rows were measured in."""
-    fitting = Fitting.of(
+    search = PlanSearch.of(
         assignment.run,
         setup.method.plans,
         model,
@@ -125,9 +125,9 @@ def _lay_out(assignment: Assignment, setup: RunSetup, data: DeviceData, model: M
         disk_bytes=min(durable.free_bytes(assignment.workdir) // 2, assignment.device.limits.disk),
         sample_bytes=setup.method.knowledge.sample_bytes(model),
     )
-    if fitting.rows.channels_last:
+    if search.rows.channels_last:
         to_channels_last(model)
-    return fitting
+    return search
 
 
 def _check_process_fits(worker_bytes: int, budget_bytes: int) -> None:

@@ -14,7 +14,8 @@ from edge_client.config.run_file import RunFile
 from edge_client.device import meter
 from edge_client.device.probe import native_bf16
 from edge_client.measuring.calibration import job_for
-from edge_client.measuring.fitting import Fitting, find_rows, sent_rows
+from edge_client.measuring.plan_search import PlanSearch
+from edge_client.measuring.row_sources import find_rows, sent_rows
 from edge_client.planning.rows import ModelRows
 from edge_client.records import TrainingPlan, to_map
 from edge_client.worker.order_files import Assignment, read_json
@@ -97,7 +98,7 @@ def lowest_ceiling(assignment: Assignment, key: str) -> int | None:
 class Planner:
     """Chooses plans for one warm worker; everything but the budget stays the same while it works."""
 
-    fitting: Fitting
+    search: PlanSearch
     base_bytes: int
     ceiling_bytes: int | None
     of_training: bool  # the budget is one of training alone, as a simulation has it
@@ -113,17 +114,17 @@ class Planner:
     def new_plan(self, budget_bytes: int) -> TrainingPlan:
         """The best plan for a budget; raises `NothingFitsError`."""
         room = max(0, budget_bytes - self.base_bytes)
-        return self.fitting.plan(self.base_bytes, room, self.ceiling_bytes, of_training=self.of_training)
+        return self.search.plan(self.base_bytes, room, self.ceiling_bytes, of_training=self.of_training)
 
     def smaller_plan(self, plan: TrainingPlan, budget_bytes: int) -> TrainingPlan:
         """The same plan in smaller pieces, or another way to train; raises `NothingFitsError`."""
         room = max(0, budget_bytes - self.base_bytes)
-        smaller = self.fitting.shrink(plan, self.base_bytes, room, self.ceiling_bytes)
+        smaller = self.search.shrink(plan, self.base_bytes, room, self.ceiling_bytes)
         return smaller or self.new_plan(budget_bytes)
 
     def _still_fits(self, offered: TrainingPlan, budget_bytes: int) -> bool:
         """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""
         below = self.ceiling_bytes is None or 0 < offered.training_bytes < self.ceiling_bytes
-        same = offered.slice == self.fitting.rung
+        same = offered.slice == self.search.rung
         fits = offered.predicted_bytes <= budget_bytes and below
         return same and fits and 10 * offered.budget_bytes >= 9 * budget_bytes

@@ -1,11 +1,11 @@
-"""The gate on a device: what knowledge may leave it, as its owner wrote into `share` of device.toml.
+"""Which knowledge may leave a device, by the rules that its owner wrote into `share` of device.toml.
 
     class means          share.class-statistics; only of classes with min-count samples or more (10 at least, whatever
                          is written); each sample clipped to share.clip; Gaussian noise of share.noise
-    classes there are    the same: HeteroFL's mask tells them
+    which classes exist  the same: HeteroFL's mask reveals them
     features of samples  share.features: pairs and maps are made of single samples of this device's data
-    outputs for shared   share.drafts: drafts and logits for samples that the coordinator sent; they tell what the model
-    samples              has learnt here, about single samples, too (membership)
+    outputs for shared   share.drafts: drafts and logits for samples that the coordinator sent; they reveal what the
+    samples              model has learnt here, also about single samples (membership)
 
 Noise. A mean of n samples, each of length `clip` at most, moves by 2 clip / n at most when one of them is replaced by
 another of its class, for a given model that looks at each sample by itself. Noise of standard deviation
@@ -17,9 +17,10 @@ Steinke, 2016); costs of tables and of rounds add up, and amount to
 Every release is written into the device's ledger before the update exists: what was never sent may be counted, what was
 sent is never missing. When the next release would cost more than share.epsilon in all, the device declines.
 What is not counted: the model was trained on the same samples, so that a sample also moves the features of the others,
-and in a batch with BatchNorm directly. The sum is that of the means given the model, no bound on all that is told.
-Without noise nothing here is differentially private, and nothing says so: a bound on the number of samples and on their
-length makes single samples harder to see, not impossible. Labels and counts of classes are not protected, and the
+and in a batch with BatchNorm directly. The sum is that of the means given the model; it does not bound everything that
+the update reveals.
+Without noise nothing here is differentially private, and no message claims so: a bound on the number of samples and on
+their length makes single samples harder to see, not impossible. Labels and counts of classes are not protected, and the
 generator's floating-point numbers are not those of a hardened sampler.
 No run can widen what the owner allows.
 Covers: knowledge. Does not cover: weights, which methods that share them send as they are.
@@ -77,18 +78,18 @@ class Release:
 
 
 def epsilon_of(rho: float, delta: float = DELTA) -> float:
-    """What a cost in zCDP amounts to as (epsilon, delta)-differential privacy."""
+    """The epsilon of (epsilon, delta)-differential privacy that a cost in zCDP amounts to."""
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 class Ledger:
-    """What this device has released with noise so far; a file with a line per release."""
+    """The noisy releases of this device so far: a file with a line for each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def releases(self) -> list[Release]:
-        """All of them; raises `MachineError` if the file is damaged: then nothing may be released."""
+        """Every release; raises `MachineError` if the file is damaged: then nothing may be released."""
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines()
             return [Release(**json.loads(line)) for line in lines]
@@ -102,12 +103,12 @@ class Ledger:
             ) from error
 
     def spent(self) -> float:
-        """rho of all releases."""
+        """The sum of rho over all releases."""
         return math.fsum(release.rho for release in self.releases())
 
     def add(self, release: Release) -> None:
-        """Write a release down, durably."""
-        lines = [json.dumps(asdict(done), sort_keys=True) for done in (*self.releases(), release)]
+        """Append a release, durably."""
+        lines = [json.dumps(asdict(entry), sort_keys=True) for entry in (*self.releases(), release)]
         durable.write_bytes(self._path, ("\n".join(lines) + "\n").encode(), point="worker.ledger")
 
 
@@ -118,33 +119,33 @@ def fresh_noise() -> torch.Generator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """The owner's rules."""
+    """Lets knowledge out by the owner's rules, and keeps the ledger."""
 
     share: ShareSection
     ledger: Ledger
 
     @property
     def min_count(self) -> int:
-        """Samples that a class mean needs to leave."""
+        """Samples that a class needs before its mean may leave."""
         return max(MIN_COUNT_FLOOR, self.share.min_count)
 
     @property
     def told_count(self) -> int | None:
-        """Samples that a class needs for its presence to be told; None: that is never told."""
+        """Samples that a class needs before its presence may be revealed; None: it never is."""
         return self.min_count if self.share.class_statistics else None
 
     @property
     def clip_norm(self) -> float | None:
-        """Length of what a sample adds to a class mean, at most."""
+        """The largest norm of what a sample adds to a class mean; None: no limit."""
         return self.share.clip if self.share.clip > 0 else None
 
     @property
     def rho(self) -> float:
-        """What one noisy table costs; 0 without noise."""
+        """The cost of one noisy table; 0 without noise."""
         return 1 / (2 * self.share.noise**2) if self.share.noise > 0 else 0.0
 
     def describe(self) -> str:
-        """What happens to class means, in words; what has no noise is not called private."""
+        """How class means are protected, in words; means without noise are not called private."""
         clipped = f"clipped to {self.share.clip:g}" if self.share.clip > 0 else "not clipped"
         if self.share.noise == 0:
             return f"means of {self.min_count} samples or more, {clipped}, no noise: not differentially private"
@@ -155,37 +156,37 @@ class Gate:
         )
 
     def refusal(self, kinds: Collection[str]) -> Refusal | None:
-        """Why a method that sends these kinds gets nothing from this device; asked before anything is trained."""
+        """Why this device takes no part in a method that sends these kinds; asked before anything is trained."""
         for kind in sorted(kinds):
-            key, what = _PERMISSIONS[kind]
+            key, content = _PERMISSIONS[kind]
             if not getattr(self.share, key):
                 name = f"share.{key.replace('_', '-')}"
-                return Refusal("not_shared", f"this device's owner keeps {what} ({name} = false in device.toml)")
+                return Refusal("not_shared", f"this device's owner keeps {content} ({name} = false in device.toml)")
         return self._over_budget(len(set(CLASS_KINDS) & set(kinds)))
 
     def _over_budget(self, tables: int) -> Refusal | None:
         if self.rho == 0 or self.share.epsilon == 0 or tables == 0:
             return None
-        would = epsilon_of(self.ledger.spent() + tables * self.rho)
-        if would <= self.share.epsilon:
+        epsilon = epsilon_of(self.ledger.spent() + tables * self.rho)
+        if epsilon <= self.share.epsilon:
             return None
         return Refusal(
             "privacy_budget",
-            f"one more release would make epsilon {would:.3g}, this device's owner allows {self.share.epsilon:g} in "
+            f"one more release would make epsilon {epsilon:.3g}, this device's owner allows {self.share.epsilon:g} in "
             "all (share.epsilon in device.toml)",
         )
 
     def let_out(
         self, items: Iterable[Knowledge], *, run: str, round: int, noise: torch.Generator
     ) -> tuple[Knowledge, ...]:
-        """What may leave of `items`, noisy where the owner wants it; writes the ledger before it returns."""
+        """The items that may leave, noisy where the owner wants it; writes the ledger before it returns."""
         allowed = [item for item in items if getattr(self.share, _PERMISSIONS[item.kind][0])]
         tables = [self._large_enough(item) for item in allowed if isinstance(item, ClassTable)]
         others = [item for item in allowed if not isinstance(item, ClassTable)]
-        left = [table for table in tables if table is not None]
-        if self._over_budget(len(left)) is not None:
-            left = []
-        return (*self._noisy(left, run, round, noise), *others)
+        released = [table for table in tables if table is not None]
+        if self._over_budget(len(released)) is not None:
+            released = []
+        return (*self._noisy(released, run, round, noise), *others)
 
     def _large_enough(self, table: ClassTable) -> ClassTable | None:
         return table.only(table.counts >= self.min_count)
@@ -209,6 +210,6 @@ class Gate:
     def _with_noise(self, table: ClassTable, noise: torch.Generator) -> ClassTable:
         counts = table.counts[table.classes].double()[:, None]
         deviation = self.share.noise * 2 * self.share.clip / counts
-        drawn = torch.randn(table.values.shape, generator=noise, dtype=torch.float64)
-        values = (table.values.double() + deviation * drawn).float()
+        noise_values = torch.randn(table.values.shape, generator=noise, dtype=torch.float64)
+        values = (table.values.double() + deviation * noise_values).float()
         return ClassTable(label=table.label, counts=table.counts, values=values)

@@ -2,12 +2,12 @@
 
     in    WORKDIR/order.json (`records.WorkOrder`); the blobs that it names
     out   WORKDIR/update.bin, then update.json {sha256, length, num_samples}; or error.json {code, detail}
-    both  WORKDIR/plan.json, budget.json: what is tried, and whether there is less memory meanwhile (`notes`)
+    both  WORKDIR/plan.json, budget.json: the plan in force, and a smaller budget (`live_files`)
     env   FEDFIT_PROGRESS_FD: JSON lines {phase, step, total, loss} go there; FEDFIT_PARENT_PID: whom to die with
     exit  0 done | 74 disk | 75 over budget | 76 declined | 143 SIGTERM | 1 a bug, or another worker on the same lease
 
 Covers: the process, its guards, its exit. Does not cover: the work itself (`assignment`), imported only when the guards
-stand, because malloc must be pinned before torch is loaded. A killed worker starts again from the beginning.
+are in place, because malloc must be pinned before torch is loaded. A killed worker starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def attempt(workdir: Path, cache: ProcessCache | None = None) -> int:
         if not is_out_of_memory(error):
             raise  # a bug: the traceback goes to stderr, the exit code is 1
         detail = str(error) or "an allocation failed"
-    guard.lift_limit()  # what was in the way is free again; to say so takes a little
+    guard.lift_limit()  # the memory is free again, and the report takes a little
     return _refuse(workdir, exit_codes.OVER_BUDGET, "over_budget", detail)
 
 
 def stand_guard() -> None:
-    """Before torch: nothing of what follows may outlive the daemon, keep freed memory, or starve the device."""
+    """Before torch is loaded: end with the daemon, give freed memory back, be the first to go if memory runs out."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     parent = os.environ.get("FEDFIT_PARENT_PID", "")
     guard.die_with_parent(int(parent) if parent.isdigit() else None)
@@ -139,7 +139,7 @@ def _refuse(workdir: Path, code: int, name: str, detail: str) -> int:
     text = json.dumps({"code": name, "detail": detail[:2000]})
     try:
         durable.write_bytes(workdir / "error.json", text.encode(), point="worker.error")
-    except OSError as error:  # a full disk: the exit code still tells
+    except OSError as error:  # a full disk: the exit code has the reason, too
         _log.error("cannot write error.json: %s", error)
     return code
 

@@ -13,8 +13,8 @@ from typed import typed
 
 from edge_client.cli import bench_command
 from edge_client.cli.bench_command import Bench, Rung
-from edge_client.measuring.trial import Measured
-from edge_client.measuring.typed_plan import Subject
+from edge_client.measuring.plan_from_options import Subject
+from edge_client.measuring.trial import TrialResult
 from edge_client.records import PlanRules, TrainingPlan
 
 MODEL = ("--model", "small-cnn", "--input", "1x28x28", "--batch", "32")
@@ -66,7 +66,7 @@ def _rung(budget_mb: int, peak_mb: int, seconds: float, **plan: Any) -> Rung:
     return Rung(
         budget_bytes=budget_mb * 10**6,
         plan=TrainingPlan(**fields | plan),
-        measured=Measured(base_bytes=250 * 10**6, peak_bytes=peak_mb * 10**6, seconds=(2 * seconds, seconds)),
+        measured=TrialResult(base_bytes=250 * 10**6, peak_bytes=peak_mb * 10**6, seconds=(2 * seconds, seconds)),
         whole_seconds=0.5,
     )
 

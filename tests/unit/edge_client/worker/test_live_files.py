@@ -39,12 +39,12 @@ def test_a_note_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
     for name in ("plan.json", "budget.json"):
         (tmp_path / name).write_text(text)
     assert live_files.read_trial(tmp_path) is None
-    assert live_files.BudgetNote(tmp_path).news() is None
+    assert live_files.BudgetFile(tmp_path).new_budget() is None
 
 
 def test_the_worker_hears_each_budget_once(tmp_path: Path) -> None:
     """A file with another time is news."""
-    note = live_files.BudgetNote(tmp_path)
-    assert note.news() is None
+    note = live_files.BudgetFile(tmp_path)
+    assert note.new_budget() is None
     live_files.tell_budget(tmp_path, 5)
-    assert (note.news(), note.news()) == (5, None)
+    assert (note.new_budget(), note.new_budget()) == (5, None)

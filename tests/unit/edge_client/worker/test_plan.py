@@ -20,7 +20,7 @@ from worker_runs import (
 
 from edge_client.config.run_file import RunFile
 from edge_client.errors import NothingFitsError
-from edge_client.measuring.fitting import Fitting
+from edge_client.measuring.plan_search import PlanSearch
 from edge_client.records import PlanRules, TrainingPlan, from_map, to_map
 from edge_client.worker.plan import Planner, knowledge_bytes, memory_key
 from tests.rows import run_file
@@ -83,8 +83,8 @@ def _key(work: Path) -> str:
 
 def _planner(base_bytes: int = 1000, ceiling_bytes: int | None = None) -> Planner:
     """With the rows of `cost_rows` in megabytes: 16, 8 or 4 samples at a time need 1983, 1767 or 1359 MB."""
-    fitting = Fitting(run=run_file(train={"batch": 16}), rules=PlanRules(), rows=rows(scale=10**6), num_samples=64)
-    return Planner(fitting=fitting, base_bytes=base_bytes, ceiling_bytes=ceiling_bytes, of_training=False)
+    search = PlanSearch(run=run_file(train={"batch": 16}), rules=PlanRules(), rows=rows(scale=10**6), num_samples=64)
+    return Planner(search=search, base_bytes=base_bytes, ceiling_bytes=ceiling_bytes, of_training=False)
 
 
 def test_the_offered_plan_is_kept_while_it_fits() -> None:

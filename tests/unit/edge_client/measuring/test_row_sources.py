@@ -12,7 +12,7 @@ from cost_rows import rows
 from rows import run_file
 
 from edge_client.measuring.calibration import CalibrationJob, job_for
-from edge_client.measuring.fitting import CalibrationNeededError, find_rows, sent_rows
+from edge_client.measuring.row_sources import CalibrationNeededError, find_rows, sent_rows
 from edge_client.planning.rows import ModelRows, save_rows
 from edge_client.records import PlanRules, to_map
 

@@ -1,4 +1,4 @@
-"""What `edge-client plan` and `edge-client bench` work on: a model and a budget that a person typed, and their plans.
+"""The plan for a model and a budget that were typed as options: what `edge-client plan` and `edge-client bench` share.
 
 Covers: reading the options, measuring the model (once, then cached), asking the planner, showing the result.
 """
@@ -22,7 +22,7 @@ from edge_client.config.task_files import split_place
 from edge_client.device import report
 from edge_client.errors import InputError
 from edge_client.measuring.calibration import calibrated, job_for
-from edge_client.measuring.fitting import Fitting
+from edge_client.measuring.plan_search import PlanSearch
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
 from edge_client.planning.planner import Candidate, Choice, whole_batch_bytes
@@ -34,7 +34,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Subject", "describe", "plan", "size", "subject", "to_json"]
+__all__ = ["Subject", "describe", "find_plan", "parse_size", "read_subject", "to_json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +47,28 @@ class Subject:
     rungs: tuple[str, ...] = ("full",)  # slices that a device may train, the largest first
     task: str | None
 
-    def fitting(self, *, rung: str = "full", num_samples: int = 0, disk_bytes: int = 0) -> Fitting:
-        """Of a slice, with rows from the cache, or measured now; raises `MachineError` if that fails.
+    def search(self, *, rung: str = "full", num_samples: int = 0, disk_bytes: int = 0) -> PlanSearch:
+        """Plans of an architecture, with rows from the cache, or measured now; raises `MachineError` if that fails.
 
         Activations may lie on disk if there are samples and room for them.
         """
         job = job_for(self.run, self.rules, self.input_shape, task=self.task, cut=rung)
         rows = calibrated(job, durable.cache_dir())
-        return Fitting(
+        return PlanSearch(
             run=self.run, rules=self.rules, rung=rung, rows=rows, num_samples=num_samples, disk_bytes=disk_bytes
         )
 
-    def fitting_for(self, budget: int | None, training: int | None) -> tuple[Fitting, int]:
-        """Of the slice that such a device trains, and what its training may take."""
+    def search_for(self, budget: int | None, training: int | None) -> tuple[PlanSearch, int]:
+        """Plans of the slice that a device with such a budget trains, and what its training may take."""
         for rung in self.rungs:
-            found = self.fitting(rung=rung)
-            room = training if training is not None else max(0, (budget or 0) - found.rows.base_bytes)
-            if whole_batch_bytes(found.rows, found.workload()) <= room:
+            search = self.search(rung=rung)
+            room = training if training is not None else max(0, (budget or 0) - search.rows.base_bytes)
+            if whole_batch_bytes(search.rows, search.workload()) <= room:
                 break
-        return found, room
+        return search, room
 
 
-def subject(options: argparse.Namespace) -> Subject:
+def read_subject(options: argparse.Namespace) -> Subject:
     """What the options name; raises `InputError` or `NoSuchNameError`."""
     if not 1 <= options.batch <= 65_536:
         raise InputError(f"--batch: expected 1 to 65536 samples, got {options.batch}")
@@ -85,12 +85,12 @@ def subject(options: argparse.Namespace) -> Subject:
         named = {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")}
         others = [(key, value) for key, value in settings.items() if not key.startswith("model.")]
         settings = {key.removeprefix("method."): value for key, value in others}
-        own = named | {key: value for key, value in settings.items() if key.replace("_", "-") in known}
+        model_options = named | {key: value for key, value in settings.items() if key.replace("_", "-") in known}
         shape = typed_shape(options.input) or models.default_input(options.model)
-        table |= {"model": {"name": options.model, "input": list(shape), **own}}
-        table |= {"method": {"name": options.method, **{k: v for k, v in settings.items() if k not in own}}}
+        table |= {"model": {"name": options.model, "input": list(shape), **model_options}}
+        table |= {"method": {"name": options.method, **{k: v for k, v in settings.items() if k not in model_options}}}
         place = None
-        models.validate(options.model, shape, own)
+        models.validate(options.model, shape, model_options)
     else:
         place, shape = options.task, _task_shape(options)
         source = read_source(*split_place(options.task))
@@ -116,14 +116,14 @@ def _setting(text: str) -> tuple[str, Any]:
 def _task_shape(options: argparse.Namespace) -> tuple[int, ...]:
     shape = typed_shape(options.input)
     if shape is None:
-        told = read_source(*split_place(options.task)).load().input
-        shape = tuple(told) if told is not None else None
+        task_input = read_source(*split_place(options.task)).load().input
+        shape = tuple(task_input) if task_input is not None else None
     if shape is None:
         raise InputError("--input: the task does not tell the shape of a sample; type it, such as --input 3x96x96")
     return shape
 
 
-def size(option: str, text: str) -> int:
+def parse_size(option: str, text: str) -> int:
     """A size that a person typed, above zero."""
     try:
         count = parse_bytes(text)
@@ -134,32 +134,32 @@ def size(option: str, text: str) -> int:
     return count
 
 
-def plan(options: argparse.Namespace) -> tuple[Subject, Choice]:
+def find_plan(options: argparse.Namespace) -> tuple[Subject, Choice]:
     """The plan for what was typed; raises `NothingFitsError` with the smallest budget that would do."""
-    what = subject(options)
+    subject = read_subject(options)
     budget, training = None, None
     if options.budget is not None:
-        budget = size("--budget", options.budget)
+        budget = parse_size("--budget", options.budget)
     elif options.training_budget is not None:
-        training = size("--training-budget", options.training_budget)
+        training = parse_size("--training-budget", options.training_budget)
     elif options.profile is not None:
         budget = report.report_known_model(options.profile, None).budget_bytes
     else:
         budget = report.report_system(Path("/"), None).budget_bytes
-    fitting, room = what.fitting_for(budget, training)
-    return what, fitting.choose(fitting.rows.base_bytes, room, of_training=training is not None)
+    search, room = subject.search_for(budget, training)
+    return subject, search.choose(search.rows.base_bytes, room, of_training=training is not None)
 
 
 def to_json(choice: Choice) -> dict[str, Any]:
     """The plan as the command prints it."""
-    made = choice.plan
+    plan = choice.plan
     return {
         **_way(choice.chosen),
-        "channels_last": made.channels_last,
-        "dtype": made.dtype,
-        "predicted_total_bytes": made.predicted_bytes,
-        "budget_bytes": made.budget_bytes,
-        "base_bytes": made.predicted_bytes - made.training_bytes,
+        "channels_last": plan.channels_last,
+        "dtype": plan.dtype,
+        "predicted_total_bytes": plan.predicted_bytes,
+        "budget_bytes": plan.budget_bytes,
+        "base_bytes": plan.predicted_bytes - plan.training_bytes,
         "fits": True,
         "alternatives": [_way(candidate) for candidate in choice.alternatives],
         "reason": choice.reason,
@@ -181,9 +181,11 @@ def _way(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def describe(what: Subject, choice: Choice) -> str:
-    """For people."""
-    lines = [f"{what.run.what}, batch {what.run.train.batch}, {what.run.method.name}: {choice.plan.describe()}"]
+def describe(subject: Subject, choice: Choice) -> str:
+    """The plan in lines for people."""
+    lines = [
+        f"{subject.run.what}, batch {subject.run.train.batch}, {subject.run.method.name}: {choice.plan.describe()}"
+    ]
     lines += [f"  {name:<10} {text}" for name, text in _facts(choice)]
     if choice.alternatives:
         lines.append("  otherwise")
@@ -192,12 +194,12 @@ def describe(what: Subject, choice: Choice) -> str:
 
 
 def _facts(choice: Choice) -> Iterator[tuple[str, str]]:
-    made = choice.plan
-    for number, group in enumerate(made.groups, start=1):
+    plan = choice.plan
+    for number, group in enumerate(plan.groups, start=1):
         yield f"group {number}", _names(group)
-    if made.skipped:
-        yield "untrained", _names(made.skipped)
-    training, total, budget = map(format_bytes, (made.training_bytes, made.predicted_bytes, made.budget_bytes))
+    if plan.skipped:
+        yield "untrained", _names(plan.skipped)
+    training, total, budget = map(format_bytes, (plan.training_bytes, plan.predicted_bytes, plan.budget_bytes))
     yield "memory", f"training adds {training} at most, {total} with the process; budget {budget}"
     yield "time", f"{choice.chosen.relative_time:.2f} of training everything at once"
     yield "because", choice.reason
@@ -213,5 +215,5 @@ def _short(candidate: Candidate) -> str:
     parts += [f"skips {len(shape.skipped)}"] if shape.skipped else []
     parts += [f"microbatch {shape.microbatch}"]
     parts += [f"recompute {shape.recompute}"] if shape.recompute else []
-    told = f"{format_bytes(candidate.training_bytes)}, {candidate.relative_time:.2f} of the time"
-    return f"{', '.join(parts)}: {told}"
+    costs = f"{format_bytes(candidate.training_bytes)}, {candidate.relative_time:.2f} of the time"
+    return f"{', '.join(parts)}: {costs}"
