@@ -11,22 +11,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import psutil
 
 from coordinator import control
+from coordinator.control_messages import AddDevices, GetStatus, ListRuns, Request, ShowRun, StartRun
+from coordinator.run_details import RunDetails
 from edge_client.client import identity
 from edge_client.config.run_file import RunFile
 from edge_client.config.tables import parse_table
 from edge_client.errors import MachineError
-from edge_client.records import from_map, to_map
 
 __all__ = ["BIG", "SMALL", "Federation", "RoundTimes", "cpu_s", "peak_mb", "rss_mb", "run_file", "scratch"]
 
-Json = dict[str, Any]
+A = TypeVar("A")
 
 BIG = [1362] * 7  # hidden layers on 8 x 8 inputs and 10 classes: 11,240,596 parameters, 45.0 MB as fp32
 SMALL = [13]  # 985 parameters, 3.9 kB
@@ -132,7 +133,7 @@ class Federation:
 
     def _answers(self) -> bool:
         with contextlib.suppress(MachineError):
-            self.ask("status")
+            self.ask(GetStatus())
             return True
         return False
 
@@ -156,7 +157,7 @@ class Federation:
 
     def broker_port(self) -> int:
         """Where the embedded broker listens."""
-        return int(self.ask("status")["brokers"][0].rpartition(":")[2])
+        return int(self.ask(GetStatus()).brokers[0].rpartition(":")[2])
 
     def aggregator_pid(self) -> int | None:
         """Process id of the aggregator, if there is one now."""
@@ -166,10 +167,9 @@ class Federation:
     def enrol(self, num: int) -> list[str]:
         """Add devices d000, d001, ..."""
         names = [f"d{i:03}" for i in range(len(self.bundles), len(self.bundles) + num)]
-        for data in self.ask("device-add", names=names)["bundles"]:
+        for bundle in self.ask(AddDevices(names=tuple(names))).bundles:
             if self.reroute is not None:
-                data = {**data, "brokers": [f"mqtt://{self.reroute}"]}
-            bundle = from_map(identity.Bundle, data)
+                bundle = replace(bundle, brokers=(f"mqtt://{self.reroute}",))
             self.bundles[bundle.device] = bundle
         return names
 
@@ -192,26 +192,28 @@ class Federation:
         names = self.enrol(num)
         for name in names:
             self.start_device(name, training=training)
-        self.wait_until(lambda: set(names) <= set(self.ask("status")["online"]), 120)
+        self.wait_until(lambda: set(names) <= set(self.ask(GetStatus()).online), 120)
         return names
 
-    def ask(self, what: str, **fields: Any) -> Json:
+    def ask(self, request: Request[A]) -> A:
         """Ask the coordinator."""
-        return control.request(self.state_dir, what, **fields)
+        return control.ask(self.state_dir, request)
 
-    def run(self, file: RunFile, *, while_running: Callable[[], object] | None = None, poll_s: float = 0.2) -> Json:
+    def run(
+        self, file: RunFile, *, while_running: Callable[[], object] | None = None, poll_s: float = 0.2
+    ) -> RunDetails:
         """Start a run and wait for its end; `while_running` is called every `poll_s`."""
-        run = str(self.ask("run-start", file=to_map(file))["run"])
+        run = self.ask(StartRun(file=file)).run
 
         def ended() -> bool:
             if while_running is not None:
                 while_running()
-            return self.ask("run-list")["runs"][-1]["state"] not in ("queued", "running")
+            return self.ask(ListRuns()).runs[-1].state not in ("queued", "running")
 
         self.wait_until(ended, 900, poll_s=poll_s)
-        shown = self.ask("run-show", run=run)
-        if shown["state"] != "finished":
-            raise RuntimeError(f"the run ended {shown['state']}: {shown['reason']}\n{self.tail()}")
+        shown = self.ask(ShowRun(run=run))
+        if shown.state != "finished":
+            raise RuntimeError(f"the run ended {shown.state}: {shown.reason}\n{self.tail()}")
         return shown
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float, *, poll_s: float = 0.05) -> None:

@@ -85,8 +85,8 @@ def _differences() -> tuple[float, ...]:
         pooled = Path(folder) / "pooled.npz"
         parts = [_test_data(Path(folder) / name / "device.toml", file.classes) for name in names]
         np.savez(pooled, x=np.concatenate([x for x, _ in parts]), y=np.concatenate([y for _, y in parts]))
-        there = server.run(replace(file, evaluate=EvaluateSection(every=1)))["evaluations"]
-        here = server.run(replace(file, evaluate=EvaluateSection(every=1, on=f"npz:{pooled}")))["evaluations"]
+        there = server.run(replace(file, evaluate=EvaluateSection(every=1))).evaluations
+        here = server.run(replace(file, evaluate=EvaluateSection(every=1, on=f"npz:{pooled}"))).evaluations
     pairs = list(zip(there, here, strict=True))
     scalars = [abs(a[metric] - b[metric]) for a, b in pairs for metric in _METRICS]
     return (*scalars, *(float(a["recall"] != b["recall"]) for a, b in pairs))

@@ -77,7 +77,7 @@ def _rounds(hidden: list[int], rounds: int, *, training: bool) -> tuple[list[Rou
         before = {who: sum(map(cpu_s, these)) for who, these in pids.items()}
         shown = federation.run(run_file(hidden=hidden, rounds=rounds + 1, devices=_DEVICES))
         cpu = {who: (sum(map(cpu_s, these)) - before[who]) / (rounds + 1) for who, these in pids.items()}
-        return federation.rounds(shown["run"])[1:], cpu
+        return federation.rounds(shown.run)[1:], cpu
 
 
 def _periods(times: list[RoundTimes]) -> tuple[float, ...]:

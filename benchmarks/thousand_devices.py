@@ -39,7 +39,7 @@ def measure(*, quick: bool) -> list[Figure]:
         )
         cpu = {name: (cpu_s(pid) - busy[name]) / rounds for name, pid in servers.items()}
         peaks = {name: peak_mb(pid) for name, pid in servers.items()}
-        round_s = federation.round_seconds(shown["run"])
+        round_s = federation.round_seconds(shown.run)
         fleet.close()
     return [
         Figure(name=f"enrol {num} devices", unit="s", values=(enrolled_s,)),

@@ -36,7 +36,7 @@ def measure(*, quick: bool) -> list[Figure]:
         federation.start()
         federation.start_devices(3, training=True)
         shown = federation.run(_run_file(3 if quick else 6))
-        rounds, studies = federation.spans(shown["run"]), _studies(federation)
+        rounds, studies = federation.spans(shown.run), _studies(federation)
     trained = [study for study in studies if study.round > 1]  # before the first round nothing was known
     _draw(rounds, studies, RESULTS / f"velo_timeline{'.quick' if quick else ''}.png")
     overlap = tuple(_inside(study, rounds[study.round - 1]) / study.took_s for study in trained)

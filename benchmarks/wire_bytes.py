@@ -42,5 +42,5 @@ def _bytes_per_round(codec: str, devices: int, rounds: int) -> tuple[float, floa
             before = proxy.num_bytes
             shown = federation.run(run_file(hidden=BIG, rounds=rounds, devices=devices, codec=codec))
             seen = proxy.num_bytes - before
-        counted = sum(device["bytes_up"] + device["bytes_down"] for device in shown["devices"])
+        counted = sum(device.bytes_up + device.bytes_down for device in shown.devices)
     return counted / rounds, seen / rounds

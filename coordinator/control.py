@@ -1,4 +1,7 @@
-"""How commands reach the running coordinator: JSON lines over `STATE/control.sock`, which only its owner may open."""
+"""How commands reach the running coordinator: JSON lines over `STATE/control.sock`, which only its owner may open.
+
+Covers: both ends of the socket, errors on their way back. Does not cover: what the lines hold (`control_messages`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from coordinator.control_messages import Request, parse_answer, plain, request_map
 from edge_client.errors import (
     ConflictError,
     FedfitError,
@@ -20,7 +24,7 @@ from edge_client.errors import (
     NoSuchNameError,
 )
 
-__all__ = ["Answer", "ControlServer", "NotRunningError", "failure", "request", "socket_path", "told"]
+__all__ = ["Answer", "ControlServer", "NotRunningError", "ask", "exchange", "socket_path"]
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +35,10 @@ _ERRORS: dict[str, type[FedfitError]] = {
     cls.__name__: cls for cls in (ConflictError, InputError, MachineError, NetworkError, NoSuchNameError)
 }
 
+A = TypeVar("A")
+
 Json = dict[str, Any]
-Answer = Callable[[Json], Json]  # what a request is answered with; raises a FedfitError
+Answer = Callable[[Json], object]  # a request as it arrived -> the record of its answer; raises a FedfitError
 
 
 class NotRunningError(MachineError):
@@ -86,7 +92,7 @@ class ControlServer:
             while b"\n" in buffer:
                 line, _, rest = bytes(buffer).partition(b"\n")
                 buffer[:] = rest
-                client.sendall(json.dumps(self._answer(line)).encode() + b"\n")
+                client.sendall(json.dumps(self._answer(line), default=plain).encode() + b"\n")
         except OSError:
             client.close()
             del self._clients[fd]
@@ -101,7 +107,7 @@ class ControlServer:
                 raise InputError(f"expected a JSON object, got {type(asked).__name__}")
             return {"ok": True, "result": self._answer_to(asked)}
         except FedfitError as error:
-            return told(error)
+            return {"ok": False, "error": type(error).__name__, "message": str(error)}
 
     def close(self) -> None:
         """Stop listening."""
@@ -111,18 +117,25 @@ class ControlServer:
         self._path.unlink(missing_ok=True)
 
 
-def request(state_dir: Path, what: str, **fields: Any) -> Json:
-    """Ask the running coordinator; raises what it answered, or `NotRunningError`."""
+def ask(state_dir: Path, asked: Request[A]) -> A:
+    """Ask the running coordinator; raises the error that it answered, or `NotRunningError`."""
+    return parse_answer(asked, exchange(state_dir, request_map(asked)))
+
+
+def exchange(state_dir: Path, asked: Json) -> Json:
+    """Send a request and return the answer, both as they travel; raises as `ask` does."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_TIMEOUT_S)
         try:
             with _short_path(socket_path(state_dir)) as path:
                 connection.connect(path)
-            connection.sendall(json.dumps({"request": what, **fields}).encode() + b"\n")
+            connection.sendall(json.dumps(asked, default=plain).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 line = lines.readline(_MAX_ANSWER_BYTES)
             if len(line) == _MAX_ANSWER_BYTES:
-                raise MachineError(f"the coordinator's answer to {what!r} is longer than {_MAX_ANSWER_BYTES} bytes")
+                raise MachineError(
+                    f"the coordinator's answer to {asked['request']!r} is longer than {_MAX_ANSWER_BYTES} bytes"
+                )
             answer = json.loads(line or b"{}")
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             raise NotRunningError(
@@ -135,17 +148,8 @@ def request(state_dir: Path, what: str, **fields: Any) -> Json:
     if answer.get("ok"):
         result: Json = answer["result"]
         return result
-    raise failure(answer, "the coordinator ended meanwhile")
-
-
-def told(error: FedfitError) -> Json:
-    """An error as an answer."""
-    return {"ok": False, "error": type(error).__name__, "message": str(error)}
-
-
-def failure(answer: Json, otherwise: str) -> FedfitError:
-    """The error that an answer tells of; `otherwise` is said for one that tells nothing."""
-    return _ERRORS.get(str(answer.get("error")), MachineError)(answer.get("message", otherwise))
+    kind = _ERRORS.get(str(answer.get("error")), MachineError)
+    raise kind(answer.get("message", "the coordinator ended meanwhile"))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator import control
+import raw_requests
+
 from edge_client.client import identity
 from edge_client.client.daemon import ConnectTo, Daemon
 from edge_client.config.device_file import DeviceFile
@@ -111,7 +112,7 @@ class Fleet:
 
     def add_devices(self, *names: str) -> None:
         """Enrol devices."""
-        answer = control.request(self.state_dir, "device-add", names=list(names))
+        answer = raw_requests.request(self.state_dir, "device-add", names=list(names))
         for data in answer["bundles"]:
             bundle = from_map(identity.Bundle, data)
             if self.reroute:
@@ -216,17 +217,17 @@ class Fleet:
     def ask(self, what: str, **fields: Any) -> Json | None:
         """The coordinator's answer, or None while there is none."""
         try:
-            return control.request(self.state_dir, what, **fields)
+            return raw_requests.request(self.state_dir, what, **fields)
         except MachineError:
             return None
 
     def start_run(self, file: RunFile) -> str:
         """Start a run."""
-        return str(control.request(self.state_dir, "run-start", file=to_map(file))["run"])
+        return str(raw_requests.request(self.state_dir, "run-start", file=to_map(file))["run"])
 
     def show(self, run: str) -> Json:
         """What the coordinator knows of a run."""
-        return control.request(self.state_dir, "run-show", run=run)
+        return raw_requests.request(self.state_dir, "run-show", run=run)
 
     def wait_finished(self, run: str, timeout_s: float) -> Json:
         """Supervise until the run has ended."""

@@ -13,15 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from coordinator import control
 from coordinator.cli import follow
+from coordinator.cli.tables import run_devices
+from coordinator.control_messages import AddDevices, GetStatus, StartRun
 from coordinator.results import run_record
+from coordinator.run_details import OMIT_NONE, RunDetails, RunDevice
 from edge_client import durable
 from edge_client.client import identity
+from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile
 from edge_client.config.tables import parse_table
 from edge_client.device import guard
@@ -29,9 +32,8 @@ from edge_client.errors import MachineError, RunFailedError
 from edge_client.measuring.calibration import calibrated, job_for
 from edge_client.methods.registry import plan_rules
 from edge_client.planning.cost import Shape, Workload, training_bytes
-from edge_client.records import from_map, to_map
 
-__all__ = ["DemoOptions", "run_demo", "run_file"]
+__all__ = ["DemoOptions", "DemoResult", "describe", "run_demo", "run_file"]
 
 # name -> what training may add to a worker, as a share of what training everything at once adds: the first has to train
 # in groups and in smaller pieces, the second in groups, the third to make activations again
@@ -40,8 +42,6 @@ _DATA_BYTES = 10**6  # of a device's digits
 _START_S = 30.0
 _STOP_S = 10.0
 _MAX_ABANDONED = 3
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,21 @@ class DemoOptions:
     tls: bool = False
     keep: Path | None = None
     through: str | None = None  # host:port that devices connect to instead of the broker's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """What came of the demo's run."""
+
+    rounds: int
+    accuracy: float
+    accuracy_before: float
+    accuracy_per_round: tuple[float, ...]
+    bytes_up: int
+    bytes_down: int
+    devices: tuple[RunDevice, ...]
+    model_sha256: str
+    report: str | None = field(default=None, metadata=OMIT_NONE)
 
 
 def run_file(*, rounds: int, seed: int, num_devices: int) -> RunFile:
@@ -71,7 +86,7 @@ def run_file(*, rounds: int, seed: int, num_devices: int) -> RunFile:
     return parse_table(RunFile, table, source="demo")
 
 
-def run_demo(options: DemoOptions) -> Json:
+def run_demo(options: DemoOptions) -> DemoResult:
     """Run it and return the result; progress goes to standard error."""
     with contextlib.ExitStack() as stack:
         if options.keep is not None:
@@ -84,24 +99,22 @@ def run_demo(options: DemoOptions) -> Json:
         processes.append(_start_coordinator(state_dir, folder, tls=options.tls))
         _wait_for(state_dir, processes)
         names = list(DEVICES)
-        bundles = control.request(state_dir, "device-add", names=names)["bundles"]
+        bundles = control.ask(state_dir, AddDevices(names=tuple(names))).bundles
         file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(names))
         budgets = _budgets(file)
-        for index, data in enumerate(bundles):
-            bundle = from_map(identity.Bundle, _rerouted(data, options.through))
-            part = (index, len(names))
-            processes.append(
-                _start_device(bundle, folder, part=part, seed=options.seed, budget_bytes=budgets[bundle.device])
-            )
-        run = control.request(state_dir, "run-start", file=to_map(file))["run"]
+        for index, bundle in enumerate(bundles):
+            part, budget_bytes = (index, len(names)), budgets[bundle.device]
+            bundle = _rerouted(bundle, options.through)
+            processes.append(_start_device(bundle, folder, part=part, seed=options.seed, budget_bytes=budget_bytes))
+        run = control.ask(state_dir, StartRun(file=file)).run
 
-        def check(data: Json) -> None:
+        def check(data: RunDetails) -> None:
             _check_alive(processes)
             _check_rounds(data)
 
         shown = follow.follow(state_dir, run, check=check)
         result = _result(shown, options)
-        return {**result, "report": _report(state_dir, run, options.keep)} if options.keep is not None else result
+        return replace(result, report=_report(state_dir, run, options.keep)) if options.keep is not None else result
 
 
 def _report(state_dir: Path, run: str, folder: Path) -> str:
@@ -112,11 +125,11 @@ def _report(state_dir: Path, run: str, folder: Path) -> str:
     return str(path)
 
 
-def _rerouted(bundle: Json, through: str | None) -> Json:
+def _rerouted(bundle: identity.Bundle, through: str | None) -> identity.Bundle:
     if through is None:
         return bundle
-    scheme = bundle["brokers"][0].partition("://")[0]
-    return {**bundle, "brokers": [f"{scheme}://{through}"]}
+    scheme = bundle.brokers[0].partition("://")[0]
+    return replace(bundle, brokers=(f"{scheme}://{through}",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +187,7 @@ def _wait_for(state_dir: Path, processes: list[_Process]) -> None:
     while time.monotonic() < until:
         _check_alive(processes)
         with contextlib.suppress(control.NotRunningError):
-            control.request(state_dir, "status")
+            control.ask(state_dir, GetStatus())
             return
         time.sleep(0.05)
     raise MachineError(f"the coordinator did not answer within {_START_S:g} s; see {processes[0].log_file}")
@@ -214,26 +227,51 @@ def _start_device(
     return _spawn(bundle.device, ["edge_client", "start", *arguments], home / "edge-client.log")
 
 
-def _check_rounds(data: Json) -> None:
+def _check_rounds(data: RunDetails) -> None:
     """A fleet answers with problems by trying for ever; a demo tells."""
-    abandoned = [row for row in data["round_rows"] if row["state"] == "ABANDONED"]
+    abandoned = [row for row in data.round_rows if row.state == "ABANDONED"]
     if len(abandoned) > _MAX_ABANDONED:
         last = abandoned[-1]
-        raise RunFailedError(f"round {last['number']} was abandoned again and again: {last['reason']}")
+        raise RunFailedError(f"round {last.number} was abandoned again and again: {last.reason}")
 
 
-def _result(data: Json, options: DemoOptions) -> Json:
-    if data["state"] != "finished" or not data["models"]:
-        raise RunFailedError(f"the demo's run ended {data['state']}: {data['reason']}")
-    accuracies = [round(result["accuracy"], 6) for result in data["evaluations"]]
-    devices = data["devices"]
-    return {
-        "rounds": options.rounds,
-        "accuracy": accuracies[-1],
-        "accuracy_before": accuracies[0],
-        "accuracy_per_round": accuracies[1:],
-        "bytes_up": sum(device["bytes_up"] for device in devices),
-        "bytes_down": sum(device["bytes_down"] for device in devices),
-        "devices": devices,
-        "model_sha256": data["models"][-1]["sha256"],
-    }
+def _result(data: RunDetails, options: DemoOptions) -> DemoResult:
+    if data.state != "finished" or not data.models:
+        raise RunFailedError(f"the demo's run ended {data.state}: {data.reason}")
+    before, *per_round = (round(result.accuracy, 6) for result in data.evaluations)
+    return DemoResult(
+        rounds=options.rounds,
+        accuracy=per_round[-1] if per_round else before,
+        accuracy_before=before,
+        accuracy_per_round=tuple(per_round),
+        bytes_up=sum(device.bytes_up for device in data.devices),
+        bytes_down=sum(device.bytes_down for device in data.devices),
+        devices=data.devices,
+        model_sha256=data.models[-1].sha256,
+    )
+
+
+def describe(result: DemoResult) -> str:
+    """The results as a table, and how to go on with devices of one's own."""
+    accuracies = "  ".join(f"{value:.3f}" for value in (result.accuracy_before, *result.accuracy_per_round))
+    up, down = format_bytes(result.bytes_up), format_bytes(result.bytes_down)
+    inside = all(device.inside_budget for device in result.devices)
+    return "\n".join(
+        [
+            f"accuracy on the devices' own test data, before round 1 and after each of {result.rounds} rounds:",
+            f"  {accuracies}",
+            "",
+            run_devices(result.devices),
+            "",
+            f"every device stayed inside its budget: {'yes' if inside else 'NO'}",
+            f"model {result.model_sha256[:16]}, {up} up, {down} down",
+            "",
+            *([f"report: {result.report}", ""] if result.report else []),
+            "The same with your own devices (README.md has every step):",
+            "  server  coordinator start --advertise ADDRESS",
+            "          coordinator device add NAME ... --out bundles",
+            "          coordinator new FOLDER --classes A,B,...",
+            "  device  edge-client join NAME.join --data DIR, then: edge-client start",
+            "  server  coordinator run start FOLDER/run.toml --dry-run, then --follow",
+        ]
+    )

@@ -1,8 +1,8 @@
 """`coordinator run deploy RUN`: push a run's model to devices, and look at what became of it.
 
 Covers: the files that are needed, one per architecture, made as `run export` makes them; handing them to the running
-coordinator; watching. Does not cover: who gets what and when (`deployments`), the devices' side
-(`edge_client/client/deploying.py`).
+coordinator; watching. Does not cover: who gets what and when (`coordinator.fleet.deployments`), the devices' side
+(`edge_client.client.deploying`).
 """
 
 from __future__ import annotations
@@ -13,32 +13,39 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coordinator import control
-from coordinator.aggregation.jobs import ExportJob
+from coordinator.aggregation.jobs import ExportedModel, ExportJob
 from coordinator.cli import export as cli_export
 from coordinator.cli import tables
 from coordinator.cli.devices import parse_labels
 from coordinator.cli.options import formatted, show, verb
+from coordinator.control_messages import (
+    Deployment,
+    DeploymentPlan,
+    ExportedFile,
+    KnownFile,
+    PlanDeployment,
+    ShowDeployment,
+    StartDeployment,
+    StartedDeployment,
+)
 from coordinator.requests.deployments import new_name
 from edge_client import durable
 from edge_client.config.run_file import RunFile
 from edge_client.config.shape_text import typed_shape
 from edge_client.errors import InputError, RunFailedError
 from edge_client.onnx.file import classes_hash
-from edge_client.records import from_map
 
 __all__ = ["add_deploy"]
 
 _POLL_S = 0.3
 _PATIENCE_S = 3.0  # a device that is not there may be on its way back, or the coordinator was just started
 _OPEN = ("pending", "downloading", "testing")
-
-Json = dict[str, Any]
 
 
 def add_deploy(run: Any) -> None:
@@ -64,127 +71,145 @@ def add_deploy(run: Any) -> None:
 
 def _deploy(options: argparse.Namespace) -> None:
     if options.status:
-        show(options, _look(options.state_dir, {"run": options.run, **_who(options)}), tables.deployments)
+        request = ShowDeployment(run=options.run, devices=tuple(options.device), labels=_labels(options))
+        show(options, control.ask(options.state_dir, request), tables.deployments)
         return
     plan = _plan(options)
-    file = from_map(RunFile, plan["file"])
-    by_architecture = _by_architecture(file, plan["devices"], options.architecture)
-    job = _job(options, plan, file)
-    with contextlib.ExitStack() as made:
-        files = [
-            {
-                **made.enter_context(_file(options.state_dir, plan["made"], replace(job, architecture=architecture))),
-                "devices": who,
-            }
-            for architecture, who in by_architecture.items()
-        ]
-        about = {"run": plan["run"], "version": plan["version"]}
-        begun = control.request(options.state_dir, "deploy-start", **about, files=files)
-    _watch(options, begun)
+    job = _job(options, plan)
+    with contextlib.ExitStack() as opened:
+        files = []
+        for architecture, devices in _by_architecture(plan.file, plan.devices, options.architecture).items():
+            made_file = _file(options.state_dir, plan.made, replace(job, architecture=architecture), devices)
+            files.append(opened.enter_context(made_file))
+        start = StartDeployment(run=plan.run, version=plan.version, files=tuple(files))
+        started = control.ask(options.state_dir, start)
+    _watch(options, started)
 
 
-def _plan(options: argparse.Namespace) -> Json:
+def _plan(options: argparse.Namespace) -> DeploymentPlan:
     """The model and the devices that are meant; what a person can mistype is found before anything is made."""
     if options.data and not options.int8:
         raise InputError("--data: only with --int8, to tell the accuracy lost")
     typed_shape(options.input)
-    asked = {
-        "version": options.version,
-        "precision": "int8" if options.int8 else "fp32",
-        **_who(options),
-    }
-    return control.request(options.state_dir, "deploy-plan", run=options.run, **asked)
+    request = PlanDeployment(
+        run=options.run,
+        precision=_precision(options.int8),
+        version=options.version,
+        devices=tuple(options.device),
+        labels=_labels(options),
+    )
+    return control.ask(options.state_dir, request)
 
 
-def _who(options: argparse.Namespace) -> Json:
-    """The devices that are meant; nothing stands for all."""
-    return {"devices": options.device, "labels": parse_labels(options.label, may_drop=False)[0]}
+def _labels(options: argparse.Namespace) -> dict[str, str]:
+    return parse_labels(options.label, may_drop=False)[0]
 
 
-def _job(options: argparse.Namespace, plan: Json, file: RunFile) -> ExportJob:
+def _precision(is_int8: bool) -> str:
+    return "int8" if is_int8 else "fp32"
+
+
+def _job(options: argparse.Namespace, plan: DeploymentPlan) -> ExportJob:
     """The export of the plan's model, whose architecture and place are yet to be filled in."""
     return ExportJob(
-        run=file,
-        name=plan["run"],
-        version=plan["version"],
-        task=plan["task"],
-        model=plan["path"],
-        sha256=plan["sha256"],
+        run=plan.file,
+        name=plan.run,
+        version=plan.version,
+        task=plan.task,
+        model=plan.path,
+        sha256=plan.sha256,
         architecture="",
         input=typed_shape(options.input),
         int8=options.int8,
-        data=(options.data or cli_export.test_data(file)) if options.int8 else "",
+        data=(options.data or cli_export.test_data(plan.file)) if options.int8 else "",
         out="",
     )
 
 
-def _by_architecture(file: RunFile, devices: Json, asked: str | None) -> dict[str, list[str]]:
-    """Which devices get which slice: what they trained, unless one is named for all."""
-    found: dict[str, list[str]] = {}
-    for device, trained in devices.items():
-        found.setdefault(cli_export.chosen_architecture(file, asked or trained), []).append(device)
-    return found
+def _by_architecture(
+    file: RunFile, trained_by_device: Mapping[str, str | None], asked: str | None
+) -> dict[str, list[str]]:
+    """Which devices get which architecture: what they trained, unless one is named for all."""
+    devices: dict[str, list[str]] = {}
+    for device, trained in trained_by_device.items():
+        devices.setdefault(cli_export.chosen_architecture(file, asked or trained), []).append(device)
+    return devices
 
 
 @contextlib.contextmanager
-def _file(state_dir: Path, made: Json, job: ExportJob) -> Iterator[Json]:
-    """A `deploy_commands.MadeFile` without its devices: one that is here already, or a new one in `STATE/tmp`."""
-    known = {"architecture": job.architecture, "precision": "int8" if job.int8 else "fp32"}
-    if job.architecture in made:
-        yield {**known, **made[job.architecture], "name": None}
+def _file(
+    state_dir: Path, known_files: Mapping[str, KnownFile], job: ExportJob, devices: Sequence[str]
+) -> Iterator[ExportedFile]:
+    """The file for these devices: one that the coordinator has already, or a new one in `STATE/tmp`."""
+    known, precision = known_files.get(job.architecture), _precision(job.int8)
+    if known is not None:
+        yield ExportedFile(
+            name=None,
+            architecture=job.architecture,
+            precision=precision,
+            sha256=known.sha256,
+            length=known.length,
+            input=known.input,
+            classes_sha256=known.classes_sha256,
+            devices=tuple(devices),
+        )
         return
     name = new_name()
     place = state_dir / "tmp" / name
-    print(f"exporting {job.name} version {job.version} ({job.architecture}, {known['precision']})", file=sys.stderr)
+    print(f"exporting {job.name} version {job.version} ({job.architecture}, {precision})", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="fedfit-deploy-") as folder:
-        facts = _export(replace(job, out=str(Path(folder) / "model.onnx")))
+        exported = _export(replace(job, out=str(Path(folder) / "model.onnx")))
         _copy(Path(folder) / "model.onnx", place, state_dir)
     try:
-        yield {**known, **facts, "name": name}
+        yield ExportedFile(
+            name=name,
+            architecture=job.architecture,
+            precision=precision,
+            sha256=exported.onnx_sha256,
+            length=exported.bytes,
+            input=exported.input,
+            classes_sha256=classes_hash(exported.classes),
+            devices=tuple(devices),
+        )
     finally:
         with durable.as_owner(state_dir):
             place.unlink(missing_ok=True)  # what became a blob has another name by now
 
 
-def _copy(made: Path, place: Path, state_dir: Path) -> None:
+def _copy(exported: Path, place: Path, state_dir: Path) -> None:
     """What we can read becomes a file of the coordinator's owner, who cannot."""
     with (
         durable.disk_errors(f"cannot write {place}"),
-        open(made, "rb") as source,
+        open(exported, "rb") as source,
         durable.as_owner(state_dir),
         open(place, "wb") as target,
     ):
         shutil.copyfileobj(source, target)
 
 
-def _export(job: ExportJob) -> Json:
-    """Write the file and check it as `run export` does; what the coordinator has to know of it."""
+def _export(job: ExportJob) -> ExportedModel:
+    """Write the file and check it as `run export` does."""
     exported = cli_export.in_a_process(job)
     if job.int8:
         print(cli_export.lost(exported.int8), file=sys.stderr)
-    facts = {"input": exported.input, "classes_sha256": classes_hash(exported.classes)}
-    return {**facts, "sha256": exported.onnx_sha256, "length": exported.bytes}
+    return exported
 
 
-def _watch(options: argparse.Namespace, begun: Json) -> None:
-    """Until every device that is there has told; the others get it when they come."""
-    asked = {"run": begun["run"], "deployment": begun["deployment"]}
+def _watch(options: argparse.Namespace, started: StartedDeployment) -> None:
+    """Wait until every device that is there has answered; the others get the model when they come."""
+    request = ShowDeployment(run=started.run, deployment=started.deployment)
     try:
-        data = _wait(options, asked) if not options.no_wait else _look(options.state_dir, asked)
+        data = control.ask(options.state_dir, request) if options.no_wait else _wait(options, request)
     except KeyboardInterrupt:
-        print(f"it goes on; look again with: coordinator run deploy {begun['run']} --status", file=sys.stderr)
+        print(f"it goes on; look again with: coordinator run deploy {started.run} --status", file=sys.stderr)
         raise
     show(options, data, tables.deployments)
-    bad = [row["device"] for row in data["devices"] if row["state"] in ("refused", "rolled_back")]
-    if bad:
-        raise RunFailedError(f"{len(bad)} of {len(data['devices'])} devices did not take the model; see why above")
+    num_failed = sum(line.state in ("refused", "rolled_back") for line in data.devices)
+    if num_failed:
+        raise RunFailedError(f"{num_failed} of {len(data.devices)} devices did not take the model; see why above")
 
 
-def _look(state_dir: Path, asked: Json) -> Json:
-    return control.request(state_dir, "deploy-show", **asked)
-
-
-def _wait(options: argparse.Namespace, asked: Json) -> Json:
+def _wait(options: argparse.Namespace, request: ShowDeployment) -> Deployment:
     from rich.console import Console  # takes 0.1 s to load
     from rich.live import Live
     from rich.text import Text
@@ -196,11 +221,11 @@ def _wait(options: argparse.Namespace, asked: Json) -> Json:
     until = time.monotonic() + _PATIENCE_S
     with live or contextlib.nullcontext():
         while True:
-            data = follow.ask(options.state_dir, "deploy-show", console=console, **asked)
-            open_rows = [row for row in data["devices"] if row["state"] in _OPEN]
-            if any(not row["waits"] for row in open_rows):
+            data = follow.ask(options.state_dir, request, console=console)
+            open_lines = [line for line in data.devices if line.state in _OPEN]
+            if any(not line.waits for line in open_lines):
                 until = time.monotonic() + _PATIENCE_S
-            elif not open_rows or time.monotonic() >= until:
+            elif not open_lines or time.monotonic() >= until:
                 return data
             if live is not None:
                 live.update(Text(tables.deployments(data)))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from coordinator import control
 from coordinator.broker import access_rules as broker_lines
 from coordinator.cli import tables
 from coordinator.cli.options import formatted, listing, show, show_list, verb
+from coordinator.control_messages import AddDevices, LabelDevice, ListDevices, RemoveDevices, ShowDevice
 from coordinator.requests import devices as device_commands
 from coordinator.server.broker_accounts import access_of
 from coordinator.state import STATE_KIND, STATE_VERSION, default_state_dir
@@ -22,12 +25,9 @@ from coordinator.store.rows import DeviceRow
 from edge_client import durable
 from edge_client.client import identity
 from edge_client.errors import InputError
-from edge_client.records import from_map
 from edge_client.wire.topics import Topics
 
 __all__ = ["add_device_verbs", "parse_labels"]
-
-Json = dict[str, Any]
 
 
 def add_device_verbs(nouns: Any) -> None:
@@ -71,7 +71,7 @@ def parse_labels(words: list[str], *, may_drop: bool) -> tuple[dict[str, str], l
     return put, drop
 
 
-def _alone(options: argparse.Namespace) -> Any:
+def _without_coordinator(options: argparse.Namespace) -> AbstractContextManager[device_commands.StoredDevices]:
     return device_commands.without_coordinator(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
 
 
@@ -80,16 +80,15 @@ def _add(options: argparse.Namespace) -> None:
     for name in options.names:
         device_commands.new_device(name)  # all names are checked before the first is added
     _make_folder(options.out)
+    request = AddDevices(names=tuple(options.names), labels=labels, replace=options.replace)
     try:
-        wanted = {"names": options.names, "labels": labels, "replace": options.replace}
-        answer = control.request(options.state_dir, "device-add", **wanted)
+        answer = control.ask(options.state_dir, request)
     except control.NotRunningError:
-        with _alone(options) as stored:
-            answer = stored.add(options.names, labels, replace=options.replace)
-    bundles = [from_map(identity.Bundle, data) for data in answer["bundles"]]
-    _write_bundles(bundles, options)
-    if answer["external"]:
-        print(_broker_lines(bundles, replace=options.replace))
+        with _without_coordinator(options) as stored:
+            answer = stored.add(request)
+    _write_bundles(answer.bundles, options)
+    if answer.external:
+        print(_broker_lines(answer.bundles, replace=options.replace))
 
 
 def _make_folder(path: Path) -> None:
@@ -101,7 +100,7 @@ def _make_folder(path: Path) -> None:
         path.mkdir(mode=0o700)
 
 
-def _write_bundles(bundles: list[identity.Bundle], options: argparse.Namespace) -> None:
+def _write_bundles(bundles: Sequence[identity.Bundle], options: argparse.Namespace) -> None:
     for number, bundle in enumerate(bundles):
         path = options.out / f"{bundle.device}.join"
         lacking = " ".join(bundle.device for bundle in bundles[number:])
@@ -115,7 +114,7 @@ def _named(state_dir: Path) -> str:
     return "" if state_dir == default_state_dir() else f" --state-dir {shlex.quote(str(state_dir))}"
 
 
-def _broker_lines(bundles: list[identity.Bundle], *, replace: bool) -> str:
+def _broker_lines(bundles: Sequence[identity.Bundle], *, replace: bool) -> str:
     """What whoever keeps the broker has to add, for the two brokers that people use most."""
     rows = [DeviceRow(name=bundle.device, key=bundle.key, password=bundle.password) for bundle in bundles]
     users = [access_of(row, Topics(bundle.federation)) for row, bundle in zip(rows, bundles, strict=True)]
@@ -131,33 +130,36 @@ def _broker_lines(bundles: list[identity.Bundle], *, replace: bool) -> str:
 
 
 def _list(options: argparse.Namespace) -> None:
-    show_list(options, control.request(options.state_dir, "device-list")["devices"], tables.devices, name="id")
+    rows = control.ask(options.state_dir, ListDevices()).devices
+    show_list(options, rows, tables.devices, name=lambda row: row.id)
 
 
 def _show(options: argparse.Namespace) -> None:
-    show(options, control.request(options.state_dir, "device-show", name=options.name), tables.device)
+    show(options, control.ask(options.state_dir, ShowDevice(name=options.name)), tables.device)
 
 
 def _label(options: argparse.Namespace) -> None:
     put, drop = parse_labels(options.labels, may_drop=True)
+    request = LabelDevice(name=options.name, put=put, drop=tuple(drop))
     try:
-        answer = control.request(options.state_dir, "device-label", name=options.name, put=put, drop=drop)
+        answer = control.ask(options.state_dir, request)
     except control.NotRunningError:
-        with _alone(options) as stored:
-            answer = stored.label(options.name, put, drop)
-    show(options, answer, lambda data: f"{data['id']}: {tables.labels(data['labels'])}")
+        with _without_coordinator(options) as stored:
+            answer = stored.label(request)
+    show(options, answer, lambda data: f"{data.id}: {tables.labels(data.labels)}")
 
 
 def _remove(options: argparse.Namespace) -> None:
+    request = RemoveDevices(names=tuple(options.names))
     try:
-        answer = control.request(options.state_dir, "device-remove", names=options.names)
+        answer = control.ask(options.state_dir, request)
     except control.NotRunningError:
-        with _alone(options) as stored:
-            answer = stored.remove(options.names)
-    print(f"removed {', '.join(answer['removed'])}")
-    if answer["external"]:
+        with _without_coordinator(options) as stored:
+            answer = stored.remove(request)
+    print(f"removed {', '.join(answer.removed)}")
+    if answer.external:
         print(
             "\nthe broker is not fedfit's own and still lets them in, though nobody listens: remove their users there; "
             "for mosquitto, in its folder, then reload it:\n"
         )
-        print("\n".join(f"sed -i '/^{name}:/d' passwords" for name in answer["removed"]))
+        print("\n".join(f"sed -i '/^{name}:/d' passwords" for name in answer.removed))

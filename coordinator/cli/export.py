@@ -16,6 +16,7 @@ from coordinator import control
 from coordinator.aggregation.jobs import ExportedModel, ExportJob, Failure, QuantizationLoss, encode_job, read_answer
 from coordinator.aggregation.task_source import with_task
 from coordinator.cli.options import formatted, show, verb
+from coordinator.control_messages import FindModel, StoredModel
 from coordinator.results import run_folders
 from coordinator.results.run_directory import RUN, RunDirectory
 from coordinator.run_check import check_has_model
@@ -25,11 +26,9 @@ from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.config.shape_text import typed_shape
 from edge_client.errors import InputError, MachineError, NoSuchNameError, PayloadError, RunFailedError
 from edge_client.methods import registry as methods
-from edge_client.records import from_map, is_id, to_map
+from edge_client.records import is_id, to_map
 
 __all__ = ["add_export", "chosen_architecture", "in_a_process", "lost", "test_data"]
-
-Json = dict[str, Any]
 
 
 def add_export(run: Any) -> None:
@@ -50,16 +49,16 @@ def _export(options: argparse.Namespace) -> None:
     _check(options)
     place = Path(options.run)
     of_a_folder = run_folders.holds_runs(place) or not is_id(options.run)
-    found = _in_folder(place, options.version) if of_a_folder else _of_coordinator(options)
-    file = from_map(RunFile, found["file"])
-    check_has_model(file, found["run"], str(options.onnx))
+    model = _in_folder(place, options.version) if of_a_folder else _of_coordinator(options)
+    file = model.file
+    check_has_model(file, model.run, str(options.onnx))
     job = ExportJob(
         run=file,
-        name=found["run"],
-        version=found["version"],
-        task=found["task"],
-        model=found["path"],
-        sha256=found["sha256"],
+        name=model.run,
+        version=model.version,
+        task=model.task,
+        model=model.path,
+        sha256=model.sha256,
         architecture=chosen_architecture(file, options.architecture),
         input=typed_shape(options.input),
         int8=options.int8,
@@ -82,11 +81,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError("--data: only with --int8, to tell the accuracy lost; see also: edge-client infer")
 
 
-def _of_coordinator(options: argparse.Namespace) -> Json:
-    return control.request(options.state_dir, "run-model", run=options.run, version=options.version)
+def _of_coordinator(options: argparse.Namespace) -> StoredModel:
+    return control.ask(options.state_dir, FindModel(run=options.run, version=options.version))
 
 
-def _in_folder(place: Path, version: str) -> Json:
+def _in_folder(place: Path, version: str) -> StoredModel:
     """The one finished simulation at `place`."""
     folders = run_folders.find_runs([place])
     if len(folders) > 1:
@@ -106,8 +105,14 @@ def _in_folder(place: Path, version: str) -> Json:
         task = place_of_task.rpartition(":")[0]
     with durable.disk_errors(f"cannot read {folder.model}"):
         sha256 = durable.sha256_file(folder.model)
-    named = {"run": folder.path.resolve().name, "file": to_map(file), "task": task}
-    return {**named, "version": last, "sha256": sha256, "path": str(folder.model.resolve())}
+    return StoredModel(
+        run=folder.path.resolve().name,
+        file=file,
+        task=task,
+        version=last,
+        sha256=sha256,
+        path=str(folder.model.resolve()),
+    )
 
 
 def chosen_architecture(file: RunFile, asked: str | None) -> str:

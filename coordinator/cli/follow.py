@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -18,6 +18,8 @@ from rich.table import Table
 
 from coordinator import columns, control
 from coordinator.cli import tables
+from coordinator.control_messages import DeviceLine, ListDevices, Request, ShowRun
+from coordinator.run_details import RunDetails, RunLine, VersionResult
 from edge_client.config.quantities import format_bytes
 from edge_client.errors import MachineError, RunFailedError
 
@@ -29,64 +31,64 @@ _NEWEST = 5  # results in each answer while nothing was missed
 _PATIENCE_S = 120.0  # a coordinator that is started again comes back within this time
 _BAR = 20
 
-Json = dict[str, Any]
+A = TypeVar("A")
 
 
-def is_over(data: Json) -> bool:
+def is_over(data: RunLine) -> bool:
     """Whether a run has ended, however."""
-    return data["state"] not in ("queued", "running")
+    return data.state not in ("queued", "running")
 
 
-def check_model(data: Json) -> None:
+def check_model(data: RunLine) -> None:
     """Raise `RunFailedError` if an ended run has no trained model."""
-    if data["state"] == "failed" or data["round"] == 0:
-        where = f"after round {data['round']}, whose model is kept" if data["round"] else "without a model"
-        raise RunFailedError(f"run {data['run']} {data['state']} {where}: {data['reason']}")
+    if data.state == "failed" or data.round == 0:
+        where = f"after round {data.round}, whose model is kept" if data.round else "without a model"
+        raise RunFailedError(f"run {data.run} {data.state} {where}: {data.reason}")
 
 
-def follow(state_dir: Path, run: str, *, check: Callable[[Json], None] = lambda data: None) -> Json:
-    """Show progress until `run` has ended; returns its last `run-show`. `check` sees every answer and may raise."""
+def follow(state_dir: Path, run: str, *, check: Callable[[RunDetails], None] = lambda data: None) -> RunDetails:
+    """Show progress until `run` has ended; returns its last details. `check` sees every answer and may raise."""
     console = Console(stderr=True)
-    told = _Told(console)
+    progress = _Progress(console)
     live = Live(console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while True:
-            data = _look(state_dir, run, told)
+            data = _look(state_dir, run, progress)
             check(data)
-            told.tell(data)
+            progress.show(data)
             if is_over(data):
                 return data
             if live is not None:
-                live.update(_now(data, ask(state_dir, "device-list", console=console)["devices"]))
+                live.update(_now(data, ask(state_dir, ListDevices(), console=console).devices))
             time.sleep(_POLL_S)
 
 
-def ask(state_dir: Path, what: str, *, console: Console | None = None, **fields: Any) -> Json:
-    """The coordinator's answer; one that is killed meanwhile, or being started again, is waited for."""
-    until, said = time.monotonic() + _PATIENCE_S, False
+def ask(state_dir: Path, request: Request[A], *, console: Console | None = None) -> A:
+    """The coordinator's answer; waits for one that is killed meanwhile, or being started again."""
+    until, is_announced = time.monotonic() + _PATIENCE_S, False
     console = console or Console(stderr=True)
     while True:
         try:
-            return control.request(state_dir, what, **fields)
+            return control.ask(state_dir, request)
         except MachineError:
             if time.monotonic() > until:
                 raise
-            if not said:
+            if not is_announced:
                 console.print("the coordinator does not answer; waiting for it to come back", highlight=False)
-            said = True
+            is_announced = True
             time.sleep(_POLL_S)
 
 
-def _look(state_dir: Path, run: str, told: _Told) -> Json:
+def _look(state_dir: Path, run: str, progress: _Progress) -> RunDetails:
     """The run as it stands; all its results only when that is needed: the coordinator reads every row that it shows."""
-    data = ask(state_dir, "run-show", console=told.console, run=run, newest=_NEWEST)
-    if is_over(data) or data["num_evaluations"] - told.num_evaluations >= _NEWEST:
-        data = ask(state_dir, "run-show", console=told.console, run=run, newest=_SHOWN_EVALUATIONS)
+    data = ask(state_dir, ShowRun(run=run, newest=_NEWEST), console=progress.console)
+    if is_over(data) or data.num_evaluations - progress.num_evaluations >= _NEWEST:
+        data = ask(state_dir, ShowRun(run=run, newest=_SHOWN_EVALUATIONS), console=progress.console)
     return data
 
 
-class _Told:
-    """What has been shown already."""
+class _Progress:
+    """Prints what is new about a run since it was last shown."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -96,18 +98,18 @@ class _Told:
         self._waiting = ""
         self._first: tuple[float, int] | None = None  # when and at which version the watching began
 
-    def tell(self, data: Json) -> None:
+    def show(self, data: RunDetails) -> None:
         """Print what is new."""
         if self._first is None:
-            self._first = (time.monotonic(), data["round"])
-        self.num_evaluations = data["num_evaluations"]
-        scored = {model["version"] for model in data["models"] if model["score"] is not None}
-        for result in data["evaluations"]:
-            if result["version"] in scored - self._versions:
-                self._versions.add(result["version"])
+            self._first = (time.monotonic(), data.round)
+        self.num_evaluations = data.num_evaluations
+        scored = {model.version for model in data.models if model.score is not None}
+        for result in data.evaluations:
+            if result.version in scored - self._versions:
+                self._versions.add(result.version)
                 self._print(self._result(result, data))
-        for failure in reversed(data["failures"]):
-            key = (failure["device"], failure["round"], failure["attempt"])
+        for failure in reversed(data.failures):
+            key = (failure.device, failure.round, failure.attempt)
             if key not in self._failures:
                 self._failures.add(key)
                 self._print(tables.failure(failure))
@@ -119,47 +121,47 @@ class _Told:
     def _print(self, line: str) -> None:
         self.console.print(escape(line), highlight=False, soft_wrap=True)
 
-    def _result(self, result: Json, data: Json) -> str:
-        version = result["version"]
+    def _result(self, result: VersionResult, data: RunDetails) -> str:
+        version = result.version
         name = "before round 1" if version == 0 else f"after round {version}"
-        values = f"accuracy {result['accuracy']:.4f}, macro-F1 {result['macro_f1']:.4f}, loss {result['loss']:.4f}"
+        values = f"accuracy {result.accuracy:.4f}, macro-F1 {result.macro_f1:.4f}, loss {result.loss:.4f}"
         left = self._time_left(data)
-        here = data["file"]["evaluate"]["on"] != "devices"
-        judges = "on the server" if here else f"{result['num_devices']} devices"
-        return f"{name:>15}: {values} ({judges}, {result['num_samples']} samples){left}"
+        by_server = data.file.evaluate.on != "devices"
+        judges = "on the server" if by_server else f"{result.num_devices} devices"
+        return f"{name:>15}: {values} ({judges}, {result.num_samples} samples){left}"
 
-    def _time_left(self, data: Json) -> str:
+    def _time_left(self, data: RunDetails) -> str:
         """From the pace since the watching began; nothing is promised before a whole round was seen."""
         assert self._first is not None
         begun, version = self._first
-        done, left = data["round"] - version, data["rounds"] - data["round"]
+        done, left = data.round - version, data.rounds - data.round
         if done < 1 or left < 1:
             return ""
         return f", at most {columns.duration((time.monotonic() - begun) / done * left)} left"
 
     @staticmethod
-    def _waits(data: Json) -> str:
-        if data["state"] == "queued" and data["waits_for"]:
-            return f"{data['run']} waits for {data['waits_for']}, which is not over yet"
-        progress = data["progress"]
-        if not progress or not progress["waiting"]:
+    def _waits(data: RunDetails) -> str:
+        if data.state == "queued" and data.waits_for:
+            return f"{data.run} waits for {data.waits_for}, which is not over yet"
+        progress = data.progress
+        if not progress or not progress.waiting:
             return ""
-        barred = [f"{c['id']}: {c['detail'] or c['code']}" for c in progress["candidates"] if c["code"]]
-        return f"{data['run']} {progress['waiting']}" + (f" ({'; '.join(barred)})" if barred else "")
+        barred = [f"{c.id}: {c.detail or c.code}" for c in progress.candidates if c.code]
+        return f"{data.run} {progress.waiting}" + (f" ({'; '.join(barred)})" if barred else "")
 
 
-def _now(data: Json, devices: list[Json]) -> Table:
+def _now(data: RunDetails, devices: Sequence[DeviceLine]) -> Table:
     """What each device does."""
-    progress = data["progress"]
-    phase = f", {progress['phase'].lower()}" if progress else ""
-    number = min(data["round"] + 1, data["rounds"])
-    table = Table(title=f"round {number} of {data['rounds']}{phase}", title_justify="left")
+    progress = data.progress
+    phase = f", {progress.phase.lower()}" if progress else ""
+    number = min(data.round + 1, data.rounds)
+    table = Table(title=f"round {number} of {data.rounds}{phase}", title_justify="left")
     for name in ("device", "budget", "doing", "progress", "loss"):
         table.add_column(name)
     for row in devices:
-        share = row["step"] / row["total"] if row["total"] else 0.0
-        budget = format_bytes(row["budget_bytes"]) if row["budget_bytes"] else ""
-        loss = f"{row['loss']:.3f}" if row["phase"] == "train" and row["loss"] is not None else ""
-        doing = row["phase"] or row["state"] or ("joins" if row["online"] else "offline")
-        table.add_row(row["id"], budget, escape(doing), f"{'█' * round(_BAR * share):<{_BAR}}", loss)
+        share = row.step / row.total if row.total else 0.0
+        budget = format_bytes(row.budget_bytes) if row.budget_bytes else ""
+        loss = f"{row.loss:.3f}" if row.phase == "train" and row.loss is not None else ""
+        doing = row.phase or row.state or ("joins" if row.online else "offline")
+        table.add_row(row.id, budget, escape(doing), f"{'█' * round(_BAR * share):<{_BAR}}", loss)
     return table

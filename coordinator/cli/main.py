@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.cli import tables
 from coordinator.cli.compare import add_compare
 from coordinator.cli.devices import add_device_verbs
 from coordinator.cli.folders import add_verbs
@@ -94,7 +93,7 @@ def _demo(options: argparse.Namespace) -> None:
             rounds=options.rounds, seed=options.seed, tls=options.tls, keep=options.keep, through=options.through
         )
     )
-    show(options, result, tables.demo)
+    show(options, result, demo.describe)
 
 
 if __name__ == "__main__":

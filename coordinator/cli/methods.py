@@ -44,9 +44,19 @@ if TYPE_CHECKING:
     from edge_client.methods.base import Method, Traffic
     from edge_client.models.contract import Model
 
-__all__ = ["add_methods", "describe_method", "run_bytes"]
+__all__ = ["SliceTraffic", "add_methods", "describe_method", "run_bytes"]
 
 Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SliceTraffic:
+    """Bytes of a round to and from a device that trains one slice."""
+
+    slice: str
+    bytes_up: int
+    bytes_down: int
+    bytes_once: int  # down, before its first round
 
 
 def add_methods(nouns: Any) -> None:
@@ -74,7 +84,7 @@ def _list(options: argparse.Namespace) -> None:
     rows = [{"name": name} for name in registry.names()]
     if not options.quiet:
         rows = [{"name": row["name"], **_about(row["name"], {})} for row in rows]
-    show_list(options, rows, _list_table, name="name")
+    show_list(options, rows, _list_table, name=lambda row: str(row["name"]))
 
 
 def _about(name: str, parameters: Mapping[str, Any]) -> Json:
@@ -128,12 +138,14 @@ def describe_method(
         **_about(name, parameters),
         "parameters": [row for cls in registry.parameter_types(name) for row in _parameters(cls)],
         "model": {"name": model, "input": list(input_shape), "classes": num_classes, "codec": codec},
-        **{key: value for key, value in sizes[0].items() if key != "slice"},
-        "slices": sizes if len(sizes) > 1 else [],
+        "bytes_up": sizes[0].bytes_up,
+        "bytes_down": sizes[0].bytes_down,
+        "bytes_once": sizes[0].bytes_once,
+        "slices": [to_map(size) for size in sizes] if len(sizes) > 1 else [],
     }
 
 
-def run_bytes(file: RunFile, task: str | None) -> dict[str, Json]:
+def run_bytes(file: RunFile, task: str | None) -> dict[str, SliceTraffic]:
     """What travels in a round of a run to and from a device with each slice. Loads torch.
 
     `task`: where the file of the run's task lies. Empty if it does not say what shape its samples
@@ -149,12 +161,12 @@ def run_bytes(file: RunFile, task: str | None) -> dict[str, Json]:
         # features of a slice may be narrower, and only an architecture knows where it can end
         own = recipe.build(recipe.input_shape, parse(rung)) if rung != WHOLE_MODEL else whole
         model, cut = (own, WHOLE_MODEL) if parse(rung).model else (whole, rung)
-        found[rung] = {"slice": rung, **_bytes(method, model, cut, file.rounds.codec, method.knowledge.traffic(own))}
+        found[rung] = _bytes(rung, method, model, cut, file.rounds.codec, method.knowledge.traffic(own))
     return found
 
 
-def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -> Json:
-    """What travels to and from a device with a slice of a model."""
+def _bytes(rung: str, method: Method, model: Model, cut: str, codec: str, known: Traffic) -> SliceTraffic:
+    """What travels to and from a device that trains `rung`, which is the slice `cut` of `model`."""
     meta = coverage.model_meta(
         method.plans,
         stem=model.order[0],
@@ -166,11 +178,12 @@ def _bytes(method: Method, model: Model, cut: str, codec: str, known: Traffic) -
     weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
     down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
     up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]
-    return {
-        "bytes_up": _num_bytes(_report(codec), up),
-        "bytes_down": down + (weights if changes else 0),
-        "bytes_once": once + (0 if changes else weights),
-    }
+    return SliceTraffic(
+        slice=rung,
+        bytes_up=_num_bytes(_report(codec), up),
+        bytes_down=down + (weights if changes else 0),
+        bytes_once=once + (0 if changes else weights),
+    )
 
 
 def _parameters(cls: type) -> list[Json]:

@@ -7,13 +7,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from coordinator.control_messages import plain
 from coordinator.state import default_state_dir
 
 __all__ = ["formatted", "listing", "show", "show_list", "terminal_columns", "verb", "warn"]
+
+T = TypeVar("T")
 
 
 def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argparse.ArgumentParser:
@@ -37,15 +40,17 @@ def listing(parser: argparse.ArgumentParser) -> None:
     formatted(parser).add_argument("-q", "--quiet", action="store_true", help="names only")
 
 
-def show(options: argparse.Namespace, data: Any, table: Callable[[Any], str]) -> None:
-    """Print an answer in the format that was asked for."""
-    print(json.dumps(data, indent=1) if options.format == "json" else table(data))
+def show(options: argparse.Namespace, data: T, table: Callable[[T], str]) -> None:
+    """Print an answer, a record or plain data, in the format that was asked for."""
+    print(json.dumps(data, indent=1, default=plain) if options.format == "json" else table(data))
 
 
-def show_list(options: argparse.Namespace, rows: list[Any], table: Callable[[Any], str], *, name: str) -> None:
-    """Print a list, or with `-q` only what each row has under `name`."""
+def show_list(
+    options: argparse.Namespace, rows: Sequence[T], table: Callable[[Sequence[T]], str], *, name: Callable[[T], str]
+) -> None:
+    """Print a list, or with `-q` only the name of each row."""
     if options.quiet:
-        print("".join(f"{row[name]}\n" for row in rows), end="")
+        print("".join(f"{name(row)}\n" for row in rows), end="")
     else:
         show(options, rows, table)
 

@@ -14,19 +14,18 @@ from coordinator.cli import tables
 from coordinator.cli.deploy import add_deploy
 from coordinator.cli.export import add_export
 from coordinator.cli.options import formatted, listing, show, show_list, verb, warn
+from coordinator.control_messages import ListDevices, ListRuns, ShowRun, StartedRun, StartRun, StopRun
 from coordinator.results import run_folders, run_record
 from coordinator.results.run_record import RunRecord
 from coordinator.run_check import check_run, warnings_of
 from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.config.task_files import split_place
 from edge_client.errors import InputError, NoSuchNameError, NothingFitsError, RunFailedError
-from edge_client.records import is_id, to_map
+from edge_client.records import is_id
 
 __all__ = ["add_run"]
 
 _POLL_S = 0.2
-
-Json = dict[str, Any]
 
 
 def add_run(nouns: Any) -> None:
@@ -62,12 +61,11 @@ def _start(options: argparse.Namespace) -> None:
     task = str(split_place(place)[0]) if place else None
     _check_model(options.file, file, task)
     warn(warnings_of(file))
-    asked = {"file": to_map(file), "task_source": source, "dry": options.dry_run}
-    started = control.request(options.state_dir, "run-start", **asked)
+    started = control.ask(options.state_dir, StartRun(file=file, task_source=source, dry=options.dry_run))
     if options.dry_run:
-        _dry_run(options, started["run"], file, task)
+        _dry_run(options, started.run, file, task)
     elif options.follow:
-        _follow(options, started["run"])
+        _follow(options, started.run)
     else:
         show(options, started, _started)
 
@@ -91,35 +89,35 @@ def _check_model(path: Path, file: RunFile, task: str | None) -> None:
         raise InputError(f"{path}: {error}") from None
 
 
-def _started(data: Json) -> str:
-    waits = f"; it waits for {data['waits_for']}" if data["waits_for"] else ""
-    return f"started {data['run']}{waits}; look at it with: coordinator run show {data['run']}"
+def _started(data: StartedRun) -> str:
+    waits = f"; it waits for {data.waits_for}" if data.waits_for else ""
+    return f"started {data.run}{waits}; look at it with: coordinator run show {data.run}"
 
 
 def _dry_run(options: argparse.Namespace, run: str, file: RunFile, task: str | None) -> None:
     """Wait for the devices' plans and show them; raises if too few devices can train."""
-    from coordinator.cli import follow
+    from coordinator.cli import dry_run, follow
     from coordinator.cli import methods as cli_methods
 
     try:
         while True:
-            data = follow.ask(options.state_dir, "run-show", run=run)
-            if data["state"] not in ("queued", "running"):
+            data = follow.ask(options.state_dir, ShowRun(run=run))
+            if follow.is_over(data):
                 break
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        control.request(options.state_dir, "run-stop", run=run, now=True)
+        control.ask(options.state_dir, StopRun(run=run, now=True))
         raise
-    if data["state"] == "failed":
-        raise InputError(f"{options.file}: {data['reason']}")
-    if data["state"] == "stopped":
+    if data.state == "failed":
+        raise InputError(f"{options.file}: {data.reason}")
+    if data.state == "stopped":
         raise RunFailedError(f"the dry run {run} was stopped by somebody; start it again")
-    listed = follow.ask(options.state_dir, "device-list")["devices"]
-    result = tables.dry_run_rows(data, listed, cli_methods.run_bytes(file, task) if data["devices"] else {})
-    show(options, result, tables.dry_run)
-    if result["num_able"] < file.devices.min:
+    devices = follow.ask(options.state_dir, ListDevices()).devices
+    result = dry_run.evaluate(data, devices, cli_methods.run_bytes(file, task) if data.devices else {})
+    show(options, result, dry_run.describe)
+    if result.num_able < file.devices.min:
         raise NothingFitsError(
-            f"{file.devices.min} devices are needed (devices.min), {result['num_able']} can train; see why above"
+            f"{file.devices.min} devices are needed (devices.min), {result.num_able} can train; see why above"
         )
 
 
@@ -136,23 +134,24 @@ def _follow(options: argparse.Namespace, run: str) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    show_list(options, control.request(options.state_dir, "run-list")["runs"], tables.runs, name="run")
+    rows = control.ask(options.state_dir, ListRuns()).runs
+    show_list(options, rows, tables.runs, name=lambda row: row.run)
 
 
 def _show(options: argparse.Namespace) -> None:
-    data = control.request(options.state_dir, "run-show", run=options.run)
+    data = control.ask(options.state_dir, ShowRun(run=options.run))
     if options.follow:
-        _follow(options, data["run"])
+        _follow(options, data.run)
     else:
         show(options, data, tables.run)
 
 
 def _stop(options: argparse.Namespace) -> None:
-    stopped = control.request(options.state_dir, "run-stop", run=options.run, now=options.now)
-    if stopped["state"] in ("queued", "running"):
-        print(f"{stopped['run']} ends {'now' if options.now else 'after its round'}")
+    stopped = control.ask(options.state_dir, StopRun(run=options.run, now=options.now))
+    if stopped.state in ("queued", "running"):
+        print(f"{stopped.run} ends {'now' if options.now else 'after its round'}")
     else:
-        print(f"{stopped['run']} is over already: {stopped['state']}")
+        print(f"{stopped.run} is over already: {stopped.state}")
 
 
 def _report(options: argparse.Namespace) -> None:

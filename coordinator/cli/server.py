@@ -94,14 +94,14 @@ def _typed_again(options: argparse.Namespace) -> tuple[str, ...]:
     return (*words, *(f"--{name}" for name in ("tls", "insecure") if getattr(options, name)))
 
 
-def _wanted(options: argparse.Namespace, *, start: tuple[str, ...] = ()) -> Any:
+def _service_options(options: argparse.Namespace, *, start: tuple[str, ...] = ()) -> Any:
     from coordinator.cli import server_service
     from edge_client.operate.service_install import Programs
     from edge_client.operate.systemd import Systemd
 
     files = [*getattr(options, "read", ()), getattr(options, "broker_ca", None)]
     password = getattr(options, "broker_password_file", None)
-    return server_service.Wanted(
+    return server_service.ServiceOptions(
         state_dir=options.state_dir.absolute(),
         start=start,
         password_file=password.absolute() if password is not None else None,
@@ -117,7 +117,7 @@ def _doctor(options: argparse.Namespace) -> None:
     from edge_client.operate import doctor
 
     if options.as_service:
-        findings = server_service.examine_as_service(_wanted(options), options.only)
+        findings = server_service.examine_as_service(_service_options(options), options.only)
     else:
         checks = ServerChecks(options.state_dir, root=options.root).known()
         findings = doctor.examine(checks, options.only)
@@ -131,7 +131,7 @@ def _install(options: argparse.Namespace) -> None:
     from coordinator.cli import server_service
 
     launch.check(start_options(options))
-    wanted = _wanted(options, start=_typed_again(options))
+    wanted = _service_options(options, start=_typed_again(options))
     if options.dry_run:
         print(server_service.make_unit(wanted).text, end="")
         return

@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from coordinator import control
 from coordinator.broker.broker import find_binary
+from coordinator.control_messages import GetStatus, Status
 from coordinator.store.database import read_meta
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
@@ -64,9 +64,9 @@ class ServerChecks:
         return read_meta(path) if durable.is_there(path) else {}
 
     @functools.cached_property
-    def _running(self) -> dict[str, Any] | None:
+    def _running(self) -> Status | None:
         try:
-            return control.request(self._state_dir, "status")
+            return control.ask(self._state_dir, GetStatus())
         except control.NotRunningError:
             return None
 
@@ -146,14 +146,14 @@ class ServerChecks:
         if status is None:
             self._never_started()
             raise ProblemError(f"no coordinator runs on {self._state_dir}", self._start())
-        if not status["connected"]:
+        if not status.connected:
             raise ProblemError(
-                f"it runs, but is not connected to {', '.join(status['brokers'])}",
+                f"it runs, but is not connected to {', '.join(status.brokers)}",
                 "journalctl -u fedfit-coordinator -n 20, or where it was started",
             )
-        if status["paused"]:
-            raise ProblemError(f"it runs, but pauses: {status['paused']}", "make space, it goes on by itself")
-        return f"runs, federation {status['federation']}"
+        if status.paused:
+            raise ProblemError(f"it runs, but pauses: {status.paused}", "make space, it goes on by itself")
+        return f"runs, federation {status.federation}"
 
     def _port(self) -> str:
         """Free for the next start, if none runs; else it is the running one's."""
@@ -191,11 +191,11 @@ class ServerChecks:
         status = self._running
         if status is None:
             raise SkippedError("no coordinator runs")
-        if not status["enrolled"]:
+        if not status.enrolled:
             raise ProblemError("no devices are enrolled", "coordinator device add NAME --out bundles")
-        if not status["online"]:
-            raise ProblemError(f"none of {status['enrolled']} devices is online", "edge-client doctor on a device")
-        return f"{len(status['online'])} of {status['enrolled']} are online"
+        if not status.online:
+            raise ProblemError(f"none of {status.enrolled} devices is online", "edge-client doctor on a device")
+        return f"{len(status.online)} of {status.enrolled} are online"
 
 
 def _reach(url: BrokerUrl, ca: str | None) -> None:

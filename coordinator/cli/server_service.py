@@ -18,13 +18,13 @@ from edge_client.operate.service_install import Plan, Programs
 from edge_client.operate.service_unit import Unit
 from edge_client.operate.systemd import Systemd
 
-__all__ = ["NAME", "Wanted", "examine_as_service", "install", "make_unit", "uninstall"]
+__all__ = ["NAME", "ServiceOptions", "examine_as_service", "install", "make_unit", "uninstall"]
 
 NAME = "fedfit-coordinator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ServiceOptions:
     """What was typed, and the system that it is about."""
 
     state_dir: Path
@@ -35,7 +35,7 @@ class Wanted:
     programs: Programs
 
 
-def make_unit(wanted: Wanted) -> Unit:
+def make_unit(wanted: ServiceOptions) -> Unit:
     """The unit of this server; raises before anything is changed if it could not work."""
     systemd = wanted.systemd
     service_install.check_programs(systemd, wanted.programs, "fedfit[coordinator]")
@@ -57,7 +57,7 @@ def make_unit(wanted: Wanted) -> Unit:
     return service_unit.template(NAME).with_values(changes)
 
 
-def install(wanted: Wanted, *, replace: bool = False) -> None:
+def install(wanted: ServiceOptions, *, replace: bool = False) -> None:
     """Install and start the service, after its checks have passed as its own user."""
     service_install.require_root(wanted.systemd, "install-service")
     wanted.systemd.require()
@@ -85,7 +85,7 @@ def install(wanted: Wanted, *, replace: bool = False) -> None:
         raise
 
 
-def _examine(wanted: Wanted, unit: Unit, only: Sequence[str]) -> list[doctor.Finding]:
+def _examine(wanted: ServiceOptions, unit: Unit, only: Sequence[str]) -> list[doctor.Finding]:
     words = [str(wanted.programs.python), "-m", "coordinator", "doctor", "--format", "json"]
     return sandbox.examine_as_service(wanted.systemd, unit, [*words, "--state-dir", str(wanted.state_dir)], only)
 
@@ -95,7 +95,7 @@ def uninstall(systemd: Systemd, state_dir: Path, *, purge: bool) -> list[Path]:
     return service_install.uninstall(systemd, NAME, state_dir, purge=purge)
 
 
-def examine_as_service(wanted: Wanted, only: Sequence[str]) -> list[doctor.Finding]:
+def examine_as_service(wanted: ServiceOptions, only: Sequence[str]) -> list[doctor.Finding]:
     """All checks under the user and the sandbox of the installed unit, or of the one that would be installed."""
     service_install.require_root(wanted.systemd, "doctor --as-service")
     wanted.systemd.require()

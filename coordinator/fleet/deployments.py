@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+from coordinator.control_messages import DeployedModel, DeploymentLine
 from coordinator.fleet.roster import Roster
 from coordinator.store.base import Store
 from coordinator.store.rows import DeploymentRow
@@ -154,23 +154,27 @@ class Deployments:
         hashes = {row.sha256 for rows in (self._pending, self._active) for row in rows.values()}
         return frozenset(transfer_id(sha256) for sha256 in hashes)
 
-    def describe(self, row: DeploymentRow, online: frozenset[str]) -> dict[str, Any]:
-        """A row for people; `waits` tells why a pending one does not get on, `in_use` what the device uses instead."""
+    def describe(self, row: DeploymentRow, online: frozenset[str]) -> DeploymentLine:
+        """A row for people: why a pending one does not get on, and what the device uses instead."""
         is_open = row.state == "pending" and row.device in online
         under_way = self._under_way.get(row.device) if is_open else None
         active = self._active.get(row.device)
-        return {
-            "device": row.device,
-            "state": _UNDER_WAY[under_way.state] if under_way is not None else row.state,
-            "waits": self._waits(row, online, under_way),
-            "code": row.code,
-            "detail": row.detail,
-            **_model(row),
-            "sha256": row.sha256,
-            "bytes": row.length,
-            "created_s": row.created_s,
-            "in_use": _model(active) if active is not None and active.id != row.id else None,
-        }
+        return DeploymentLine(
+            device=row.device,
+            state=_UNDER_WAY[under_way.state] if under_way is not None else row.state,
+            waits=self._waits(row, online, under_way),
+            code=row.code,
+            detail=row.detail,
+            deployment=row.id,
+            run=row.run,
+            version=row.version,
+            architecture=row.architecture,
+            precision=row.precision,
+            sha256=row.sha256,
+            bytes=row.length,
+            created_s=row.created_s,
+            in_use=_model(active) if active is not None and active.id != row.id else None,
+        )
 
     def _waits(self, row: DeploymentRow, online: frozenset[str], under_way: Deployed | None) -> str:
         present = self._roster.presence(row.device)
@@ -185,14 +189,10 @@ class Deployments:
         return ""
 
 
-def _model(row: DeploymentRow) -> dict[str, Any]:
-    return {
-        "deployment": row.id,
-        "run": row.run,
-        "version": row.version,
-        "architecture": row.architecture,
-        "precision": row.precision,
-    }
+def _model(row: DeploymentRow) -> DeployedModel:
+    return DeployedModel(
+        deployment=row.id, run=row.run, version=row.version, architecture=row.architecture, precision=row.precision
+    )
 
 
 def _message(row: DeploymentRow) -> Deploy:

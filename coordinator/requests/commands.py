@@ -1,74 +1,64 @@
-"""What people ask of a running coordinator, and the answers: devices, runs, how things stand."""
+"""What people ask of a running coordinator, and who answers: devices, runs, deployments, how things stand."""
 
 from __future__ import annotations
 
-import inspect
 import time
-import typing
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from coordinator.control_messages import Done, GetStatus, MakeSnapshot, Request, Status, parse_request
 from coordinator.requests.deployments import DeployCommands
 from coordinator.requests.devices import DeviceCommands
 from coordinator.requests.runs import RunCommands
-from edge_client.errors import InputError, PayloadError
-from edge_client.records import check_value
 
 if TYPE_CHECKING:
     from coordinator.server.service import Service
 
 __all__ = ["Commands"]
 
-Json = dict[str, Any]
+A = TypeVar("A")
 
 
 class Commands:
-    """Requests by name; each takes and returns plain data."""
+    """Answers requests by their kind."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         runs = RunCommands(service)
-        self._known: dict[str, Callable[..., Json]] = {
-            "status": self._status,
-            "backup": self._backup,
-            **DeviceCommands(service).known(),
-            **runs.known(),
-            **DeployCommands(service, runs.find).known(),
+        self._answers: Mapping[type[Request[Any]], Callable[[Any], object]] = {
+            GetStatus: self._status,
+            MakeSnapshot: self._backup,
+            **DeviceCommands(service).answers(),
+            **runs.answers(),
+            **DeployCommands(service, runs.find).answers(),
         }
 
-    def handle(self, asked: Json) -> Json:
-        """Answer one request."""
-        name = str(asked.pop("request", ""))
-        if name not in self._known:
-            raise InputError(f"unknown request {name!r}; known: {', '.join(self._known)}")
-        do = self._known[name]
-        try:
-            inspect.signature(do).bind(**asked)
-            types = typing.get_type_hints(do)
-            values = {key: check_value(types[key], value, key) for key, value in asked.items()}
-        except TypeError as error:  # of a newer command, perhaps
-            raise InputError(f"request {name!r}: {error}") from None
-        except PayloadError as error:
-            raise InputError(f"request {name!r}: {error.detail}") from None
-        return do(**values)
+    def handle(self, asked: Mapping[str, Any]) -> object:
+        """Answer a request as it arrived."""
+        answer: object = self.answer(parse_request(asked))
+        return answer
 
-    def _status(self) -> Json:
+    def answer(self, request: Request[A]) -> A:
+        """Answer a request; raises a `FedfitError` that the person gets to read."""
+        answer: Any = self._answers[type(request)](request)
+        return answer  # type: ignore[no-any-return]  # the table above pairs them
+
+    def _status(self, request: GetStatus) -> Status:
         service = self._service
         machine = service.conductor.machine
-        return {
-            "federation": service.federation,
-            "epoch": service.epoch,
-            "brokers": list(service.brokers),
-            "connected": service.connected,
-            "online": sorted(service.roster.online(time.monotonic())),
-            "enrolled": service.roster.num_enrolled,
-            "paused": service.paused,
-            "run": machine.run if machine else None,
-            "round": machine.number if machine else None,
-            "phase": machine.phase if machine else None,
-        }
+        return Status(
+            federation=service.federation,
+            epoch=service.epoch,
+            brokers=service.brokers,
+            connected=service.connected,
+            online=tuple(sorted(service.roster.online(time.monotonic()))),
+            enrolled=service.roster.num_enrolled,
+            paused=service.paused,
+            run=machine.run if machine else None,
+            round=machine.number if machine else None,
+            phase=machine.phase if machine else None,
+        )
 
-    def _backup(self) -> Json:
-        """The snapshot that `coordinator backup` packs."""
+    def _backup(self, request: MakeSnapshot) -> Done:
         self._service.take_snapshot()
-        return {}
+        return Done()

@@ -17,12 +17,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.broker.broker import new_password
+from coordinator.control_messages import (
+    AddDevices,
+    AddedDevices,
+    DeploymentLine,
+    DeviceDetails,
+    DeviceFailure,
+    DeviceLabels,
+    DeviceLine,
+    DeviceList,
+    LabelDevice,
+    ListDevices,
+    RemovedDevices,
+    RemoveDevices,
+    Request,
+    ShowDevice,
+)
 from coordinator.store.rows import DeviceRow, LeaseRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client import __version__, durable
 from edge_client.client.identity import Bundle
 from edge_client.errors import ConflictError, InputError, MachineError, NoSuchNameError
-from edge_client.records import is_id, to_map
+from edge_client.records import is_id
 
 if TYPE_CHECKING:
     from coordinator.server.service import Service
@@ -33,12 +49,10 @@ __all__ = [
     "bundle_for",
     "changed_labels",
     "check_labels",
-    "compared",
+    "compare_versions",
     "new_device",
     "without_coordinator",
 ]
-
-Json = dict[str, Any]
 
 _LABEL_KEY = r"[A-Za-z0-9_.-]{0,63}[A-Za-z0-9_.]"  # a dash at the end removes it
 _MAX_LABEL_VALUE = 128
@@ -60,7 +74,7 @@ def bundle_for(device: DeviceRow, *, federation: str, brokers: tuple[str, ...], 
     )
 
 
-def compared(client: str) -> str:
+def compare_versions(client: str) -> str:
     """A client's version against ours: same, older or newer; `unknown` if it is none."""
     theirs, ours = _numbers(client), _numbers(__version__)
     if theirs is None or ours is None:
@@ -74,7 +88,7 @@ def _numbers(version: str) -> tuple[int, ...] | None:
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Raise `InputError` for labels that no run could choose by."""
+    """Raise `InputError` for labels by which no run could choose devices."""
     for key, value in labels.items():
         if not re.fullmatch(_LABEL_KEY, key) or len(value) > _MAX_LABEL_VALUE:
             raise InputError(
@@ -85,11 +99,11 @@ def check_labels(labels: Mapping[str, str]) -> None:
         raise InputError(f"expected at most {_MAX_LABELS} labels, got {len(labels)}")
 
 
-def changed_labels(given: Mapping[str, str], put: Mapping[str, str], drop: Sequence[str]) -> dict[str, str]:
+def changed_labels(labels: Mapping[str, str], put: Mapping[str, str], drop: Sequence[str]) -> dict[str, str]:
     """The labels given here after a change; what is not there need not be dropped."""
-    labels = {key: value for key, value in {**given, **put}.items() if key not in drop or key in put}
-    check_labels(labels)
-    return labels
+    changed = {key: value for key, value in {**labels, **put}.items() if key not in drop or key in put}
+    check_labels(changed)
+    return changed
 
 
 def _fresh(
@@ -119,112 +133,110 @@ def _check_known(names: Sequence[str], enrolled: Sequence[DeviceRow]) -> None:
 
 
 class DeviceCommands:
-    """Requests to a running coordinator; each takes and returns plain data."""
+    """Requests about devices to a running coordinator."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def known(self) -> dict[str, Callable[..., Json]]:
-        """The requests by name."""
+    def answers(self) -> Mapping[type[Request[Any]], Callable[[Any], object]]:
+        """What answers each request."""
         return {
-            "device-add": self._add,
-            "device-list": self._list,
-            "device-show": self._show,
-            "device-label": self._label,
-            "device-remove": self._remove,
+            AddDevices: self._add,
+            ListDevices: self._list,
+            ShowDevice: self._show,
+            LabelDevice: self._label,
+            RemoveDevices: self._remove,
         }
 
-    def _add(self, names: tuple[str, ...], labels: dict[str, str] | None = None, replace: bool = False) -> Json:
+    def _add(self, request: AddDevices) -> AddedDevices:
         """Enrol devices, or give enrolled ones fresh secrets: their old bundles end at once."""
         service = self._service
-        rows = _fresh(names, labels, service.store.devices.all(), again=replace)
-        service.enrolment.add(rows, replace=replace)
-        bundles = [
+        rows = _fresh(request.names, request.labels, service.store.devices.all(), again=request.replace)
+        service.enrolment.add(rows, replace=request.replace)
+        bundles = (
             bundle_for(row, federation=service.federation, brokers=service.brokers, ca=service.ca) for row in rows
-        ]
-        return {"bundles": [to_map(bundle) for bundle in bundles], "external": service.enrolment.is_external}
+        )
+        return AddedDevices(bundles=tuple(bundles), external=service.enrolment.is_external)
 
-    def _list(self) -> Json:
-        """All devices in a line each."""
+    def _list(self, request: ListDevices) -> DeviceList:
         now = time.monotonic()
         online = self._service.roster.online(now)
-        return {"devices": [self._line(row, online, now) for row in self._service.store.devices.all()]}
+        rows = self._service.store.devices.all()
+        return DeviceList(devices=tuple(DeviceLine(**self._facts(row, online, now)) for row in rows))
 
-    def _show(self, name: str) -> Json:
-        """All that is known of a device."""
+    def _show(self, request: ShowDevice) -> DeviceDetails:
         service, now = self._service, time.monotonic()
         rows = service.store.devices.all()
-        _check_known([name], rows)
-        row = next(row for row in rows if row.name == name)
-        present = service.roster.presence(name)
-        return {
-            **self._line(row, service.roster.online(now), now),
-            "labels_given": dict(row.labels),
-            "labels_own": dict(present.labels) if present else {},
-            "profile": to_map(present.profile) if present else None,
-            "free_bytes": present.free_bytes if present else None,
-            "tasks": dict(present.tasks) if present else {},
-            "brokers": list(service.brokers),
-            "deployed": self._deployed(name, now),
-            "failures": [_failure(lease) for lease in service.store.leases.device_failures(name, _SHOWN_FAILURES)],
-        }
+        _check_known([request.name], rows)
+        row = next(row for row in rows if row.name == request.name)
+        present = service.roster.presence(row.name)
+        failures = service.store.leases.device_failures(row.name, _SHOWN_FAILURES)
+        return DeviceDetails(
+            **self._facts(row, service.roster.online(now), now),
+            labels_given=row.labels,
+            labels_own=present.labels if present else {},
+            profile=present.profile if present else None,
+            free_bytes=present.free_bytes if present else None,
+            tasks=present.tasks if present else {},
+            brokers=service.brokers,
+            deployed=self._deployed(row.name, now),
+            failures=tuple(_failure(lease) for lease in failures),
+        )
 
-    def _line(self, row: DeviceRow, online: frozenset[str], now: float) -> Json:
+    def _facts(self, row: DeviceRow, online: frozenset[str], now: float) -> dict[str, Any]:
+        """The arguments of `DeviceLine`, with which those of `DeviceDetails` begin."""
         roster = self._service.roster
         present = roster.presence(row.name)
-        suspended = roster.is_suspended(row.name, now)
-        beat = present.heartbeat if present and not suspended else None
+        is_suspended = roster.is_suspended(row.name, now)
+        beat = present.heartbeat if present and not is_suspended else None
+        plan = self._service.conductor.plan_of(row.name)
         return {
             "id": row.name,
             "online": row.name in online,
             "seen_s_ago": round(now - present.last_seen, 1) if present else None,
             "client": present.client if present else None,
-            "client_is": compared(present.client) if present else None,
-            "plan": self._plan(row.name),
+            "client_is": compare_versions(present.client) if present else None,
+            "plan": plan.describe() if plan is not None else "",
             "budget_bytes": present.profile.budget_bytes if present else None,
             "labels": roster.labels_of(row.name),
-            "state": "suspended: flooding" if suspended else beat.state if beat else None,
+            "state": "suspended: flooding" if is_suspended else beat.state if beat else None,
             "phase": beat.phase if beat else "",
             "step": beat.step if beat else 0,
             "total": beat.total if beat else 0,
             "loss": beat.loss if beat else None,
         }
 
-    def _deployed(self, name: str, now: float) -> Json | None:
+    def _deployed(self, name: str, now: float) -> DeploymentLine | None:
         """The newest model that the device was to use."""
         rows = [row for row in self._service.store.deployments.all() if row.device == name]
         return self._service.deployments.describe(rows[-1], self._service.roster.online(now)) if rows else None
 
-    def _plan(self, name: str) -> str:
-        """How the device trains in the open run, or did in the last one; empty before its first update."""
-        plan = self._service.conductor.plan_of(name)
-        return plan.describe() if plan is not None else ""
-
-    def _label(self, name: str, put: dict[str, str], drop: tuple[str, ...] = ()) -> Json:
+    def _label(self, request: LabelDevice) -> DeviceLabels:
         """Change the labels that are given here; they win over those of the device's own file."""
         service = self._service
         rows = service.store.devices.all()
-        _check_known([name], rows)
-        given = next(row.labels for row in rows if row.name == name)
-        service.enrolment.set_labels(name, changed_labels(given, put, drop))
-        return {"id": name, "labels": service.roster.labels_of(name)}
+        _check_known([request.name], rows)
+        labels = next(row.labels for row in rows if row.name == request.name)
+        service.enrolment.set_labels(request.name, changed_labels(labels, request.put, request.drop))
+        return DeviceLabels(id=request.name, labels=service.roster.labels_of(request.name))
 
-    def _remove(self, names: tuple[str, ...]) -> Json:
+    def _remove(self, request: RemoveDevices) -> RemovedDevices:
         """Forget devices; all, or none and an error."""
+        names = tuple(dict.fromkeys(request.names))
         _check_known(names, self._service.store.devices.all())
-        self._service.enrolment.remove(list(dict.fromkeys(names)))
-        return {"removed": list(dict.fromkeys(names)), "external": self._service.enrolment.is_external}
+        self._service.enrolment.remove(names)
+        return RemovedDevices(removed=names, external=self._service.enrolment.is_external)
 
 
-def _failure(lease: LeaseRow) -> Json:
-    return {
-        "run": lease.run,
-        "round": lease.round,
-        "state": lease.state,
-        "code": lease.code,
-        "detail": lease.detail,
-        "log": list(lease.log),
-    }
+def _failure(lease: LeaseRow) -> DeviceFailure:
+    return DeviceFailure(
+        run=lease.run,
+        round=lease.round,
+        state=lease.state,
+        code=lease.code,
+        detail=lease.detail,
+        log=tuple(lease.log),
+    )
 
 
 class StoredDevices:
@@ -233,32 +245,36 @@ class StoredDevices:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
 
-    def add(self, names: Sequence[str], labels: Mapping[str, str] | None, *, replace: bool) -> Json:
-        """As the request `device-add`."""
+    def add(self, request: AddDevices) -> AddedDevices:
+        """Enrol devices, or give enrolled ones fresh secrets."""
         store = self._store
-        rows = _fresh(names, labels, store.devices.all(), again=replace)
+        rows = _fresh(request.names, request.labels, store.devices.all(), again=request.replace)
         brokers = tuple(store.settings.get("brokers").split())
         if not brokers:  # every start before this one failed: nobody knows yet where devices would connect to
             raise MachineError("this coordinator has never served: start it, then add devices: coordinator start")
-        store.devices.add(*rows, replace=replace)
+        store.devices.add(*rows, replace=request.replace)
         federation, ca = store.settings.federation(""), store.settings.get("ca") or None
-        bundles = [bundle_for(row, federation=federation, brokers=brokers, ca=ca) for row in rows]
-        return {"bundles": [to_map(bundle) for bundle in bundles], "external": bool(store.settings.get("external"))}
+        bundles = (bundle_for(row, federation=federation, brokers=brokers, ca=ca) for row in rows)
+        return AddedDevices(bundles=tuple(bundles), external=self._is_external)
 
-    def label(self, name: str, put: Mapping[str, str], drop: Sequence[str]) -> Json:
-        """As the request `device-label`; what the device says of itself is not known here."""
-        given = next((row.labels for row in self._store.devices.all() if row.name == name), {})
-        labels = changed_labels(given, put, drop)
-        self._store.devices.set_labels(name, labels)
-        return {"id": name, "labels": labels}
+    def label(self, request: LabelDevice) -> DeviceLabels:
+        """Change the labels that are given here; those of the device's own file are not known."""
+        labels = next((row.labels for row in self._store.devices.all() if row.name == request.name), {})
+        labels = changed_labels(labels, request.put, request.drop)
+        self._store.devices.set_labels(request.name, labels)
+        return DeviceLabels(id=request.name, labels=labels)
 
-    def remove(self, names: Sequence[str]) -> Json:
-        """As the request `device-remove`."""
-        removed = list(dict.fromkeys(names))
-        _check_known(removed, self._store.devices.all())
-        for name in removed:
+    def remove(self, request: RemoveDevices) -> RemovedDevices:
+        """Forget devices; all, or none and an error."""
+        names = tuple(dict.fromkeys(request.names))
+        _check_known(names, self._store.devices.all())
+        for name in names:
             self._store.devices.remove(name)
-        return {"removed": removed, "external": bool(self._store.settings.get("external"))}
+        return RemovedDevices(removed=names, external=self._is_external)
+
+    @property
+    def _is_external(self) -> bool:
+        return bool(self._store.settings.get("external"))
 
 
 @contextlib.contextmanager

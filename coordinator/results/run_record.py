@@ -7,12 +7,14 @@ Does not cover: a simulation's folder, which fills it in `coordinator.results.ru
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from coordinator import control
+from coordinator.control_messages import ShowRun
 from coordinator.results.similarity_record import Similarity
+from coordinator.run_details import RunDetails, RunDevice
 from edge_client.config.run_file import RunFile
 from edge_client.records import from_map
 
@@ -33,7 +35,6 @@ Json = Mapping[str, Any]
 # as run files name them -> the field of a round
 METRICS = {"accuracy": "accuracy", "balanced-accuracy": "balanced_accuracy", "macro-f1": "macro_f1", "loss": "loss"}
 _NEWEST = 1000  # rounds to request
-_EVALUATED = ("accuracy", "balanced_accuracy", "macro_f1", "loss", "num_samples", "num_devices")
 
 
 def is_better(metric: str, value: float, than: float) -> bool:
@@ -159,74 +160,96 @@ class RunRecord:
 
 def fetch_record(state_dir: Path, run: str) -> RunRecord:
     """The record of a run, requested from the coordinator that runs on a state directory."""
-    return from_answer(control.request(state_dir, "run-show", run=run, newest=_NEWEST, report=True))
+    return from_answer(control.ask(state_dir, ShowRun(run=run, newest=_NEWEST, report=True)))
 
 
-def from_answer(show: Json) -> RunRecord:
-    """The record of a coordinator's run; `show` is the answer to `run-show`."""
-    models = show.get("models") or []
+def from_answer(details: RunDetails) -> RunRecord:
+    """The record of a coordinator's run."""
     return RunRecord(
-        name=show["run"],
-        file=from_map(RunFile, show["file"]),
-        state=show["state"],
-        reason=show.get("reason") or "",
-        num_rounds=int(show.get("round") or 0),
-        best=show.get("best_version"),
-        created_s=show.get("created_s") or 0,
-        rounds=_rounds(show),
-        devices=[_device(entry) for entry in show.get("devices") or []],
-        failures=list(_failures(show)),
-        left_out=[LeftOutRecord(**{**row, "device": row["device"] or ""}) for row in show.get("left_out") or []],
-        environment=show.get("environment") or {},
-        model_sha256=models[-1]["sha256"] if models else "",
-        whole_model_bytes=show.get("whole_model_bytes"),
-        similarity=from_map(Similarity, show.get("similarity") or {}),
+        name=details.run,
+        file=details.file,
+        state=details.state,
+        reason=details.reason,
+        num_rounds=details.round,
+        best=details.best_version,
+        created_s=details.created_s,
+        rounds=_rounds(details),
+        devices=[_device(device) for device in details.devices],
+        failures=list(_failures(details)),
+        left_out=[
+            LeftOutRecord(device=row.device or "", round=row.round, code=row.code, detail=row.detail)
+            for row in details.left_out
+        ],
+        environment=details.environment,
+        model_sha256=details.models[-1].sha256 if details.models else "",
+        whole_model_bytes=details.whole_model_bytes,
+        similarity=from_map(Similarity, details.similarity or {}),
     )
 
 
-def _rounds(show: Json) -> list[RoundRecord]:
+def _rounds(details: RunDetails) -> list[RoundRecord]:
     """The rounds that were evaluated, and those that moved bytes."""
-    accuracies: dict[int, dict[str, float]] = {}
-    for row in show.get("device_evaluations") or []:
-        if row["accuracy"] is not None and show["file"]["evaluate"]["on"] == "devices":
-            accuracies.setdefault(row["version"], {})[row["device"]] = row["accuracy"]
-    fields: dict[int, dict[str, Any]] = {}
-    for row in show.get("evaluations") or []:
-        values = {name: row[name] for name in _EVALUATED}
-        values |= {"recall": tuple(row["recall"]), "per_architecture": row["per_architecture"]}
-        fields[row["version"]] = {**values, "per_device": accuracies.get(row["version"], {})}
-    num_updates = {row["round"]: row["num_updates"] for row in show.get("updates_by_round") or []}
-    for row in show.get("moved_by_round") or []:
-        moved = {"bytes_up": row["bytes_up"], "bytes_down": row["bytes_down"]}
-        fields[row["round"]] = fields.get(row["round"], {}) | moved | {"num_updates": num_updates.get(row["round"], 0)}
-    return [RoundRecord(number=number, **fields[number]) for number in sorted(fields)]
+    per_device: dict[int, dict[str, float]] = {}
+    for row in details.device_evaluations:
+        if row.accuracy is not None and details.file.evaluate.on == "devices":
+            per_device.setdefault(row.version, {})[row.device] = row.accuracy
+    rounds = {
+        result.version: RoundRecord(
+            number=result.version,
+            accuracy=result.accuracy,
+            balanced_accuracy=result.balanced_accuracy,
+            macro_f1=result.macro_f1,
+            loss=result.loss,
+            num_samples=result.num_samples,
+            num_devices=result.num_devices,
+            recall=result.recall,
+            per_architecture=result.per_architecture,
+            per_device=per_device.get(result.version, {}),
+        )
+        for result in details.evaluations
+    }
+    num_updates = {row.round: row.num_updates for row in details.updates_by_round or ()}
+    for moved in details.moved_by_round:
+        rounds[moved.round] = replace(
+            rounds.get(moved.round, RoundRecord(number=moved.round)),
+            bytes_up=moved.bytes_up,
+            bytes_down=moved.bytes_down,
+            num_updates=num_updates.get(moved.round, 0),
+        )
+    return [rounds[number] for number in sorted(rounds)]
 
 
-def _device(entry: Json) -> DeviceRecord:
-    profile = entry.get("profile") or {}
-    machine = [profile.get("machine") or profile.get("kind") or ""]
-    machine += [f"{name} {version}" for name, version in (entry.get("versions") or {}).items()]
+def _device(device: RunDevice) -> DeviceRecord:
+    profile = device.profile
+    machine = [profile.machine or profile.kind] if profile is not None else []
+    machine += [f"{name} {version}" for name, version in device.versions.items()]
     return DeviceRecord(
-        name=entry["id"],
-        budget_bytes=entry["budget_bytes"] or None,
-        plan=entry["plan"],
-        predicted_bytes=entry["predicted_bytes"] or None,
-        peak_bytes=entry["peak_bytes"] or None,
-        inside_budget=entry["inside_budget"],
-        replans=entry["replans"],
-        num_samples=entry["num_samples"],
-        num_test=entry["num_test"],
-        bytes_up=entry["bytes_up"],
-        bytes_down=entry["bytes_down"],
+        name=device.id,
+        budget_bytes=device.budget_bytes or None,
+        plan=device.plan,
+        predicted_bytes=device.predicted_bytes or None,
+        peak_bytes=device.peak_bytes or None,
+        inside_budget=device.inside_budget,
+        replans=device.replans,
+        num_samples=device.num_samples,
+        num_test=device.num_test,
+        bytes_up=device.bytes_up,
+        bytes_down=device.bytes_down,
         machine=", ".join(filter(None, machine)),
     )
 
 
-def _failures(show: Json) -> Iterator[FailureRecord]:
-    names = ("device", "round", "state", "code", "detail", "log")
-    for failure in show.get("failures") or []:
-        yield FailureRecord(**{name: failure[name] for name in names})
-    for row in show.get("round_rows") or []:
-        if row["state"] == "ABANDONED":
-            state = f"abandoned, try {row['attempt']}"
-            yield FailureRecord(device="all", round=row["number"], state=state, detail=row["reason"])
+def _failures(details: RunDetails) -> Iterator[FailureRecord]:
+    for lease in details.failures:
+        yield FailureRecord(
+            device=lease.device,
+            round=lease.round,
+            state=lease.state,
+            code=lease.code,
+            detail=lease.detail,
+            log=lease.log,
+        )
+    for row in details.round_rows:
+        if row.state == "ABANDONED":
+            state = f"abandoned, try {row.attempt}"
+            yield FailureRecord(device="all", round=row.number, state=state, detail=row.reason)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.aggregation.job_child import JobChild, aggregator
+from coordinator.control_messages import StartRun
 from coordinator.requests.commands import Commands
 from coordinator.results.reference_bytes import whole_model_bytes
 from coordinator.results.run_directory import LOG, RunDirectory
@@ -205,8 +206,8 @@ class Simulation:
         self._service.traffic.take_all()  # connecting is no part of a round
         self._watch_announcements()
         if begun is None:
-            request = {"request": "run-start", "file": to_map(self._file), "task_source": self._setup.task_source}
-            self._run = Commands(self._service).handle(request)["run"]
+            request = StartRun(file=self._file, task_source=self._setup.task_source)
+            self._run = Commands(self._service).answer(request).run
         else:
             self._run = begun.id
         machine = self._service.conductor.machine

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator import control
+from coordinator.control_messages import MakeSnapshot
 from coordinator.state import RETAINED_MODELS, STATE_KIND, STATE_VERSION
 from coordinator.store import archive, snapshot
 from coordinator.store.sqlite import SqliteStore
@@ -61,7 +62,7 @@ def make_backup(state_dir: Path, path: Path) -> Backup:
     with snapshot.exclusive(state_dir):
         try:
             try:
-                control.request(state_dir, "backup")
+                control.ask(state_dir, MakeSnapshot())
             except control.NotRunningError:
                 _snapshot_alone(state_dir)
             return _pack(snapshot.folder_of(state_dir), path)

@@ -19,6 +19,7 @@ from rows import device_row, run_row
 from typed import in_a_process, ok, typed
 
 from coordinator.cli import main as cli
+from coordinator.control_messages import ExportedFile, StartDeployment
 from coordinator.fleet.deployments import Deployments
 from coordinator.fleet.roster import Roster
 from coordinator.requests.deployments import DeployCommands, new_name
@@ -375,9 +376,17 @@ def test_a_deployment_that_cannot_be_recorded_is_none(
     def start() -> None:
         name = new_name()
         (tmp_path / "tmp" / name).write_bytes(content)
-        about = {"architecture": "full", "precision": "fp32", "input": [1], "classes_sha256": sha256, "devices": ["a"]}
-        file = {**about, "name": name, "sha256": sha256, "length": len(content)}
-        commands.known()["deploy-start"](run="r-1", version=1, files=(file,))
+        file = ExportedFile(
+            name=name,
+            architecture="full",
+            precision="fp32",
+            sha256=sha256,
+            length=len(content),
+            input=(1,),
+            classes_sha256=sha256,
+            devices=("a",),
+        )
+        commands.start(StartDeployment(run="r-1", version=1, files=(file,)))
 
     for point in DEPLOYING:
         monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{point}")])

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import raw_requests
 from cryptography import x509
 from fleet import Fleet, mlp_run
 from sites import access_of, find_mosquitto, mosquitto_config
 from typed import ok, typed
 
-from coordinator import control
 from coordinator.broker.certificates import ensure_pki
 from edge_client.client import identity
 from edge_client.records import from_map, to_map
@@ -359,9 +359,9 @@ def test_a_start_without_addresses_is_the_last_one_again(tmp_path: Path) -> None
     """What stands in the bundles must not change because somebody typed less."""
     with Fleet(tmp_path, start_options=("--advertise", "localhost")) as fleet:
         fleet.start_coordinator()
-        before = control.request(fleet.state_dir, "status")["brokers"]
+        before = raw_requests.request(fleet.state_dir, "status")["brokers"]
         fleet.stop("coordinator")
         fleet._start_options = ()
         fleet.start_coordinator()
-        assert control.request(fleet.state_dir, "status")["brokers"] == before
+        assert raw_requests.request(fleet.state_dir, "status")["brokers"] == before
     assert [broker.rpartition(":")[0] for broker in before] == ["mqtt://localhost"]

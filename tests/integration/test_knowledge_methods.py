@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import raw_requests
 from fleet import Fleet, hashes, mlp_run
 from torch import Tensor
 
 from coordinator import control
 from coordinator.cli import tables
+from coordinator.control_messages import ShowRun
 from edge_client.wire.tensors import ContainerReader
 
 pytestmark = pytest.mark.broker
@@ -44,7 +46,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture
 def lonely(fleet: Fleet) -> Fleet:
     """With a device that has two classes of ten."""
-    if "e" not in [row["id"] for row in control.request(fleet.state_dir, "device-list")["devices"]]:
+    if "e" not in [row["id"] for row in raw_requests.request(fleet.state_dir, "device-list")["devices"]]:
         fleet.add_devices("e")
         data = '{ source = "digits", partition = "pathological:2", part = [0, 5] }'
         fleet.start_device("e", data=data, more=f'labels = {{ group = "lonely" }}\nshare = {SHARE}')
@@ -199,8 +201,8 @@ def test_what_knowledge_a_run_lacks_is_shown_also_after_a_restart(lonely: Fleet,
     (untested,) = fleet.show("blind-1")["left_out"]
     assert (untested["device"], untested["round"], untested["code"]) == (None, 1, "no_test_data")
     assert fleet.show("blind-1")["evaluations"] == []
-    assert missing["detail"] in tables.run(fleet.show("few-1"))
-    assert untested["detail"] in tables.run(fleet.show("blind-1"))
+    assert missing["detail"] in tables.run(control.ask(fleet.state_dir, ShowRun(run="few-1")))
+    assert untested["detail"] in tables.run(control.ask(fleet.state_dir, ShowRun(run="blind-1")))
     log = fleet.log("coordinator")
     assert log.count(f"no_test_data: {untested['detail']}") == 1
     assert f"e: missing_class: {missing['detail']}" in log

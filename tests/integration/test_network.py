@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import raw_requests
 from fleet import DeviceThread, Fleet, Undisturbed, hashes, mlp_run
 from hostile import Eavesdropper
 from proxy import Link, Proxy
@@ -230,9 +231,9 @@ def _follow(state_dir: Path) -> list[str]:
     while not control.socket_path(state_dir).exists() and time.monotonic() < until:
         time.sleep(0.02)
     file = to_map(mlp_run(rounds=ROUNDS, model={"hidden": [HIDDEN]}))
-    run = control.request(state_dir, "run-start", file=file)["run"]
+    run = raw_requests.request(state_dir, "run-start", file=file)["run"]
     while time.monotonic() < until:
-        shown = control.request(state_dir, "run-show", run=run)
+        shown = raw_requests.request(state_dir, "run-show", run=run)
         if shown["state"] == "finished":
             return hashes(shown)
         time.sleep(0.1)

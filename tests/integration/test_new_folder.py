@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import raw_requests
 from fleet import Fleet
 from PIL import Image
 
-from coordinator import control
 from coordinator.cli import main as cli
 from edge_client.client import identity
 
@@ -59,5 +59,5 @@ def test_the_files_of_a_new_folder_train_as_they_stand(tmp_path: Path) -> None:
         shown = fleet.wait_finished("defects-2", 120)
         assert (shown["state"], shown["model"]) == ("finished", "task defects"), shown
         assert shown["evaluations"][-1]["num_samples"] == 12
-        assert control.request(fleet.state_dir, "run-list")["runs"][0]["state"] == "finished"
+        assert raw_requests.request(fleet.state_dir, "run-list")["runs"][0]["state"] == "finished"
         assert fleet.unexpected == []

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import raw_requests
 
-from coordinator import control
 from coordinator.cli import main as coordinator_cli
 from coordinator.run_check import check_run
 from edge_client.cli import main as edge_client_cli
@@ -128,7 +128,7 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 def answer(state_dir: Path, what: str, **fields: Any) -> dict[str, Any] | None:
     try:
-        return control.request(state_dir, what, **fields)
+        return raw_requests.request(state_dir, what, **fields)
     except MachineError:
         return None
 
@@ -156,7 +156,7 @@ def test_following_the_readme_ends_with_a_trained_model(tmp_path: Path) -> None:
         wait_until(lambda: answer(server, "status") is not None, first)
         second.type(marked("terminal: 2"))
         wait_until(lambda: "last seen" in second.said(), first, second)  # of the last command
-        shown = control.request(server, "run-show", run="latest")
+        shown = raw_requests.request(server, "run-show", run="latest")
         second.type(marked("terminal: 2, end"))
         assert second.end() == 0, second.said()
         first.interrupt()

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import raw_requests
 from fleet import Fleet, hashes, mlp_run
 from page import Page
 from typed import typed
 
-from coordinator import control
 from coordinator.cli import runs as cli_runs
 from edge_client.config.device_file import DataSection, load_device_file
 from edge_client.config.run_file import RunFile
@@ -46,7 +46,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.start_device("tiny", memory="100MB")
         wait_online(fleet, "a", "b", "tiny")
         for name in ("a", "b"):
-            control.request(fleet.state_dir, "device-label", name=name, put={"size": "large"})
+            raw_requests.request(fleet.state_dir, "device-label", name=name, put={"size": "large"})
         yield fleet
 
 
@@ -158,11 +158,11 @@ def test_a_dry_run_of_slices_and_knowledge_tells_bytes_and_what_is_not_shared(fl
     No owner here lets features of single samples out, which FedIN needs.
     """
     path = tmp_path / "run.toml"
-    control.request(fleet.state_dir, "device-label", name="b", put={"slice": "width:1/2"})
+    raw_requests.request(fleet.state_dir, "device-label", name="b", put={"slice": "width:1/2"})
     try:
         rows = dry_rows(fleet, path, "felo", 'slices = ["full", "width:1/2"]\n')
     finally:
-        control.request(fleet.state_dir, "device-label", name="b", put={}, drop=["slice"])
+        raw_requests.request(fleet.state_dir, "device-label", name="b", put={}, drop=["slice"])
     means = {"a": 10 * (16 + 10 + 1), "b": 10 * (8 + 10 + 1)}
     weights = {"a": 64 * 16 + 16 + 16 * 16 + 16 + 16 * 10 + 10, "b": 64 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10}
     for name in ("a", "b"):
@@ -264,7 +264,7 @@ def _check_report(fleet: Fleet, on_server: dict[str, Any], judged: dict[str, Any
     compared = pages[on_server["run"]]
     assert {f"similarity of the devices' stages after round {number}" for number in (1, 2)} <= set(compared.images())
     assert "t-SNE of features after round 2" in compared.images()
-    size = control.request(fleet.state_dir, "run-show", run=on_server["run"], report=True)["whole_model_bytes"]
+    size = raw_requests.request(fleet.state_dir, "run-show", run=on_server["run"], report=True)["whole_model_bytes"]
     assert 4 * 1210 < size < 4 * 1210 + 400
     assert "4 trainings that counted x 2 x" in compared.text
     assert "no test data to compare them on" in pages[judged["run"]].text

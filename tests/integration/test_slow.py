@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import raw_requests
 from fleet import Fleet, Json, Undisturbed, hashes, mlp_run
 from proxy import Link, Proxy
 from sites import BrokerSite, connected, find_mosquitto, mosquitto_config
 
-from coordinator import control
 from coordinator.broker.broker import DeviceAccess, new_password
 from edge_client.errors import MachineError
 from edge_client.transport.base import parse_broker_url
@@ -96,7 +96,7 @@ def test_the_demo_with_tls_through_a_thin_and_broken_line_gives_the_same_model(t
         demo = _demo(tmp_path / "thin", "--tls", "--through", proxy.address)
         while demo.poll() is None and proxy.target is None:
             with contextlib.suppress(MachineError):
-                brokers = control.request(tmp_path / "thin" / "coordinator", "status")["brokers"]
+                brokers = raw_requests.request(tmp_path / "thin" / "coordinator", "status")["brokers"]
                 proxy.target = ("127.0.0.1", parse_broker_url(brokers[0]).port)
             time.sleep(0.1)
         thin = _result(demo)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raw_requests import request
 
-from coordinator.control import ControlServer, NotRunningError, request, socket_path
+from coordinator.control import ControlServer, NotRunningError, socket_path
 from edge_client.errors import ConflictError, MachineError, NoSuchNameError
 
 

@@ -6,20 +6,24 @@ import contextlib
 import select
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import run_details, run_line, version_result
 
 from coordinator.cli import follow
 from coordinator.control import ControlServer
+from coordinator.control_messages import DeviceList, ListDevices
+from coordinator.run_details import ModelVersion, RunDetails
 from edge_client.errors import RunFailedError
 
 Json = dict[str, Any]
 
 
 @contextlib.contextmanager
-def _serving(folder: Path, handle: Callable[[Json], Json]) -> Iterator[None]:
+def _serving(folder: Path, handle: Callable[[Json], object]) -> Iterator[None]:
     server, over = ControlServer(folder, handle), threading.Event()
 
     def serve() -> None:
@@ -49,18 +53,21 @@ def test_a_coordinator_that_dies_while_it_is_asked_is_asked_again(
         return {"devices": []}
 
     with _serving(tmp_path, handle):
-        assert follow.ask(tmp_path, "device-list") == {"devices": []}
+        assert follow.ask(tmp_path, ListDevices()) == DeviceList(devices=())
     assert asked == ["device-list"] * 2
     assert capsys.readouterr().err.count("waiting for it to come back") == 1
 
 
-def _shown(num: int, newest: int, state: str) -> Json:
+def _shown(num: int, newest: int, state: str) -> RunDetails:
     """A run of `num` judged versions, of which the newest are shown."""
-    numbers = {"accuracy": 0.5, "macro_f1": 0.5, "loss": 1.0, "num_devices": 2, "num_samples": 9}
-    run = {"run": "r-1", "state": state, "round": num, "rounds": 99, "failures": [], "progress": None}
-    run |= {"waits_for": None, "file": {"evaluate": {"on": "devices"}}, "num_evaluations": num}
-    run |= {"models": [{"version": version, "score": 0.5} for version in range(num)]}
-    return run | {"evaluations": [{"version": version, **numbers} for version in range(max(0, num - newest), num)]}
+    return run_details(
+        state=state,
+        round=num,
+        rounds=99,
+        num_evaluations=num,
+        models=tuple(ModelVersion(version=version, sha256="", bytes=1, score=0.5) for version in range(num)),
+        evaluations=tuple(version_result(version) for version in range(max(0, num - newest), num)),
+    )
 
 
 def test_every_result_is_told_once_and_all_are_asked_for_only_if_some_were_missed(
@@ -70,13 +77,13 @@ def test_every_result_is_told_once_and_all_are_asked_for_only_if_some_were_misse
     monkeypatch.setattr(follow, "_POLL_S", 0.0)
     asked: list[int] = []
 
-    def handle(request: Json) -> Json:
+    def handle(request: Json) -> object:
         asked.append(request["newest"])
         num = {1: 2, 2: 6}.get(len(asked), 11)
         return _shown(num, request["newest"], "running" if len(asked) < 5 else "finished")
 
     with _serving(tmp_path, handle):
-        assert len(follow.follow(tmp_path, "r-1")["evaluations"]) == 11
+        assert len(follow.follow(tmp_path, "r-1").evaluations) == 11
     assert asked == [5, 5, 5, 1000, 5, 1000]
     told = [line.strip().partition(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert told == ["before round 1", *(f"after round {number}" for number in range(1, 11))]
@@ -84,9 +91,9 @@ def test_every_result_is_told_once_and_all_are_asked_for_only_if_some_were_misse
 
 def test_a_failed_run_says_whether_a_model_is_left() -> None:
     """Both end a command with code 9; a run that was stopped after a round is no failure."""
-    run = {"run": "r-1", "state": "failed", "reason": "why", "round": 0}
+    run = run_line(state="failed", reason="why", round=0)
     with pytest.raises(RunFailedError, match=r"^run r-1 failed without a model: why$"):
         follow.check_model(run)
     with pytest.raises(RunFailedError, match=r"^run r-1 failed after round 3, whose model is kept: why$"):
-        follow.check_model(run | {"round": 3})
-    follow.check_model(run | {"state": "stopped", "round": 3})
+        follow.check_model(replace(run, round=3))
+    follow.check_model(replace(run, state="stopped", round=3))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import service_site
+from raw_requests import answer
 from rows import (
     lease_row,
     model_row,
@@ -20,7 +21,6 @@ from rows import (
 )
 from service_site import CHILD, Site, answers, damage, read_until, with_run
 
-from coordinator.requests.commands import Commands
 from coordinator.results.similarity_record import Compared, Comparison, Similarity, setting_of
 from coordinator.rounds.instructions import Fold
 from coordinator.store.rows import PartRow
@@ -206,8 +206,8 @@ def test_a_round_goes_on_whatever_came_of_comparing_its_models(
     with_run(site, state="FROZEN", on=f"npz:/{name}.npz")
     with site.serving() as service:
         read_until(service, lambda: site.store.rounds.all("r-1")[0].state == "ANNOUNCED")
-        shown = Commands(service).handle({"request": "run-show", "run": "r-1", "report": True})
-        assert "similarity" not in Commands(service).handle({"request": "run-show", "run": "r-1"})
+        shown = answer(service, "run-show", run="r-1", report=True)
+        assert "similarity" not in answer(service, "run-show", run="r-1")
     assert shown["updates_by_round"] == [{"round": 1, "num_updates": 1}]
     found = from_map(Similarity, shown["similarity"])
     if name == "good":
@@ -250,7 +250,7 @@ def test_a_run_that_goes_on_from_a_lost_model_fails_alone(site: Site, how: str) 
         assert "version 0 of run 'r-1'" in run.reason
         assert "missing or damaged" in run.reason
         with pytest.raises(InputError, match="missing or damaged"):
-            Commands(service).handle({"request": "run-start", "file": to_map(file)})
+            answer(service, "run-start", file=to_map(file))
 
 
 _STUCK = f"import time{CHILD}".replace("    print", "    time.sleep(1000 if 'stuck' in line else 0)\n    print")
@@ -264,11 +264,10 @@ def test_a_run_that_is_stopped_while_its_first_model_is_made_stands_in_nobodys_w
     monkeypatch.setattr(service_site, "CHILD", _STUCK)
     first, second = (to_map(run_file(classes=["no", word])) for word in ("stuck", "yes"))
     with site.serving() as service:
-        commands = Commands(service)
-        stuck = commands.handle({"request": "run-start", "file": first, "dry": dry})["run"]
+        stuck = answer(service, "run-start", file=first, dry=dry)["run"]
         service.conductor.tick(frozenset(), 2, 0.0)
-        commands.handle({"request": "run-stop", "run": stuck})
-        after = commands.handle({"request": "run-start", "file": second, "dry": dry})["run"]
+        answer(service, "run-stop", run=stuck)
+        after = answer(service, "run-start", file=second, dry=dry)["run"]
         assert (stuck, after) == (("r-dry-1", "r-dry-1") if dry else ("r-1", "r-2"))  # the number of a dry run is free
         service.conductor.tick(frozenset(), 2, 1.0)
         read_until(service, lambda: site.store.runs.oldest("queued") is None)
@@ -292,7 +291,7 @@ def test_a_run_that_is_stopped_while_the_server_judges_it_stands_in_nobodys_way(
     with site.serving() as service:
         assert service.conductor.machine is not None
         assert service.conductor.machine.phase == "EVALUATING"
-        Commands(service).handle({"request": "run-stop", "run": "r-2"})
+        answer(service, "run-stop", run="r-2")
         for now in (0.0, 1.0):
             service.conductor.tick(frozenset(), 2, now)
         read_until(service, lambda: site.store.runs.oldest("queued") is None)

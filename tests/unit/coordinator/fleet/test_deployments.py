@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raw_requests import answer
 from rows import PROFILE, deployment_row, device_row, digest, lease_row, model_row, round_row, run_file, run_row
 
 from coordinator.broker.broker import DeviceAccess, EmbeddedBroker, new_password
 from coordinator.cli import deploy as cli_deploy
 from coordinator.cli import tables
+from coordinator.control_messages import Deployment, ShowDeployment, ShowDevice
 from coordinator.requests.commands import Commands
 from coordinator.requests.deployments import new_name
 from coordinator.server.service import Service, ServiceOptions
@@ -146,12 +148,12 @@ class Site:
 
     def request(self, what: str, **fields: Any) -> dict[str, Any]:
         """As a command asks."""
-        return Commands(self.service).handle({"request": what, **fields})
+        return answer(self.service, what, **fields)
 
     def shown(self) -> dict[str, str]:
         """Device -> what `run deploy --status` says of it."""
-        rows = self.request("deploy-show", run="r-1")["devices"]
-        return {row["device"]: tables._deployment_state(row) for row in rows}
+        rows = Commands(self.service).answer(ShowDeployment(run="r-1")).devices
+        return {row.device: tables._deployment_state(row) for row in rows}
 
 
 @pytest.fixture
@@ -368,7 +370,7 @@ def test_the_blob_is_kept_and_in_a_backup_while_a_device_needs_it(site: Site) ->
     with site.serving() as service:
         site.hello("a")
         site.add(deployment_row(1, "a"), deployment_row(1, "b"))
-        snapshot.make(site.store, site.folder)
+        snapshot.take(site.store, site.folder)
         assert (site.folder / "snapshot" / snapshot.blob_name(SHA)).read_bytes() == FILE
         site.say("a", done("rolled_back", "self_test"))
         assert site.blobs.has(SHA)
@@ -512,11 +514,12 @@ def test_files_are_made_for_the_slices_that_are_needed() -> None:
 
 def test_a_device_shows_the_model_that_it_uses(site: Site) -> None:
     """`device show`: one line; of a device without one, none."""
-    with site.serving():
+    with site.serving() as service:
         site.hello("a")
         site.add(deployment_row(1, "a"))
         site.say("a", done("active"))
-        shown = tables.device(site.request("device-show", name="a"))
+        commands = Commands(service)
+        shown = tables.device(commands.answer(ShowDevice(name="a")))
         assert "deployed           r-1 version 3 (full, fp32): active" in shown
-        assert "deployed" not in tables.device(site.request("device-show", name="b"))
-        assert "is deployed to no device" in tables.deployments({"run": "r-1", "devices": []})
+        assert "deployed" not in tables.device(commands.answer(ShowDevice(name="b")))
+        assert "is deployed to no device" in tables.deployments(Deployment(run="r-1", devices=()))

@@ -9,6 +9,7 @@ import pytest
 from rows import device_row
 
 from coordinator.cli import devices as cli_devices
+from coordinator.control_messages import AddDevices, DeviceLabels, LabelDevice, RemovedDevices, RemoveDevices
 from coordinator.requests import devices as device_commands
 from coordinator.store.sqlite import SqliteStore
 from edge_client import __version__
@@ -52,26 +53,26 @@ def test_more_labels_than_travel_are_refused() -> None:
 def test_fresh_secrets_keep_the_labels_unless_others_are_given(stored: device_commands.StoredDevices) -> None:
     """Key and password differ each time."""
     old = device_row("a")
-    (bundle,) = stored.add(["a", "a"], None, replace=True)["bundles"]
-    assert bundle["key"] != old.key
-    assert bundle["password"] != old.password
-    assert bundle["brokers"] == ["mqtts://h:8883", "mqtts://g:8883"]
-    assert stored.label("a", {}, ()) == {"id": "a", "labels": {"line": "a", "site": "x"}}
-    stored.add(["a"], {"line": "z"}, replace=True)
-    assert stored.label("a", {}, ()) == {"id": "a", "labels": {"line": "z"}}
+    (bundle,) = stored.add(AddDevices(names=("a", "a"), replace=True)).bundles
+    assert bundle.key != old.key
+    assert bundle.password != old.password
+    assert bundle.brokers == ("mqtts://h:8883", "mqtts://g:8883")
+    assert stored.label(LabelDevice(name="a", put={})) == DeviceLabels(id="a", labels={"line": "a", "site": "x"})
+    stored.add(AddDevices(names=("a",), labels={"line": "z"}, replace=True))
+    assert stored.label(LabelDevice(name="a", put={})) == DeviceLabels(id="a", labels={"line": "z"})
 
 
 def test_add_is_for_new_names_and_replace_for_known_ones(stored: device_commands.StoredDevices) -> None:
     """A mistyped name must not leave the old secrets valid, nor take an existing device's place."""
     with pytest.raises(ConflictError, match="--replace"):
-        stored.add(["b", "a"], None, replace=False)
+        stored.add(AddDevices(names=("b", "a")))
     with pytest.raises(NoSuchNameError, match="known: a"):
-        stored.add(["a", "b"], None, replace=True)
+        stored.add(AddDevices(names=("a", "b"), replace=True))
     with pytest.raises(NoSuchNameError, match="known: a"):
-        stored.remove(["a", "b"])
+        stored.remove(RemoveDevices(names=("a", "b")))
     with pytest.raises(NoSuchNameError, match="known: a"):
-        stored.label("b", {"x": "y"}, ())
-    assert stored.remove(["a", "a"]) == {"removed": ["a"], "external": False}
+        stored.label(LabelDevice(name="b", put={"x": "y"}))
+    assert stored.remove(RemoveDevices(names=("a", "a"))) == RemovedDevices(removed=("a",), external=False)
 
 
 def test_a_coordinator_that_never_served_adds_no_device(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_coordinator_that_never_served_adds_no_device(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "state.db")
     store.settings.federation("fed")
     with pytest.raises(MachineError, match="never served: start it"):
-        device_commands.StoredDevices(store).add(["a"], None, replace=False)
+        device_commands.StoredDevices(store).add(AddDevices(names=("a",)))
     assert store.devices.all() == []
     store.close()
 
@@ -104,4 +105,4 @@ def test_a_name_that_reads_as_an_option_is_refused() -> None:
 )
 def test_versions_of_clients_are_compared_with_the_coordinators(client: str, told: str) -> None:
     """By their numbers; what a client says may be anything."""
-    assert device_commands.compared(client) == told
+    assert device_commands.compare_versions(client) == told

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
+from raw_requests import answer
 from service_site import Site
-
-from coordinator.requests.commands import Commands
 
 
 def test_a_suspended_device_is_shown_as_one(site: Site) -> None:
@@ -16,6 +15,6 @@ def test_a_suspended_device_is_shown_as_one(site: Site) -> None:
         site.hello("a", now)
         for _ in range(2001):
             site.receive("a", "up", b"junk", now)
-        rows = {row["id"]: row for row in Commands(service).handle({"request": "device-list"})["devices"]}
+        rows = {row["id"]: row for row in answer(service, "device-list")["devices"]}
         assert (rows["a"]["state"], rows["a"]["online"]) == ("suspended: flooding", False)
         assert rows["b"]["state"] is None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from raw_requests import answer
 from rows import (
     PLAN,
     evaluation_row,
@@ -20,7 +21,6 @@ from rows import (
 )
 from service_site import Site
 
-from coordinator.requests.commands import Commands
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.records import to_map
 
@@ -30,13 +30,12 @@ def test_a_run_is_named_by_its_id_or_a_beginning_that_no_other_has(site: Site) -
     for name in ("r-1", "r-10", "s-1"):
         site.store.runs.add(run_row(name, state="failed"))
     with site.serving() as service:
-        commands = Commands(service)
         for asked, found in {"r-1": "r-1", "r-10": "r-10", "s": "s-1", "latest": "s-1"}.items():
-            assert commands.handle({"request": "run-show", "run": asked})["run"] == found
+            assert answer(service, "run-show", run=asked)["run"] == found
         with pytest.raises(NoSuchNameError, match="run 'r' may be any of r-1, r-10; name one of them"):
-            commands.handle({"request": "run-show", "run": "r"})
+            answer(service, "run-show", run="r")
         with pytest.raises(NoSuchNameError, match="unknown run 'x'; known: r-1, r-10, s-1"):
-            commands.handle({"request": "run-show", "run": "x"})
+            answer(service, "run-show", run="x")
 
 
 def test_a_long_run_is_shown_with_its_newest_rounds_and_counts(site: Site) -> None:
@@ -55,8 +54,8 @@ def test_a_long_run_is_shown_with_its_newest_rounds_and_counts(site: Site) -> No
         store.updates.save(None, evaluation_row("a", version), "none")
     store.runs.set_state("r-1", "stopped")
     with site.serving() as service:
-        shown = Commands(service).handle({"request": "run-show", "run": "r-1"})
-        wider = Commands(service).handle({"request": "run-show", "run": "r-1", "newest": 1000})
+        shown = answer(service, "run-show", run="r-1")
+        wider = answer(service, "run-show", run="r-1", newest=1000)
     assert (shown["num_models"], shown["num_evaluations"]) == (1301, 250)
     assert [model["version"] for model in shown["models"]] == list(range(300, 1301))
     assert [found["version"] for found in shown["evaluations"]] == list(range(50, 250))
@@ -87,7 +86,7 @@ def test_a_run_shows_what_each_device_planned_and_used(site: Site) -> None:
         if issue == 1:
             store.rounds.commit(1, 1, model_row(1))
     with site.serving() as service:
-        a, b = Commands(service).handle({"request": "run-show", "run": "r-1"})["devices"]
+        a, b = answer(service, "run-show", run="r-1")["devices"]
     assert (a["plan"], a["plan_details"]["microbatch"]) == ("2 groups, microbatch 4", 4)
     assert (a["budget_bytes"], a["predicted_bytes"], a["peak_bytes"], a["base_bytes"]) == (200, 96, 190, 50)
     assert (a["inside_budget"], a["replans"]) == (True, 3)
@@ -98,7 +97,7 @@ def test_test_data_that_the_server_lacks_are_told_before_the_run_begins(site: Si
     """A path of another machine: nothing is queued."""
     file = to_map(run_file(evaluate={"on": f"npz:{tmp_path / 'nowhere.npz'}"}))
     with site.serving() as service, pytest.raises(InputError, match=r"evaluate\.on: .*nowhere\.npz is none"):
-        Commands(service).handle({"request": "run-start", "file": file})
+        answer(service, "run-start", file=file)
     assert site.store.runs.all() == []
 
 
@@ -115,7 +114,7 @@ def test_a_new_dry_run_takes_away_the_one_before_and_its_blobs(site: Site) -> No
             row = model_row(0, run, sha256=hashed["shared"], sent_sha256=hashed[model])
             site.store.runs.start(row, hashed["settings"] if dry else "0" * 64, 8)
             site.store.runs.set_state(run, "finished")
-        Commands(service).handle({"request": "run-start", "file": to_map(file), "dry": True})
+        answer(service, "run-start", file=to_map(file), dry=True)
         assert [run.id for run in site.store.runs.all()] == ["r-1", "r-dry-1"]  # the new one took a free number
         assert {name: service.blobs.path(sha256).exists() for name, sha256 in hashed.items()} == {
             "settings": False,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from answers import abandoned_round, device_evaluation, failed_lease, run_details, run_device, version_result
 from rows import round_row, run_file
 
-from coordinator.requests.runs import _moved_by_round
+from coordinator.requests.run_overview import moved_by_round
 from coordinator.results.run_record import (
     DeviceRecord,
     FailureRecord,
@@ -16,33 +17,43 @@ from coordinator.results.run_record import (
     from_answer,
 )
 from coordinator.results.similarity_record import Similarity
-from edge_client.records import to_map
+from coordinator.run_details import LeftOut, ModelVersion, RoundTraffic, RoundUpdates
+from edge_client.records import DeviceProfile
 
 FILE = run_file()
-EVALUATION: dict[str, Any] = {"version": 2, "accuracy": 0.5, "balanced_accuracy": 0.4, "macro_f1": 0.3, "loss": 1.5}
-EVALUATION |= {"num_samples": 10, "num_devices": 1, "recall": [0.25, None], "per_architecture": {"full": 0.5}}
-DEVICE: dict[str, Any] = {"id": "a", "budget_bytes": 10, "plan": "full", "predicted_bytes": 0, "peak_bytes": 9}
+JUDGED: dict[str, Any] = {"accuracy": 0.5, "balanced_accuracy": 0.4, "macro_f1": 0.3, "loss": 1.5}
+JUDGED |= {"num_samples": 10, "num_devices": 1, "recall": (0.25, None), "per_architecture": {"full": 0.5}}
+DEVICE: dict[str, Any] = {"budget_bytes": 10, "plan": "full", "predicted_bytes": 0, "peak_bytes": 9}
 DEVICE |= {"inside_budget": True, "replans": 2, "num_samples": 7, "num_test": 3, "bytes_up": 1, "bytes_down": 2}
 
 
 def test_an_answer_becomes_a_record() -> None:
     """Versions and rounds come together; a device's own result is with its version, whatever it is called."""
-    own = [
-        {"version": 2, "device": "a", "num_samples": 4, "accuracy": 0.75},
-        {"version": 2, "device": "b", "num_samples": 0, "accuracy": None},
-        {"version": 2, "device": "server", "num_samples": 4, "accuracy": 0.5},
-    ]
-    failed = {"device": "b", "round": 2, "attempt": 1, "state": "late", "code": "c", "detail": "d", "log": ["l"]}
-    abandoned = {"number": 1, "attempt": 1, "state": "ABANDONED", "reason": "too few"}
-    answer = {"run": "r-1", "file": to_map(FILE), "state": "finished", "reason": "end", "round": 2, "best_version": 2}
-    answer |= {"evaluations": [EVALUATION], "device_evaluations": own, "devices": [DEVICE], "failures": [failed]}
-    answer |= {"round_rows": [abandoned], "models": [{"sha256": "ab"}], "created_s": 5, "environment": {"a": 1}}
-    answer["moved_by_round"] = [{"round": number, "bytes_up": number, "bytes_down": 3} for number in (1, 2)]
-    answer["updates_by_round"] = [{"round": 1, "num_updates": 4}]
-    answer |= {"whole_model_bytes": 100, "similarity": {"problem": "round 1: why"}}
-    answer["left_out"] = [{"device": None, "round": 2, "code": "e", "detail": "f"}]
-    judged = {name: EVALUATION[name] for name in EVALUATION if name not in ("version", "recall")}
-    assert from_answer(answer) == RunRecord(
+    details = run_details(
+        state="finished",
+        reason="end",
+        round=2,
+        best_version=2,
+        file=FILE,
+        evaluations=(version_result(2, **JUDGED),),
+        device_evaluations=(
+            device_evaluation(version=2, device="a", num_samples=4, accuracy=0.75),
+            device_evaluation(version=2, device="b", num_samples=0, accuracy=None),
+            device_evaluation(version=2, device="server", num_samples=4, accuracy=0.5),
+        ),
+        devices=(run_device(**DEVICE),),
+        failures=(failed_lease(device="b", round=2, state="late", code="c", detail="d", log=("l",)),),
+        round_rows=(abandoned_round(reason="too few"),),
+        models=(ModelVersion(version=2, sha256="ab", bytes=1, score=None),),
+        created_s=5,
+        environment={"a": 1},
+        moved_by_round=tuple(RoundTraffic(round=number, bytes_up=number, bytes_down=3) for number in (1, 2)),
+        updates_by_round=(RoundUpdates(round=1, num_updates=4),),
+        whole_model_bytes=100,
+        similarity={"problem": "round 1: why"},
+        left_out=(LeftOut(device=None, round=2, code="e", detail="f"),),
+    )
+    assert from_answer(details) == RunRecord(
         name="r-1",
         file=FILE,
         state="finished",
@@ -54,21 +65,16 @@ def test_an_answer_becomes_a_record() -> None:
             RoundRecord(number=1, bytes_up=1, bytes_down=3, num_updates=4),
             RoundRecord(
                 number=2,
-                **judged,
-                recall=(0.25, None),
+                **JUDGED,
                 per_device={"a": 0.75, "server": 0.5},
                 bytes_up=2,
                 bytes_down=3,
                 num_updates=0,
             ),
         ],
-        devices=[
-            DeviceRecord(
-                **{key: value for key, value in DEVICE.items() if key not in ("id", "predicted_bytes")}, name="a"
-            )
-        ],
+        devices=[DeviceRecord(**{**DEVICE, "predicted_bytes": None}, name="a")],
         failures=[
-            FailureRecord(device="b", round=2, state="late", code="c", detail="d", log=["l"]),
+            FailureRecord(device="b", round=2, state="late", code="c", detail="d", log=("l",)),
             FailureRecord(device="all", round=1, state="abandoned, try 1", detail="too few"),
         ],
         left_out=[LeftOutRecord(device="", round=2, code="e", detail="f")],
@@ -82,18 +88,20 @@ def test_an_answer_becomes_a_record() -> None:
 def test_the_server_is_no_device() -> None:
     """What it judges on its own test data is in the round's numbers only."""
     file = run_file(evaluate={"on": "npz:/data/test.npz"})
-    own = [{"version": 2, "device": "server", "num_samples": 4, "accuracy": 0.75}]
-    answer = {"run": "r-1", "file": to_map(file), "state": "finished", "evaluations": [EVALUATION]}
-    (judged,) = from_answer(answer | {"device_evaluations": own}).rounds
+    by_server = device_evaluation(version=2, device="server", num_samples=4, accuracy=0.75)
+    details = run_details(file=file, evaluations=(version_result(2, **JUDGED),), device_evaluations=(by_server,))
+    (judged,) = from_answer(details).rounds
     assert (judged.accuracy, judged.per_device) == (0.5, {})
 
 
 def test_a_device_tells_its_machine() -> None:
     """Its model, else what kind it is, and its versions."""
-    jetson = DEVICE | {"profile": {"machine": "Jetson", "kind": "jetson"}, "versions": {"torch": "2.13"}}
-    plain = DEVICE | {"profile": {"machine": "", "kind": "host"}}
-    answer = {"run": "r-1", "file": to_map(FILE), "state": "queued", "devices": [jetson, plain]}
-    assert [device.machine for device in from_answer(answer).devices] == ["Jetson, torch 2.13", "host"]
+    jetson = run_device(
+        profile=DeviceProfile(budget_bytes=1, machine="Jetson", kind="jetson"), versions={"torch": "2.13"}
+    )
+    host = run_device(profile=DeviceProfile(budget_bytes=1))
+    devices = from_answer(run_details(devices=(jetson, host))).devices
+    assert [device.machine for device in devices] == ["Jetson, torch 2.13", "host"]
 
 
 def test_bytes_of_a_round_are_what_was_added_since_the_one_before() -> None:
@@ -102,7 +110,7 @@ def test_bytes_of_a_round_are_what_was_added_since_the_one_before() -> None:
     rows = [round_row(number, state="ANNOUNCED", bytes_up=u, bytes_down=d) for number, (u, d) in totals.items()]
     rows.insert(1, round_row(2, state="ABANDONED"))
     rows.insert(3, round_row(3, state="ANNOUNCED"))
-    assert _moved_by_round(rows) == [
-        {"round": 1, "bytes_up": 100, "bytes_down": 10},
-        {"round": 2, "bytes_up": 150, "bytes_down": 20},
+    assert moved_by_round(rows) == [
+        RoundTraffic(round=1, bytes_up=100, bytes_down=10),
+        RoundTraffic(round=2, bytes_up=150, bytes_down=20),
     ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from raw_requests import answer
 from service_site import Site, with_run
 
-from coordinator.requests.commands import Commands
 from coordinator.requests.devices import new_device
 from edge_client.errors import ConflictError, NoSuchNameError
 
@@ -14,14 +14,13 @@ def test_a_removed_device_ends_its_leases_at_once(site: Site) -> None:
     """a's update is the quorum: with b's lease gone the round is frozen."""
     with_run(site)
     with site.serving() as service:
-        commands = Commands(service)
-        assert commands.handle({"request": "device-remove", "names": ["b"]}) == {"removed": ["b"], "external": False}
+        assert answer(service, "device-remove", names=["b"]) == {"removed": ["b"], "external": False}
         assert site.leases()["b"] == ("cancelled", "removed")
         assert service.conductor.machine is not None
         assert service.conductor.machine.phase == "FROZEN"
         assert site.users() == {"coordinator", "a"}
         with pytest.raises(NoSuchNameError, match="known: a"):
-            commands.handle({"request": "device-remove", "names": ["a", "\ud800"]})
+            answer(service, "device-remove", names=["a", "\ud800"])
         assert site.users() == {"coordinator", "a"}  # all, or none
 
 

@@ -1,0 +1,338 @@
+"""Runs as people see them: in a line, and in detail with results, devices, failures and what they wait for.
+
+Covers: reading the store and the open run. Does not cover: which run is meant (`coordinator.requests.runs`), what is
+shown on a screen or a page (`coordinator.cli`, `coordinator.report`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coordinator.results import similarity_record
+from coordinator.results.reference_bytes import whole_model_bytes
+from coordinator.rounds import evaluation
+from coordinator.rounds.eligibility import Obstacle
+from coordinator.rounds.machine import RunMachine
+from coordinator.run_details import (
+    Candidate,
+    DeviceEvaluation,
+    FailedLease,
+    LeftOut,
+    ModelVersion,
+    RoundAttempt,
+    RoundTraffic,
+    RoundUpdates,
+    RunDetails,
+    RunDevice,
+    RunLease,
+    RunLine,
+    RunProgress,
+    VersionResult,
+)
+from coordinator.store.rows import SERVER, EvaluationRow, LeaseRow, LeftOutRow, RoundRow, RunRow, UpdateRow
+from edge_client.config.run_file import RunFile
+from edge_client.errors import PayloadError
+from edge_client.records import DeviceProfile, from_map, to_map
+
+if TYPE_CHECKING:
+    from coordinator.server.service import Service
+
+__all__ = ["RunOverview"]
+
+_SHOWN_MODELS = 1001  # with the first one, all of a run of a thousand rounds
+_SHOWN_ROUNDS = 50
+_SHOWN_FAILURES = 20
+_SHOWN_UPDATES = 1000
+
+
+class RunOverview:
+    """What the store and the open run tell of a run."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def waits_for(self, run_id: str) -> str | None:
+        """The run that trains before this one gets its turn."""
+        open_runs = [run.id for run in self._service.store.runs.all() if run.state in ("queued", "running")]
+        return open_runs[0] if open_runs and open_runs[0] != run_id else None
+
+    def line(self, run: RunRow) -> RunLine:
+        """A run in a line."""
+        return RunLine(**self._facts(run, from_map(RunFile, run.file)))
+
+    def _facts(self, run: RunRow, file: RunFile) -> dict[str, Any]:
+        """The arguments of `RunLine`, with which those of `RunDetails` begin."""
+        models = self._service.store.models
+        last = models.last(run.id)
+        best = models.get(run.id, run.best_version) if run.best_version is not None else None
+        return {
+            "run": run.id,
+            "state": run.state,
+            "reason": run.reason,
+            "round": last.version if last else 0,
+            "rounds": file.stop.rounds,
+            "method": file.method.name,
+            "model": file.what,
+            "metric": file.stop.metric,
+            "best_version": run.best_version,
+            "best_score": best.score if best else None,
+            "waits_for": self.waits_for(run.id) if run.state == "queued" else None,
+        }
+
+    def details(self, run: RunRow, *, newest: int, report: bool) -> RunDetails:
+        """The `newest` evaluations and rounds' bytes and, of a long run, the newest models; counts of all.
+
+        `report`: also what a page about the run needs, and nobody who watches it.
+        """
+        store, file = self._service.store, from_map(RunFile, run.file)
+        models = store.models.all(run.id)
+        versions = store.evaluations.versions(run.id)
+        shown_versions = versions[-newest:] if newest > 0 else []
+        judged = {version: store.evaluations.all(run.id, version) for version in shown_versions}
+        rounds = store.rounds.all(run.id)
+        return RunDetails(
+            **self._facts(run, file),
+            dry=run.dry,
+            file=file,
+            environment=run.environment,
+            created_s=run.created_s,
+            models=tuple(
+                ModelVersion(version=model.version, sha256=model.sha256, bytes=model.length, score=model.score)
+                for model in models[-_SHOWN_MODELS:]
+            ),
+            num_models=len(models),
+            payload_bytes=models[-1].sent_length if models else None,
+            evaluations=tuple(_results(judged, len(file.classes))),
+            num_evaluations=len(versions),
+            device_evaluations=tuple(_device_evaluation(row) for rows in judged.values() for row in rows),
+            round_rows=tuple(_attempt(row) for row in rounds[-_SHOWN_ROUNDS:]),
+            moved_by_round=tuple(moved_by_round(rounds)[-newest:] if newest > 0 else ()),
+            leases=self._leases(run),
+            failures=tuple(_failure(lease) for lease in store.leases.run_failures(run.id, _SHOWN_FAILURES)),
+            left_out=self._left_out(run, versions),
+            devices=self._devices(run),
+            barred=self._barred(file),
+            progress=self._progress(run),
+            **(self._for_report(run, file) if report else {}),
+        )
+
+    def _for_report(self, run: RunRow, file: RunFile) -> dict[str, Any]:
+        """The arguments of `RunDetails` that only a report needs."""
+        store = self._service.store
+        counts = store.updates.counts(run.id)
+        similarity = similarity_record.parse(store.settings.get(similarity_record.setting_of(run.id)))
+        return {
+            "updates_by_round": tuple(RoundUpdates(round=number, num_updates=n) for number, n in counts.items()),
+            "whole_model_bytes": self._whole_model_bytes(run, file),
+            "similarity": to_map(similarity),
+        }
+
+    def _whole_model_bytes(self, run: RunRow, file: RunFile) -> int | None:
+        """None before there is a model, or when its file is lost."""
+        model = self._service.store.models.last(run.id)
+        try:
+            path = self._service.blobs.path(model.sha256) if model is not None else None
+            return whole_model_bytes(path, file.rounds.codec) if path is not None else None
+        except (OSError, PayloadError):
+            return None
+
+    def _left_out(self, run: RunRow, versions: Sequence[int]) -> tuple[LeftOut, ...]:
+        store = self._service.store
+        untested = evaluation.untested(store.evaluations.all(run.id, versions[-1])) if versions else None
+        rows: list[LeftOutRow] = [untested] if untested is not None else []
+        return tuple(
+            LeftOut(device=row.device or None, round=row.round, code=row.code, detail=row.detail)
+            for row in (*rows, *store.rounds.left_out(run.id))
+        )
+
+    def _leases(self, run: RunRow) -> tuple[RunLease, ...]:
+        """The open or newest round's leases; their logs are among the failures."""
+        store = self._service.store
+        last = store.rounds.last(run.id)
+        rows = store.leases.of_attempt(run.id, last.number, last.attempt) if last is not None else []
+        return tuple(_lease(row) for row in rows)
+
+    def _devices(self, run: RunRow) -> tuple[RunDevice, ...]:
+        """Each device that sent an update: its newest report, what it sent and got, and what it is."""
+        store = self._service.store
+        stored, profiles = store.traffic.by_device(run.id), store.runs.device_info(run.id)
+        open_run = self._service.conductor.run
+        moving = self._service.traffic.moved if open_run is not None and open_run.id == run.id else {}
+        updates: dict[str, list[UpdateRow]] = {}
+        for update in store.updates.recent(run.id, _SHOWN_UPDATES):
+            updates.setdefault(update.device, []).append(update)
+        devices = []
+        for name in sorted(updates):
+            (stored_up, stored_down), (up, down) = stored.get(name, (0, 0)), moving.get(name, (0, 0))
+            devices.append(_device(updates[name], (stored_up + up, stored_down + down), profiles.get(name, {})))
+        return tuple(devices)
+
+    def _progress(self, run: RunRow) -> RunProgress | None:
+        """How the open run stands now, and which devices it can ask; None of another run."""
+        machine = self._service.conductor.machine
+        if machine is None or machine.run != run.id:
+            return None
+        candidates = self._candidates(machine)
+        num_able = sum(candidate.code == "" for candidate in candidates)
+        waiting = ""
+        if machine.phase == "SELECTING" and num_able < machine.file.devices.min:
+            waiting = f"waits for devices: {machine.file.devices.min} are needed, {num_able} can take part"
+        return RunProgress(
+            phase=machine.phase,
+            round=machine.number,
+            waiting=waiting or self._service.paused,
+            candidates=candidates,
+        )
+
+    def _barred(self, file: RunFile) -> tuple[Candidate, ...]:
+        """Enrolled devices that this run cannot ask now, and why."""
+        service = self._service
+        online = service.roster.online(time.monotonic())
+        offline = Obstacle("offline", "not connected")
+        obstacles = {
+            device.name: service.conductor.obstacle(file, device.name) if device.name in online else offline
+            for device in service.store.devices.all()
+        }
+        return tuple(
+            Candidate(id=name, code=obstacle.code, detail=obstacle.detail)
+            for name, obstacle in obstacles.items()
+            if obstacle is not None
+        )
+
+    def _candidates(self, machine: RunMachine) -> tuple[Candidate, ...]:
+        barred = {candidate.id: candidate for candidate in self._barred(machine.file)}
+        names = [device.name for device in self._service.store.devices.all()]
+        return tuple(
+            barred.get(name) or Candidate(id=name, code=machine.excluded.get(name, ""), detail="") for name in names
+        )
+
+
+def _results(judged: Mapping[int, Sequence[EvaluationRow]], num_classes: int) -> Iterable[VersionResult]:
+    for version, rows in judged.items():
+        result = evaluation.summarize(version, rows, num_classes)
+        if result is not None:
+            yield VersionResult(
+                version=result.version,
+                num_devices=result.num_devices,
+                num_samples=result.num_samples,
+                accuracy=result.accuracy,
+                loss=result.loss,
+                balanced_accuracy=result.balanced_accuracy,
+                macro_f1=result.macro_f1,
+                recall=result.recall,
+                per_architecture=evaluation.per_architecture(rows),
+            )
+
+
+def _device_evaluation(row: EvaluationRow) -> DeviceEvaluation:
+    return DeviceEvaluation(
+        version=row.version,
+        device="server" if row.device == SERVER else row.device,
+        slice=row.slice,
+        num_samples=row.num_samples,
+        accuracy=row.num_correct / row.num_samples if row.num_samples else None,
+    )
+
+
+def _device(updates: Sequence[UpdateRow], moved: tuple[int, int], info: Mapping[str, Any]) -> RunDevice:
+    """A device by its updates, the oldest first."""
+    newest = updates[-1]
+    plan, report = newest.report.plan, newest.report
+    tightest = max(reversed(updates), key=_nearness_to_budget).report
+    plans = [(update.report.plan, update.report.peak_bytes) for update in updates]
+    return RunDevice(
+        id=newest.device,
+        peak_bytes=tightest.peak_bytes,
+        predicted_bytes=tightest.plan.predicted_bytes if tightest.plan else 0,
+        budget_bytes=tightest.plan.budget_bytes if tightest.plan else 0,
+        inside_budget=all(plan is None or peak_bytes <= plan.budget_bytes for plan, peak_bytes in plans),
+        replans=sum(_replans(update) for update in updates),
+        plan=plan.describe() if plan else "",
+        plan_details=plan,
+        base_bytes=report.base_bytes,
+        num_samples=report.num_samples or report.num_held,
+        num_test=report.num_test,
+        versions=report.versions,
+        round=newest.round,
+        bytes_up=moved[0],
+        bytes_down=moved[1],
+        client=info.get("client"),
+        profile=from_map(DeviceProfile, info["profile"]) if "profile" in info else None,
+        labels=info.get("labels"),
+    )
+
+
+def _nearness_to_budget(update: UpdateRow) -> tuple[float, int]:
+    """The peak as a share of the budget; without a budget, how high the peak is."""
+    plan, peak_bytes = update.report.plan, update.report.peak_bytes
+    return (peak_bytes / plan.budget_bytes if plan and plan.budget_bytes else 0.0), peak_bytes
+
+
+def _replans(update: UpdateRow) -> int:
+    """How often the worker changed its plan; the device says so, and may say anything."""
+    return int(min(max(0.0, update.report.scalars.get("replans", 0.0)), 1e6))
+
+
+def _attempt(row: RoundRow) -> RoundAttempt:
+    return RoundAttempt(
+        run=row.run,
+        number=row.number,
+        attempt=row.attempt,
+        state=row.state,
+        goal=row.goal,
+        quorum=row.quorum,
+        remaining_s=row.remaining_s,
+        extended=row.extended,
+        reason=row.reason,
+        elapsed_s=row.elapsed_s,
+        bytes_up=row.bytes_up,
+        bytes_down=row.bytes_down,
+        num_available=row.num_available,
+    )
+
+
+def _lease(row: LeaseRow) -> RunLease:
+    return RunLease(
+        id=row.id,
+        issue=row.issue,
+        epoch=row.epoch,
+        run=row.run,
+        round=row.round,
+        attempt=row.attempt,
+        device=row.device,
+        train=row.train,
+        evaluate=row.evaluate,
+        version=row.version,
+        slice=row.slice,
+        plan=row.plan,
+        state=row.state,
+        code=row.code,
+        detail=row.detail,
+    )
+
+
+def _failure(row: LeaseRow) -> FailedLease:
+    return FailedLease(
+        device=row.device,
+        round=row.round,
+        attempt=row.attempt,
+        state=row.state,
+        code=row.code,
+        detail=row.detail,
+        log=tuple(row.log),
+    )
+
+
+def moved_by_round(rounds: Sequence[RoundRow]) -> list[RoundTraffic]:
+    """What travelled between the announcement of the round before and its own; rounds of old layouts do not tell."""
+    totals = {0: (0, 0)}
+    for row in rounds:
+        if row.state == "ANNOUNCED" and row.bytes_up is not None and row.bytes_down is not None:
+            totals[row.number] = (row.bytes_up, row.bytes_down)
+    return [
+        RoundTraffic(round=number, bytes_up=up - totals[number - 1][0], bytes_down=down - totals[number - 1][1])
+        for number, (up, down) in sorted(totals.items())
+        if number - 1 in totals
+    ]
