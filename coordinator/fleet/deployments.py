@@ -5,7 +5,7 @@ from time to time while the device is there. What is active stays so until the d
 uses a model says so after every welcome; one that does not has lost it, with its disk say, and is asked again. A client
 that does not know deployments is never sent one. What a device says on the way (fetching, testing, what it waits for)
 is for people, and forgotten with this process.
-Covers: deciding, rows, messages. Does not cover: making the files (`cli_deploy`), sending them (`transfers`).
+Covers: deciding, rows, messages. Does not cover: making the files (`cli.deploy`), sending them (`transfers`).
 """
 
 from __future__ import annotations

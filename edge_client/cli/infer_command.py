@@ -1,7 +1,7 @@
 """`edge-client infer` on weights: predictions of a trained model, whole or group by group with activations on disk.
 
 Covers: opening model and data, the result for people and as JSON. Does not cover: the forward pass group by group
-(`training.depthwise`), ONNX files (`onnx_infer`).
+(`training.depthwise`), ONNX files (`onnx.infer`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It is the last model that the device worked with and, in its place, what the method keeps on the device: the personal
 layers of FedPer, all of Local's or DraftFed's. Of a method without such parts it is the model as it came.
-Covers: finding them, next to a running client or without one. Does not cover: the writing (`onnx_export`).
+Covers: finding them, next to a running client or without one. Does not cover: the writing (`onnx.export`).
 """
 
 from __future__ import annotations

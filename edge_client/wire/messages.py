@@ -244,7 +244,7 @@ class Deploy:
     architecture: SliceText = "full"
     precision: Annotated[str, Matches(r"fp32|int8")] = "fp32"
     input: tuple[Positive, ...]  # shape of one sample
-    classes_sha256: Hash  # of the names in their order: `onnx_file.classes_hash`
+    classes_sha256: Hash  # of the names in their order: `onnx.file.classes_hash`
     sha256: Hash
     length: Annotated[int, Between(1, MAX_DEPLOYED_BYTES)]
 

@@ -177,10 +177,10 @@ def _hsic_cka(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def test_an_update_may_be_as_large_as_is_usual_for_its_architecture(processes: Processes, tmp_path: Path) -> None:
-    """An mlp of 512 hidden units moves by about 0.2 in a round, of 16 and 8 by 0.03: twice that is not its bound."""
+    """An mlp of 512 hidden units moves by about 0.2 in a round, of 16 by 0.03: twice that is not its bound."""
     fields: Json = {"name": "t", "model": "mlp", "devices": 6, "rounds": 2, "data": "digits"}
     changed = ["model.hidden=[512]", "train.max-steps=3", "rounds.max-norm-ratio=2"]
-    simulated(tmp_path, processes, **fields, slices="full,width:1/32,width:1/64", set=changed)
+    simulated(tmp_path, processes, **fields, slices="full,width:1/32", set=changed)
     lines = (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
     assert [len(json.loads(line)["devices"]) for line in lines] == [6, 6]
 
@@ -357,7 +357,6 @@ def test_bad_input_is_one_line_before_anything_is_trained(
     ("refused", "code"),
     [
         (["--method", "fedmd", "--set", "public=npz:nowhere.npz"], 3),
-        (["--method", "fedmd,fedavg", "--set", "public=npz:nowhere.npz"], 3),
         (["--training-budgets", "1KB"], 6),
     ],
 )
@@ -375,6 +374,7 @@ def test_nothing_of_others_is_touched(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is not empty and holds no simulation" in capsys.readouterr().err
     bad = ["--method", "fedmd,fedavg", "--set", "public=npz:nowhere.npz"]
     assert cli.main(["simulate", *FLAGS, *bad, "--out", str(tmp_path)]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
     assert cli.main(["simulate", *FLAGS, "--seed", "1,2", "--rounds", "1", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "data/mine.csv").read_text() == "1,2"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "fedavg-seed-1", "fedavg-seed-2"]
