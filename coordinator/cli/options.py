@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from coordinator.control_messages import plain
 from coordinator.state import default_state_dir
+from edge_client.operate.output_format import add_format
 
 __all__ = ["formatted", "listing", "show", "show_list", "terminal_columns", "verb", "warn"]
 
@@ -31,8 +32,7 @@ def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argp
 
 def formatted(parser: argparse.ArgumentParser, *more: str) -> argparse.ArgumentParser:
     """A verb that prints data; `more` are formats beside table and json."""
-    parser.add_argument("--format", choices=["table", *more, "json"], default="table", help="default: %(default)s")
-    return parser
+    return add_format(parser, *more)
 
 
 def listing(parser: argparse.ArgumentParser) -> None:

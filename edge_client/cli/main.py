@@ -18,6 +18,7 @@ from edge_client.client.run_daemon import run_daemon
 from edge_client.config.device_file import load_device_file
 from edge_client.errors import FedfitError, InputError
 from edge_client.operate import owner_file
+from edge_client.operate.output_format import add_format
 from edge_client.operate.service_commands import add_service_commands, confirm
 
 __all__ = ["main"]
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_owners_commands(commands: Any) -> None:
     shown = commands.add_parser("status", help="what this device is, and what its client is doing")
-    shown.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    add_format(shown)
     _state_dir(shown)
     shown.set_defaults(do=_status)
     config = commands.add_parser("config", help="device.toml with all defaults, checked")
@@ -65,7 +66,7 @@ def _add_owners_commands(commands: Any) -> None:
     other = profile.add_mutually_exclusive_group()
     other.add_argument("--root", metavar="DIR", type=Path, help="a copy of another system's /proc, /sys and /etc")
     other.add_argument("--profile", metavar="NAME", help="a device that is not at hand: a known model, or a TOML file")
-    profile.add_argument("--format", choices=["table", "json"], default="table", help="default: %(default)s")
+    add_format(profile)
     profile.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
     _state_dir(profile)
     profile.set_defaults(do=_profile)
@@ -89,7 +90,7 @@ def _add_plan(commands: Any) -> None:
     budget.add_argument("--budget", metavar="SIZE", help="of the whole worker process; default: what this device has")
     budget.add_argument("--training-budget", metavar="SIZE", help="of what training adds to a warmed-up worker")
     budget.add_argument("--profile", metavar="NAME", help="a device that is not at hand: edge-client profile --profile")
-    plan.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    add_format(plan)
     plan.set_defaults(do=_plan)
 
 
@@ -102,7 +103,7 @@ def _add_bench(commands: Any) -> None:
         "--budgets", metavar="SIZE,...", help="of what training adds to a worker; default: halves down to the smallest"
     )
     bench.add_argument("--out", metavar="DIR", type=Path, help="for bench.json and bench.png; default: bench-MODEL")
-    bench.add_argument("--format", choices=["table", "json"], default="table", help="default: %(default)s")
+    add_format(bench)
     bench.set_defaults(do=_bench)
 
 
@@ -133,7 +134,7 @@ def _add_infer(commands: Any) -> None:
     infer.add_argument("--budget", metavar="SIZE", help="that this may take; with it, groups are as large as fits")
     infer.add_argument("--threads", metavar="N", type=int, default=1, help="default: %(default)s")
     infer.add_argument("--out", metavar="FILE", type=Path, help="for the predictions: .csv or .npz")
-    infer.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    add_format(infer)
     _state_dir(infer)
     infer.set_defaults(do=_infer, optimizer="sgd", momentum=0.0, method="fedavg", slices=None)
 
@@ -144,7 +145,7 @@ def _add_export(commands: Any) -> None:
     export.add_argument("--onnx", metavar="FILE", type=Path, required=True, help="the file to write; ends with .onnx")
     export.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x96x96, if the task does not tell")
     export.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
-    export.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    add_format(export)
     _state_dir(export)
     export.set_defaults(do=_export)
 

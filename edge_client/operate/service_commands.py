@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.errors import InputError
+from edge_client.operate.output_format import add_format
 
 __all__ = ["add_doctor_options", "add_service_commands", "confirm"]
 
@@ -48,7 +49,7 @@ def add_service_commands(commands: Any, state_dir: _StateDir) -> None:
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that the doctors of devices and coordinators share."""
-    parser.add_argument("--format", choices=["text", "json"], default="text", help="default: %(default)s")
+    add_format(parser)
     parser.add_argument("--only", metavar="CHECK", action="append", default=[], help="this check alone; repeatable")
     parser.add_argument(
         "--as-service", action="store_true", help="as the service's user, in its sandbox; tells what is in the way"
