@@ -19,8 +19,9 @@ from coordinator.conductor.model_files import ModelFiles
 from coordinator.conductor.model_parts import ModelParts
 from coordinator.conductor.retention import Retention
 from coordinator.conductor.run_jobs import RunJobs
+from coordinator.fleet.downloads import Downloads
 from coordinator.fleet.roster import Roster
-from coordinator.fleet.transfers import Arrived, Downloads, Uploads
+from coordinator.fleet.uploads import FinishedUpload, Uploads
 from coordinator.rounds.events import Event
 from coordinator.store.rows import LeaseRow, RoundRow
 from coordinator.store.sqlite import SqliteStore
@@ -41,7 +42,7 @@ class Bench:
         self.sent: list[tuple[str, Message]] = []
         self.events: list[Event] = []
         self.failed: list[tuple[str, str]] = []
-        self.arrived: list[Arrived] = []
+        self.arrived: list[FinishedUpload] = []
         self.store = SqliteStore()
         self.blobs = BlobStore(folder / "blobs", folder / "tmp")
         self.uploads = Uploads(self.blobs, arrived=self.arrived.append)

@@ -2,7 +2,7 @@
 
 Every step may end it with a receipt. The bytes become a blob before a row names them; what is refused is deleted.
 Covers: what an update must look like (with `intake`), the bounds of its values.
-Does not cover: fetching the bytes (`fleet.transfers`), looking at the values (`aggregation.check`, in the aggregator),
+Does not cover: fetching the bytes (`fleet.uploads`), looking at the values (`aggregation.check`, in the aggregator),
 whether the update counts (`rounds`).
 """
 
@@ -20,7 +20,7 @@ from coordinator.conductor.active_run import ActiveRun
 from coordinator.conductor.model_parts import ModelParts
 from coordinator.conductor.retention import Retention
 from coordinator.conductor.run_jobs import RunJobs, raise_machine_error
-from coordinator.fleet.transfers import Arrived, Uploads
+from coordinator.fleet.uploads import FinishedUpload, Uploads
 from coordinator.rounds import events
 from coordinator.rounds.events import Event
 from coordinator.store.base import Store
@@ -127,7 +127,7 @@ class Arrivals:
         detail = error.detail[:1000]
         self._handle(events.Refused(lease=offer.lease, sha256=offer.sha256, code=error.code, detail=detail), now)
 
-    def arrived(self, run: ActiveRun | None, arrived: Arrived, now: float) -> None:
+    def arrived(self, run: ActiveRun | None, arrived: FinishedUpload, now: float) -> None:
         """An upload has ended: check it against its assignment, then let the aggregator look at its values."""
         offer = arrived.offer
         lease = run.open_lease(arrived.device, offer.lease) if run is not None else None

@@ -30,9 +30,10 @@ from coordinator.conductor.model_parts import ModelParts
 from coordinator.conductor.retention import Retention
 from coordinator.conductor.run_jobs import RunJobs
 from coordinator.conductor.server_evaluations import ServerEvaluations
+from coordinator.fleet.downloads import Downloads
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.traffic import TrafficMeter
-from coordinator.fleet.transfers import Arrived, Downloads, Uploads
+from coordinator.fleet.uploads import FinishedUpload, Uploads
 from coordinator.rounds import events
 from coordinator.rounds.eligibility import Obstacle, obstacle
 from coordinator.rounds.instructions import (
@@ -294,7 +295,7 @@ class Conductor:
         """A device has an update: fetch it, or answer what became of it."""
         self._arrivals.offered(self._active, device, offer, now)
 
-    def arrived(self, arrived: Arrived, now: float) -> None:
+    def arrived(self, arrived: FinishedUpload, now: float) -> None:
         """An upload has ended."""
         self._arrivals.arrived(self._active, arrived, now)
 

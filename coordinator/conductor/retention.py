@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coordinator.fleet.transfers import Downloads, Uploads
+from coordinator.fleet.downloads import Downloads
+from coordinator.fleet.uploads import Uploads
 from coordinator.state import RETAINED_MODELS
 from coordinator.store.base import Store
 from coordinator.store.rows import ModelRow, RoundRow, RunRow

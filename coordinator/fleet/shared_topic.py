@@ -5,7 +5,7 @@ which it keeps too much: so no more is published than the slowest listener has r
 seconds for a window is sent back to its own topic. Until it says that it has left, nothing is published on the shared
 one, and the others are served on their own topics too: a slow device neither stops the others nor is it cut.
 
-Covers: listeners, their windows, what was published. Does not cover: queues and chunks (`coordinator.fleet.transfers`).
+Covers: listeners, their windows, what was published. Does not cover: queues and chunks (`coordinator.fleet.downloads`).
 """
 
 from __future__ import annotations

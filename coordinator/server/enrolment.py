@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from coordinator.conductor.conductor import Conductor
 from coordinator.fleet.deployments import Deployments
+from coordinator.fleet.downloads import Downloads
 from coordinator.fleet.roster import Roster
-from coordinator.fleet.transfers import Downloads, Uploads
+from coordinator.fleet.uploads import Uploads
 from coordinator.server.broker_accounts import BrokerAccounts
 from coordinator.server.outbox import Outbox
 from coordinator.store.base import Store

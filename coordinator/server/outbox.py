@@ -1,7 +1,7 @@
 """What the coordinator publishes: sealed messages and chunks to devices, its state and announcements to everybody.
 
 Covers: sealing, publishing, counting the bytes of the open run.
-Does not cover: which message is due (`conductor`), which chunk comes next (`coordinator.fleet.transfers`).
+Does not cover: which message is due (`conductor`), which chunk comes next (`coordinator.fleet.downloads`).
 """
 
 from __future__ import annotations

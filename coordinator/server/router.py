@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from coordinator.conductor.conductor import Conductor
 from coordinator.fleet.deployments import Deployments
+from coordinator.fleet.downloads import Downloads
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.traffic import TrafficMeter
-from coordinator.fleet.transfers import Downloads, Uploads
+from coordinator.fleet.uploads import Uploads
 from coordinator.server.outbox import Outbox
 from edge_client import faults
 from edge_client.errors import PayloadError

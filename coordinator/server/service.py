@@ -27,9 +27,10 @@ from coordinator.broker.broker import EmbeddedBroker
 from coordinator.conductor.conductor import Conductor
 from coordinator.control import Answer, ControlServer
 from coordinator.fleet.deployments import Deployments
+from coordinator.fleet.downloads import Downloads
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.traffic import TrafficMeter
-from coordinator.fleet.transfers import Arrived, Downloads, Uploads
+from coordinator.fleet.uploads import FinishedUpload, Uploads
 from coordinator.server.broker_accounts import BrokerAccounts
 from coordinator.server.enrolment import Enrolment
 from coordinator.server.outbox import ChunkSender, Outbox
@@ -106,7 +107,7 @@ class Service:
         self._stopping = self._begun = self._was_connected = self.connected = False
         self._disk_problem = ""
         self._transport: Transport | None = None
-        self._arrivals: deque[Arrived] = deque()
+        self._arrivals: deque[FinishedUpload] = deque()
 
     def request_stop(self, *_: object) -> None:
         """End the loop soon; safe in a signal handler."""
@@ -263,7 +264,7 @@ class Service:
         self.outbox.close()
         transport.close()
 
-    def _from_thread(self, arrived: Arrived) -> None:
+    def _from_thread(self, arrived: FinishedUpload) -> None:
         self._arrivals.append(arrived)
         if self._transport is not None:
             self._transport.wake()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from coordinator.fleet.transfers import Uploads
+from coordinator.fleet.uploads import Uploads
 from coordinator.server.outbox import Outbox
 from edge_client import durable
 

@@ -20,8 +20,8 @@ from rows import assign, device_row
 from sites import access_of
 
 from coordinator.broker.broker import EmbeddedBroker
+from coordinator.fleet.downloads import Downloads
 from coordinator.fleet.roster import Roster
-from coordinator.fleet.transfers import Downloads
 from edge_client.client.daemon import Daemon
 from edge_client.client.identity import Bundle
 from edge_client.config.device_file import DeviceFile, LimitsSection

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.fleet.transfers import Downloads
+from coordinator.fleet.downloads import Downloads
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.chunks import CHUNK_BYTES, parse_chunk, peek_chunk
 from edge_client.wire.flow_control import SHARED_WINDOW_CHUNKS

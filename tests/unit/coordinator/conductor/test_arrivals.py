@@ -13,7 +13,7 @@ from rows import digest, lease_row, model_row, round_row, update_row
 
 from coordinator.conductor.active_run import ActiveRun
 from coordinator.conductor.arrivals import Arrivals
-from coordinator.fleet.transfers import Arrived
+from coordinator.fleet.uploads import FinishedUpload
 from coordinator.rounds import events
 from edge_client.errors import PayloadError
 from edge_client.wire.container import TableRow, build_header, tensor_bytes
@@ -54,9 +54,9 @@ def _offer(data: bytes = UPDATE, **changes: Any) -> Offer:
     return Offer(**fields | {"sha256": hashlib.sha256(data).hexdigest()} | changes)
 
 
-def _arrived(bench: Bench, data: bytes = UPDATE) -> Arrived:
+def _arrived(bench: Bench, data: bytes = UPDATE) -> FinishedUpload:
     sha256 = bench.put(data)
-    return Arrived(device="a", offer=_offer(data), path=bench.blobs.path(sha256))
+    return FinishedUpload(device="a", offer=_offer(data), path=bench.blobs.path(sha256))
 
 
 def test_an_offer_of_an_open_lease_is_fetched(make_bench: Callable[..., Bench]) -> None:
@@ -169,8 +169,10 @@ def test_an_upload_that_failed_is_refused_with_its_reason(make_bench: Callable[.
     """Its bytes never had the hash that was announced."""
     bench = make_bench()
     run, arrivals = _run(bench), _arrivals(bench)
-    arrivals.arrived(run, Arrived(device="a", offer=_offer(), path=None, error=PayloadError("hash", "other")), 1.0)
-    arrivals.arrived(run, Arrived(device="a", offer=_offer(), path=None), 1.0)
+    arrivals.arrived(
+        run, FinishedUpload(device="a", offer=_offer(), path=None, error=PayloadError("hash", "other")), 1.0
+    )
+    arrivals.arrived(run, FinishedUpload(device="a", offer=_offer(), path=None), 1.0)
     assert [event.code for event in bench.events if isinstance(event, events.Refused)] == ["hash", "hash"]
 
 
@@ -201,7 +203,7 @@ def test_the_bound_of_a_norm_follows_from_committed_rounds(make_bench: Callable[
     run = bench.active_run(round_row(2), lease)
     sha256 = bench.put(UPDATE)
     offer = _offer(lease="lease-3", round=2, sha256=sha256)
-    _arrivals(bench).arrived(run, Arrived(device="a", offer=offer, path=bench.blobs.path(sha256)), 1.0)
+    _arrivals(bench).arrived(run, FinishedUpload(device="a", offer=offer, path=bench.blobs.path(sha256)), 1.0)
     bench.answer_jobs()
     (job,) = bench.asked_jobs()
     assert job["max_norm"] == 8.0
