@@ -39,17 +39,17 @@ class Workload:
     weight_copies: int = 0  # of all weights, that the method keeps
     step_copies: int = 0  # of one parameter, that the method makes after a pass
     kept_bytes: int = 0  # that the method keeps, whatever the model
-    again: int = 0  # samples that the method lets through once more, when all gradients are there
-    apart: bool = False  # and keeps their gradients beside the others
+    second_pass: int = 0  # samples that the method lets through once more, when all gradients are there
+    separate_gradients: bool = False  # it keeps the gradients of that pass beside the others
     optimizers: int = 1  # with a state each
-    recomputes: bool = True  # units may be made again in backward
+    recomputes: bool = True  # units may be recomputed in backward
     sample_bytes: int = 0  # that the method adds to a pass, per sample
     epochs: int = 1  # per group, for the time
     num_samples: int = 0  # of the device; 0: not known
 
     @classmethod
     def of(cls, train: TrainSection, rules: PlanRules, *, num_samples: int = 0, sample_bytes: int = 0) -> Workload:
-        """Of a run, on a device with so many samples."""
+        """The workload of a run, on a device with so many samples."""
         return cls(
             batch=train.batch,
             optimizer=train.optimizer,
@@ -58,8 +58,8 @@ class Workload:
             weight_copies=rules.weight_copies,
             step_copies=rules.step_copies,
             kept_bytes=rules.kept_bytes,
-            again=rules.again,
-            apart=rules.apart,
+            second_pass=rules.again,
+            separate_gradients=rules.apart,
             optimizers=rules.optimizers,
             recomputes=rules.recomputes,
             sample_bytes=sample_bytes,
@@ -99,8 +99,8 @@ def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
         for number, group in enumerate(groups)
     )
     copies = (workload.weight_copies + shape.num_models - 1) * rows.model_bytes
-    kept = copies + workload.kept_bytes + _observed(rows, workload)
-    predicted = (kept + worst) * _MARGIN * rows.margin + _SLACK_BYTES
+    lasting = copies + workload.kept_bytes + _observed(rows, workload)
+    predicted = (lasting + worst) * _MARGIN * rows.margin + _SLACK_BYTES
     return int(predicted * faults.scale("planning.predicted"))
 
 
@@ -112,7 +112,7 @@ def measured_bytes(rows: ModelRows, recompute: str | None, batch: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Consecutive units, the head apart."""
+    """Consecutive units, and the head beside them."""
 
     first: int
     units: tuple[UnitRow, ...]
@@ -145,25 +145,25 @@ def _phase(rows: ModelRows, workload: Workload, shape: Shape, group: _Group) -> 
     models, parameters = shape.num_models, group.parameter_bytes
     adds = shape.microbatch < workload.batch  # gradients of earlier pieces wait for the later ones
     waiting = models * parameters if adds else 0
-    step = (models + workload.apart) * parameters + workload.most_step_copies * group.largest_bytes
+    step = (models + workload.separate_gradients) * parameters + workload.most_step_copies * group.largest_bytes
     # of several models, the others have their activations in memory, or their gradients already
     others = (models - 1) * max(parameters, _at_the_turn(group, shape.microbatch))
     passes = waiting + others + max(_pass(group, shape.microbatch, adds)) + shape.microbatch * workload.sample_bytes
-    worst = max(step, waiting + models * _frozen(rows, shape, group), passes, _again(workload, shape, group))
+    worst = max(step, waiting + models * _frozen(rows, shape, group), passes, _second_pass(workload, shape, group))
     return models * workload.state_copies * parameters + worst
 
 
 def _observed(rows: ModelRows, workload: Workload) -> int:
     """Outputs of the first units that the method keeps to send them."""
-    return workload.again * max(unit.out_bytes for unit in rows.modes["plain"][:2])
+    return workload.second_pass * max(unit.out_bytes for unit in rows.modes["plain"][:2])
 
 
-def _again(workload: Workload, shape: Shape, group: _Group) -> float:
-    """The worst moment of the method's own pass, which comes when all gradients are there."""
-    if not workload.again:
+def _second_pass(workload: Workload, shape: Shape, group: _Group) -> float:
+    """The worst moment of the second pass that some methods make, when all gradients are there."""
+    if not workload.second_pass:
         return 0.0
-    size = min(workload.again, shape.microbatch)
-    if workload.apart:  # in pieces: later ones are added to what the first left
+    size = min(workload.second_pass, shape.microbatch)
+    if workload.separate_gradients:  # in pieces: later ones are added to what the first left
         first, later = max(_pass(group, size, adds=False)), max(_pass(group, size, adds=True))
         return group.parameter_bytes + max(first, group.parameter_bytes + later)
     between = size * sum(unit.out_bytes for unit in group.units)
@@ -173,14 +173,14 @@ def _again(workload: Workload, shape: Shape, group: _Group) -> float:
 def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[_Group]) -> float:
     """What libraries have taken until the last of these groups is trained."""
     # the last piece of a batch may be a smaller one, that of an epoch still another
-    third = workload.batch % shape.microbatch > 0 or 0 < workload.again != shape.microbatch
+    has_third = workload.batch % shape.microbatch > 0 or 0 < workload.second_pass != shape.microbatch
     rest = rows.hidden_rest_bytes if _last_piece(workload, shape) == rows.min_batch else 0
-    whole = rows.hidden_bytes + third * rows.hidden_size_bytes
+    whole = rows.hidden_bytes + has_third * rows.hidden_size_bytes
     if groups[-1].head is None:
         return whole + rest
 
     def until(unit: UnitRow) -> int:
-        return unit.hidden_bytes + third * unit.hidden_size_bytes
+        return unit.hidden_bytes + has_third * unit.hidden_size_bytes
 
     # blocks that were trained together also hand gradients on, for which libraries keep more than for each alone
     together = any(sum(unit.kind == "block" for unit in group.units) > 1 for group in groups)
@@ -190,7 +190,7 @@ def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[
 
 
 def _last_piece(workload: Workload, shape: Shape) -> int:
-    """Samples at the end of an epoch; 0 if all pieces are whole, or nobody knows."""
+    """Samples in the last piece of an epoch; 0 if all pieces are whole, or their number is not known."""
     return workload.num_samples % workload.batch % shape.microbatch
 
 
@@ -243,11 +243,11 @@ def _frozen(rows: ModelRows, shape: Shape, group: _Group) -> float:
     return running + (out_bytes * microbatch if chunk < microbatch else 0)
 
 
-def evaluation_batch(rows: ModelRows, most_bytes: int, wanted: int) -> int:
-    """Samples that a forward pass takes at a time so that it needs no more than that; at least one."""
-    while wanted > 1 and max(peak(unit.evaluate, wanted) for unit in rows.modes["plain"]) > most_bytes:
-        wanted //= 2
-    return wanted
+def evaluation_batch(rows: ModelRows, max_bytes: int, batch: int) -> int:
+    """Samples that a forward pass takes at a time within `max_bytes`: `batch`, its half, ..., at least one."""
+    while batch > 1 and max(peak(unit.evaluate, batch) for unit in rows.modes["plain"]) > max_bytes:
+        batch //= 2
+    return batch
 
 
 def relative_time(rows: ModelRows, workload: Workload, shape: Shape) -> float:
@@ -256,16 +256,16 @@ def relative_time(rows: ModelRows, workload: Workload, shape: Shape) -> float:
     whole = sum(_seconds(unit, workload.batch) for unit in plain)
     units = rows.modes[shape.recompute or "plain"]
     pieces = -(-workload.batch // shape.microbatch)
-    spent, earlier = 0.0, 0
+    total, previous = 0.0, 0
     for group in _groups(units, shape):
         trained = [*group.units, *([group.head] if group.head else [])]
-        spent += pieces * sum(_seconds(unit, shape.microbatch) for unit in trained)
+        total += pieces * sum(_seconds(unit, shape.microbatch) for unit in trained)
         # with outputs on disk: once per group, from where the group before began
-        before = plain[earlier if shape.buffered else 0 : group.first]
+        before = plain[previous if shape.buffered else 0 : group.first]
         passes = 1 / workload.epochs if shape.buffered else 1
-        spent += pieces * passes * sum(peak((unit.forward_s,), shape.microbatch) for unit in before)
-        earlier = group.first
-    return spent * shape.num_models / whole if whole > 0 else 1.0
+        total += pieces * passes * sum(peak((unit.forward_s,), shape.microbatch) for unit in before)
+        previous = group.first
+    return total * shape.num_models / whole if whole > 0 else 1.0
 
 
 def _seconds(unit: UnitRow, num_samples: int) -> float:

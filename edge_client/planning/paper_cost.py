@@ -94,14 +94,14 @@ def decompose(
     if start is None:
         raise _nothing_fits(costs, budget, tolerance, partial)
     groups: list[list[str]] = []
-    held = 0.0
+    group_cost = 0.0
     for name in names[start:]:
-        if groups and held + costs[name] <= limit:
+        if groups and group_cost + costs[name] <= limit:
             groups[-1].append(name)
-            held += costs[name]
+            group_cost += costs[name]
         else:
             groups.append([name])
-            held = costs[name]
+            group_cost = costs[name]
     return Decomposition(skipped=tuple(names[:start]), groups=tuple(tuple(group) for group in groups))
 
 

@@ -100,7 +100,7 @@ def choose(request: Request) -> Choice:
     if request.rules.cost == "table-1" and request.ceiling_bytes is None:
         return _choose_by_table(request)
     limit = _limit(request)
-    fitting = _take(_candidates(request, limit), limit, 1 + _NUM_ALTERNATIVES)
+    fitting = _first_fitting(_candidates(request, limit), limit, 1 + _NUM_ALTERNATIVES)
     if not fitting:
         raise _nothing_fits(request)
     chosen = fitting[0]
@@ -148,23 +148,24 @@ def _choose_by_table(request: Request) -> Choice:
 
     rows, batch = request.variants["full"], request.workload.batch
     costs = {unit.name: peak((unit.paper,), batch) for unit in rows.modes["plain"] if unit.kind == "block"}
-    made = decompose(costs, request.training_bytes, partial=request.rules.partial)
-    one = len(made.groups) == 1 and not made.skipped
-    shape = Shape(microbatch=batch, groups=() if one else made.groups, skipped=made.skipped)
-    most = max(sum(costs[name] for name in group) for group in made.groups)
+    decomposition = decompose(costs, request.training_bytes, partial=request.rules.partial)
+    is_whole = len(decomposition.groups) == 1 and not decomposition.skipped
+    shape = Shape(microbatch=batch, groups=() if is_whole else decomposition.groups, skipped=decomposition.skipped)
+    most = max(sum(costs[name] for name in group) for group in decomposition.groups)
     chosen = replace(_candidate(request, "full", shape), training_bytes=int(most))
     reason = f"FeDepth's Table 1 charges {format_bytes(int(most))} for the largest group; the truth is another"
     return Choice(plan=_plan(request, chosen), chosen=chosen, alternatives=(), reason=reason)
 
 
-def _take(candidates: Iterator[Candidate], limit: int, most: int) -> list[Candidate]:
-    found: list[Candidate] = []
+def _first_fitting(candidates: Iterator[Candidate], limit: int, count: int) -> list[Candidate]:
+    """The first candidates that fit, at most `count`, each once."""
+    fitting: list[Candidate] = []
     for candidate in candidates:
-        if candidate.training_bytes <= limit and candidate not in found:
-            found.append(candidate)
-            if len(found) == most:
+        if candidate.training_bytes <= limit and candidate not in fitting:
+            fitting.append(candidate)
+            if len(fitting) == count:
                 break
-    return found
+    return fitting
 
 
 def _candidates(request: Request, limit: int) -> Iterator[Candidate]:
@@ -179,7 +180,7 @@ def _candidates(request: Request, limit: int) -> Iterator[Candidate]:
         for num_models in range(request.rules.max_models, 1, -1):
             shape = Shape(microbatch=request.workload.batch, num_models=num_models)
             yield _candidate(request, "full", shape)
-    exact = not first.has_batchnorm
+    exact = not first.has_batchnorm  # microbatches change nothing but rounding
     if exact and not request.rules.groups and len(request.variants) == 1:
         yield from sorted(_ways(request, sizes, limit), key=partial(_expected_time, request.workload.batch))
         return
@@ -228,37 +229,37 @@ def _grouped(request: Request, size: int, limit: int, *, partial: bool) -> Itera
     for mode, units in rows.modes.items():
         blocks = [unit.name for unit in units if unit.kind == "block"]
         shape = Shape(microbatch=size, recompute=_kind(mode))
-        made = _decompose(request, rows, shape, blocks, limit, partial=partial)
-        if made is not None and (made.groups, made.skipped) != ((tuple(blocks),), ()):
-            yield _candidate(request, "full", made)
+        grouped = _decompose(request, rows, shape, blocks, limit, partial=partial)
+        if grouped is not None and (grouped.groups, grouped.skipped) != ((tuple(blocks),), ()):
+            yield _candidate(request, "full", grouped)
 
 
 def _decompose(
     request: Request, rows: ModelRows, shape: Shape, blocks: Sequence[str], limit: int, *, partial: bool
 ) -> Shape | None:
-    """Groups from left to right, each as long as it fits; None if some block fits by no means.
+    """Groups from left to right, each as long as it fits; None if some block does not fit by itself.
 
     Blocks that are trained together leave a little less room for all later ones: if that was too much, one by one.
     """
 
     def fits(group: tuple[str, ...], earlier: Sequence[tuple[str, ...]]) -> bool:
         together = [other for other in earlier if len(other) > 1][:1]  # all others do not change what this one takes
-        one = replace(shape, groups=(*together, group))
-        return training_bytes(rows, request.workload, one) <= limit
+        with_group = replace(shape, groups=(*together, group))
+        return training_bytes(rows, request.workload, with_group) <= limit
 
-    for most in (len(blocks), 1):
-        skipped, groups = _greedy(blocks, fits, most, partial=partial)
+    for max_size in (len(blocks), 1):
+        skipped, groups = _greedy(blocks, fits, max_size, partial=partial)
         if groups and bool(skipped) == partial:
             return _buffered(request, rows, replace(shape, groups=groups, skipped=skipped), limit)
     return None
 
 
-def _greedy(blocks: Sequence[str], fits: _Fits, most: int, *, partial: bool) -> tuple[_Names, tuple[_Names, ...]]:
-    """The blocks that are skipped, and groups of at most so many; no groups if some block does not fit."""
+def _greedy(blocks: Sequence[str], fits: _Fits, max_size: int, *, partial: bool) -> tuple[_Names, tuple[_Names, ...]]:
+    """The blocks that are skipped, and groups of at most `max_size`; no groups if some block does not fit."""
     skipped: _Names = ()
     groups: list[_Names] = []
     for name in blocks:
-        if groups and len(groups[-1]) < most and fits((*groups[-1], name), groups[:-1]):
+        if groups and len(groups[-1]) < max_size and fits((*groups[-1], name), groups[:-1]):
             groups[-1] = (*groups[-1], name)
         elif fits((name,), groups):
             groups.append((name,))
@@ -270,17 +271,17 @@ def _greedy(blocks: Sequence[str], fits: _Fits, most: int, *, partial: bool) -> 
 
 
 def _buffered(request: Request, rows: ModelRows, shape: Shape, limit: int) -> Shape:
-    """With the outputs of frozen units on disk, if they have room there."""
+    """The same shape with the outputs of frozen units on disk, if they have room there."""
     outputs = {unit.name: unit.out_bytes for unit in rows.modes["plain"]}
     order = list(outputs)
     starts = [order.index(group[0]) - 1 for group in shape.groups]
     sizes = [outputs[order[start]] if start > 0 else 0 for start in starts]
     # the file of the group before is read while the next one is written
-    most = max((one + other for one, other in pairwise([0, *sizes])), default=0) * request.num_samples
-    if not 0 < most <= request.disk_bytes:
+    file_bytes = max((one + other for one, other in pairwise([0, *sizes])), default=0) * request.num_samples
+    if not 0 < file_bytes <= request.disk_bytes:
         return shape
-    made = replace(shape, buffered=True)
-    return made if training_bytes(rows, request.workload, made) <= limit else shape
+    buffered = replace(shape, buffered=True)
+    return buffered if training_bytes(rows, request.workload, buffered) <= limit else shape
 
 
 def _candidate(request: Request, name: str, shape: Shape, *, half: bool = False) -> Candidate:
@@ -297,7 +298,7 @@ def _candidate(request: Request, name: str, shape: Shape, *, half: bool = False)
 
 
 def _seconds(rows: ModelRows) -> float:
-    """Per sample."""
+    """Time of a step per sample."""
     return sum(unit.forward_s[0] + unit.backward_s[0] for unit in rows.modes["plain"]) or 1.0
 
 
@@ -332,7 +333,7 @@ def _reason(request: Request, chosen: Candidate) -> str:
 
 
 def _nothing_fits(request: Request) -> NothingFitsError:
-    """Groups are made for a limit, so the smallest one is looked for."""
+    """The error, with the smallest budget that would do: groups are made for a limit, so that one is searched for."""
     least = _least(request)
     budget = request.base_bytes + request.training_bytes
     ceiling = f", and a plan of {format_bytes(request.ceiling_bytes)} went over it" if request.ceiling_bytes else ""
@@ -352,7 +353,7 @@ def _nothing_fits(request: Request) -> NothingFitsError:
 
 
 def _typed(num_bytes: int) -> str:
-    """A size as people type it, not less: `5.5MB`."""
+    """A size as people type it, rounded up: `5.5MB`."""
     unit, name = (10**5, "MB") if num_bytes >= 10**6 else (10**2, "KB")
     return f"{-(-num_bytes // unit) / 10:g}{name}"
 
@@ -365,8 +366,8 @@ def _least(request: Request) -> int:
     low, high = 0, smallest
     while low < high - 1024:
         middle = (low + high) // 2
-        if _take(_candidates(request, middle), middle, 1):
+        if _first_fitting(_candidates(request, middle), middle, 1):
             high = middle
         else:
             low = middle + 1
-    return min(c.training_bytes for c in _take(_candidates(request, high), high, 64))
+    return min(c.training_bytes for c in _first_fitting(_candidates(request, high), high, 64))

@@ -2,7 +2,7 @@
 
     bytes of a moment = per_sample x microbatch + constant
 
-Every allocation of a training step is linear in the number of samples, so two small batches tell all of it (`Line`).
+Every allocation of a training step is linear in the number of samples, so two small batches determine it (`Line`).
 Which moment is the worst may change with the batch, hence a peak is a few lines, whose largest counts (`Lines`).
 Covers: the records, their file, and arithmetic on lines. Does not cover: measuring (`calibration`), adding up (`cost`).
 No torch.
@@ -119,16 +119,16 @@ def minus(line: Line, other: Line) -> Line:
 
 def envelope(lines: Iterable[Line]) -> Lines:
     """The lines that are the largest one somewhere from one sample on, by rising slope."""
-    kept: list[Line] = []
+    hull: list[Line] = []
     for line in sorted(set(lines)):
-        if kept and line[0] == kept[-1][0]:
-            kept.pop()  # a parallel that is higher
-        while len(kept) > 1 and _crossing(kept[-2], line) <= _crossing(kept[-2], kept[-1]):
-            kept.pop()
-        kept.append(line)
-    while len(kept) > 1 and _crossing(kept[0], kept[1]) <= 1:
-        kept.pop(0)
-    return tuple(kept)
+        if hull and line[0] == hull[-1][0]:
+            hull.pop()  # a parallel that is higher
+        while len(hull) > 1 and _crossing(hull[-2], line) <= _crossing(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(line)
+    while len(hull) > 1 and _crossing(hull[0], hull[1]) <= 1:
+        hull.pop(0)
+    return tuple(hull)
 
 
 def _crossing(low: Line, steep: Line) -> float:

@@ -48,9 +48,9 @@ def rows_from_shapes(model: Model, *, channels_last: bool) -> ModelRows:
 def _row(model: Model, unit: Unit, head: Unit, before: float, held: float) -> UnitRow:
     sizes = [param.nbytes for param in (model.get_parameter(name) for name in unit.parameters) if param.requires_grad]
     heads = [model.get_parameter(name).nbytes for name in head.parameters]
-    inside, given = float(held - before), float(_FLOAT * math.prod(unit.in_shape))
+    inside, input_bytes = float(held - before), float(_FLOAT * math.prod(unit.in_shape))
     out = _FLOAT * math.prod(unit.out_shape)
-    worst: Line = (2 * inside + given + out, 2.0 * sum(sizes))
+    worst: Line = (2 * inside + input_bytes + out, 2.0 * sum(sizes))
     behind: Line = (4.0 * _FLOAT * head.num_activations + 2 * out, 2.0 * sum(heads))
     return UnitRow(
         name=unit.name,
@@ -59,16 +59,16 @@ def _row(model: Model, unit: Unit, head: Unit, before: float, held: float) -> Un
         largest_bytes=max(sizes, default=0),
         out_bytes=out,
         held=(held, 0.0),
-        forward=((inside + given + out, 0.0),),
+        forward=((inside + input_bytes + out, 0.0),),
         backward=(worst,),
         adding=(worst,),
-        evaluate=((inside + given + out, 0.0),),
+        evaluate=((inside + input_bytes + out, 0.0),),
         forward_s=(inside * _SECONDS_PER_BYTE, 0.0),
         backward_s=(2 * inside * _SECONDS_PER_BYTE, 0.0),
-        alone_held=(given + inside, 0.0),
-        alone_forward=((given + inside + out, 0.0),),
-        alone_backward=((given + worst[0], worst[1]),),
-        alone_adding=((given + worst[0], worst[1]),),
+        alone_held=(input_bytes + inside, 0.0),
+        alone_forward=((input_bytes + inside + out, 0.0),),
+        alone_backward=((input_bytes + worst[0], worst[1]),),
+        alone_adding=((input_bytes + worst[0], worst[1]),),
         head_forward=((behind[0], 0.0),),
         head_backward=(behind,),
         head_adding=(behind,),

@@ -1,6 +1,6 @@
 """Runs a trained model group by group: only the weights of one group are in memory, activations lie on disk.
 
-    for each group of units: its weights come, all samples go through it, a batch at a time, its weights go
+    for each group of units: load its weights, run all samples through it, a batch at a time, drop its weights
 
 The peak is that of the largest group: its weights, and the activations of one batch. Outputs are those of a plain
 forward pass with the same batches, bit for bit: BatchNorms are in evaluation mode, and one without running statistics
@@ -39,7 +39,7 @@ _THREAD_BYTES = 5 * 2**20  # what libraries keep, for each thread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSize:
-    """What a unit needs."""
+    """The memory that a unit needs."""
 
     name: str
     weight_bytes: int
@@ -57,28 +57,28 @@ def predict_depthwise(
     pieces = pieces_of(torch.arange(len(data)), microbatch)
     *earlier, last = groups
     with ExitStack() as stack:
-        given: RowFile | None = None
+        activations: RowFile | None = None
         for group in earlier:
-            made = stack.enter_context(RowFile(folder))
+            outputs = stack.enter_context(RowFile(folder))
             with loaded(model, group, weights):
                 for piece in pieces:
-                    made.write(piece, _run(model, group, data, given, piece))
-            if given is not None:
-                given.close()
-            given = made
+                    outputs.write(piece, _run(model, group, data, activations, piece))
+            if activations is not None:
+                activations.close()
+            activations = outputs
         with loaded(model, last, weights):
             for piece in pieces:
-                yield _run(model, last, data, given, piece)
+                yield _run(model, last, data, activations, piece)
 
 
 @torch.no_grad()
-def _run(model: Model, group: Sequence[str], data: Data, given: RowFile | None, piece: Tensor) -> Tensor:
-    return model.run_units(group, data.batch(piece)[0] if given is None else given.read(piece))
+def _run(model: Model, group: Sequence[str], data: Data, activations: RowFile | None, piece: Tensor) -> Tensor:
+    return model.run_units(group, data.batch(piece)[0] if activations is None else activations.read(piece))
 
 
 @contextmanager
 def loaded(model: Model, units: Sequence[str], weights: Weights) -> Iterator[None]:
-    """The units have their values meanwhile; raises `PayloadError` for one of another shape."""
+    """Give the units their values for the length of the body; raises `PayloadError` for one of another shape."""
     owners = [owner for unit in units for owner in _owners(unit, model.get_submodule(unit))]
     empty = [(tensors, key, tensors[key]) for tensors, key, _ in owners]
     try:
@@ -101,15 +101,15 @@ _Owner = tuple[dict[str, Tensor | None], str, str]  # the tensors of a module, t
 def _owners(unit: str, module: nn.Module) -> Iterator[_Owner]:
     """Where the parameters and buffers of a unit are kept; without buffers that do not travel."""
     for path, part in module.named_modules(prefix=unit):
-        kept: dict[str, Tensor | None] = part._parameters
-        yield from ((kept, key, f"{path}.{key}") for key, tensor in kept.items() if tensor is not None)
+        parameters: dict[str, Tensor | None] = part._parameters
+        yield from ((parameters, key, f"{path}.{key}") for key, tensor in parameters.items() if tensor is not None)
         for key, buffer in part._buffers.items():
             if buffer is not None and key not in part._non_persistent_buffers_set:
                 yield part._buffers, key, f"{path}.{key}"
 
 
 def release(model: Model) -> None:
-    """Give the memory of all values back; shapes stay."""
+    """Free the memory of all values; shapes stay."""
     for unit in model.order:
         for tensors, key, _ in _owners(unit, model.get_submodule(unit)):
             like = tensors[key]
@@ -119,19 +119,19 @@ def release(model: Model) -> None:
 
 
 def survey(model: Model, weights: Weights, input_shape: Sequence[int]) -> list[UnitSize]:
-    """What each unit needs: two samples of zeros go through, with the weights of one unit at a time."""
+    """The memory that each unit needs: two samples of zeros go through, with the weights of one unit at a time."""
     model.eval()
-    found = []
+    unit_sizes = []
     x = torch.zeros(_SAMPLES, *input_shape)
     for name in model.order:
-        unit, given = model.get_submodule(name), x.numel()
+        unit, num_inputs = model.get_submodule(name), x.numel()
         leaves = [part for part in unit.modules() if not any(part.children())]
         with loaded(model, [name], weights), torch.no_grad():
             sizes = [tensor.nbytes for tensor in unit.state_dict().values()]
             x, outputs = count_outputs(unit, x, leaves)
-        per_sample = _FLOAT * (given + max(outputs, x.numel())) // _SAMPLES
-        found.append(UnitSize(name=name, weight_bytes=sum(sizes), activation_bytes=per_sample))
-    return found
+        per_sample = _FLOAT * (num_inputs + max(outputs, x.numel())) // _SAMPLES
+        unit_sizes.append(UnitSize(name=name, weight_bytes=sum(sizes), activation_bytes=per_sample))
+    return unit_sizes
 
 
 def fit_groups(

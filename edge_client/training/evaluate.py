@@ -47,7 +47,7 @@ def evaluate(
     dtype: str = "fp32",
     progress: Progress | None = None,
 ) -> Result:
-    """Judge `predict`, which uses `model`, in evaluation mode."""
+    """Evaluate `predict`, which uses `model`, with the model in evaluation mode."""
     data = in_layout(data, channels_last=channels_last)
     counts = _Counts(num_classes)
     loss_sum = 0.0
@@ -73,17 +73,17 @@ class _Counts:
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
-        self._whole = num_classes <= MATRIX_CLASSES
-        self.table = torch.zeros(num_classes if self._whole else 3, num_classes, dtype=torch.int64)
+        self._has_matrix = num_classes <= MATRIX_CLASSES
+        self.table = torch.zeros(num_classes if self._has_matrix else 3, num_classes, dtype=torch.int64)
         self.num_samples = 0
         self.num_correct = 0
 
-    def add(self, truth: Tensor, answer: Tensor) -> None:
-        n, right = self._num_classes, truth == answer
+    def add(self, truth: Tensor, prediction: Tensor) -> None:
+        n, right = self._num_classes, truth == prediction
         self.num_samples += len(truth)
         self.num_correct += int(right.sum())
-        if self._whole:
-            self.table += torch.bincount(truth * n + answer, minlength=n * n).reshape(n, n)
+        if self._has_matrix:
+            self.table += torch.bincount(truth * n + prediction, minlength=n * n).reshape(n, n)
         else:
-            rows = (truth[right], answer[~right], truth[~right])
+            rows = (truth[right], prediction[~right], truth[~right])
             self.table += torch.stack([torch.bincount(row, minlength=n) for row in rows])

@@ -2,8 +2,8 @@
 
 The frozen units run without gradient and in evaluation mode (the loop sets it), a few samples at a time: their
 activations would otherwise be the largest thing in memory. With `buffered` each of them runs once: outputs lie in a
-file, and the next phase goes on from there (`Earlier`). It is read batch by batch with `pread`; the pages of a mapping
-would count as this process's memory.
+file, and the next phase goes on from there (`StoredOutputs`). It is read batch by batch with `pread`; the pages of a
+mapping would count as this process's memory.
 
 A group of samples always has the same size (the last one is filled up), so that an output has the same bits whether it
 was computed for a batch or for the file: kernels for one or two samples round differently. A BatchNorm without running
@@ -25,7 +25,7 @@ from edge_client.models.layout import arranged, precision
 from edge_client.training.contract import Data, Phase
 from edge_client.training.row_file import RowFile, layout_of
 
-__all__ = ["Data", "Earlier", "Take", "frozen_units", "in_layout", "inputs", "mixes_samples"]
+__all__ = ["Data", "StoredOutputs", "Take", "frozen_units", "in_layout", "inputs", "mixes_samples"]
 
 _CHUNK = 16  # samples that go through the frozen units at a time
 
@@ -58,15 +58,15 @@ def frozen_units(model: Model, phase: Phase) -> list[str]:
     return [name for name in model.order[: model.order.index(phase.after) + 1] if name not in phase.bypassed]
 
 
-class Earlier:
-    """The files of the phase before: its frozen units have not changed since, as later ones are frozen as well."""
+class StoredOutputs:
+    """Outputs of the frozen units of the phase before, in files: those units have not changed since."""
 
     def __init__(self) -> None:
         self._after = ""
         self._bypassed: frozenset[str] = frozenset()
         self._files: dict[str, RowFile] = {}
 
-    def __enter__(self) -> Earlier:
+    def __enter__(self) -> StoredOutputs:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,15 +79,15 @@ class Earlier:
         self._files = {}
 
     def begin(self, models: Mapping[str, Model], phase: Phase) -> tuple[str, dict[str, RowFile]]:
-        """The unit whose outputs there are, and their files by model; none if the phase cannot go on from there."""
-        known = self._after in frozen_units(models[""], phase) and self._bypassed == phase.bypassed
-        if not known or any(key not in self._files for key in models):
+        """The unit whose outputs are stored, and their files by model; none if the phase cannot go on from there."""
+        usable = self._after in frozen_units(models[""], phase) and self._bypassed == phase.bypassed
+        if not usable or any(key not in self._files for key in models):
             self.close()
             return "", {}
         return self._after, self._files
 
     def keep(self, phase: Phase, files: dict[str, RowFile]) -> None:
-        """From now on these; those before them are closed."""
+        """Store these for the next phase, and close those before them."""
         if files is not self._files:
             self.close()
         self._after, self._bypassed, self._files = phase.after, phase.bypassed, files
@@ -103,27 +103,27 @@ def inputs(
     folder: Path | None = None,
     order: torch.Generator | None = None,
     dtype: str = "fp32",
-    earlier: Earlier | None = None,
+    stored: StoredOutputs | None = None,
 ) -> Iterator[Take]:
-    """How to take samples in this phase; `folder` is where outputs of the frozen units are kept, none: nowhere.
+    """A function that takes samples in this phase. Outputs of the frozen units are stored in `folder`, if it is given.
 
     `order` draws the random groups of samples that a BatchNorm without running statistics sees for the file: the same
     in all phases. `dtype` is that of the activations of frozen units.
     """
     with ExitStack() as stack:
-        earlier = earlier or stack.enter_context(Earlier())
+        stored = stored or stack.enter_context(StoredOutputs())
         if not phase.after:
-            earlier.close()
+            stored.close()
             yield lambda chosen, _: _plain(data, chosen)
         elif folder is None or len(data) == 0:
-            earlier.close()
+            stored.close()
             yield _Frozen(models, phase, data, dtype).outputs
         else:
-            start, files = earlier.begin(models, phase)
+            start, files = stored.begin(models, phase)
             if start != phase.after:
                 frozen = _Frozen(models, phase, data, dtype, start, files)
                 files = frozen.write(folder, microbatch, order)
-            earlier.keep(phase, files)
+            stored.keep(phase, files)
             yield lambda chosen, _: ({key: file.read(chosen) for key, file in files.items()}, data.labels[chosen])
 
 
@@ -135,9 +135,9 @@ def _plain(data: Data, chosen: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 def _groups(num_samples: int, size: int, order: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
     """All samples in groups, and each group filled up to `size` with the samples that came first."""
     size = min(size, num_samples)
-    mixed = torch.arange(num_samples) if order is None else torch.randperm(num_samples, generator=order)
+    positions = torch.arange(num_samples) if order is None else torch.randperm(num_samples, generator=order)
     for start in range(0, num_samples, size):
-        yield mixed[start : start + size], mixed[torch.arange(start, start + size) % num_samples]
+        yield positions[start : start + size], positions[torch.arange(start, start + size) % num_samples]
 
 
 class _Frozen:
@@ -153,13 +153,13 @@ class _Frozen:
         files: Mapping[str, RowFile] | None = None,
     ) -> None:
         """`files` have the outputs of the units up to `start`, by model."""
-        self._units = {key: _beyond(start, frozen_units(model, phase)) for key, model in models.items()}
+        self._units = {key: _following(start, frozen_units(model, phase)) for key, model in models.items()}
         self._models = models
         self._data = data
         self._files = files or {}
         self._dtype = dtype
         modules = [model.get_submodule(unit) for key, model in models.items() for unit in self._units[key]]
-        self.mixes = any(mixes_samples(part) for module in modules for part in module.modules())
+        self.mixes = any(mixes_samples(child) for module in modules for child in module.modules())
 
     def size(self, microbatch: int) -> int:
         """Samples that go through at a time."""
@@ -167,7 +167,7 @@ class _Frozen:
 
     @torch.no_grad()
     def outputs(self, chosen: Tensor, microbatch: int) -> tuple[dict[str, Tensor], Tensor]:
-        """What the frozen units of each model make of these samples, at most a microbatch of them."""
+        """Outputs of the frozen units of each model for these samples, at most a microbatch of them."""
         size = self.size(microbatch)
         whole: dict[str, Tensor] = {}
         for start in range(0, len(chosen), size):
@@ -175,10 +175,10 @@ class _Frozen:
             filled = part if self.mixes else part[torch.arange(size) % len(part)]
             x = None if self._files else self._data.batch(filled)[0]
             for key, model in self._models.items():
-                given = x if x is not None else self._files[key].read(filled)
+                source = x if x is not None else self._files[key].read(filled)
                 with precision(self._dtype):
-                    rows = model.run_units(self._units[key], given)[: len(part)]
-                del given
+                    rows = model.run_units(self._units[key], source)[: len(part)]
+                del source
                 if len(part) == len(chosen):
                     whole[key] = rows
                     continue
@@ -199,13 +199,13 @@ class _Frozen:
         return files
 
 
-def _beyond(start: str, units: list[str]) -> list[str]:
+def _following(start: str, units: list[str]) -> list[str]:
     return units[units.index(start) + 1 :] if start else units
 
 
-def mixes_samples(part: nn.Module) -> bool:
+def mixes_samples(module: nn.Module) -> bool:
     """Whether an output depends on the other samples of the batch, in evaluation mode as well."""
-    return isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
 
 
 def _room_for(count: int, rows: Tensor) -> Tensor:

@@ -5,8 +5,8 @@
 
 A mean divides by the whole batch, so that microbatches change nothing but rounding (except for BatchNorm in
 training mode: its statistics are those of a microbatch). The order of samples follows from the seed alone.
-When memory gets less (`replan`), microbatches are smaller from the next batch on, and after the phase the method is
-asked anew for what is left.
+When less memory is left (`replan`), microbatches are smaller from the next batch on, and after the phase the method is
+asked again which phases remain.
 Does not cover: what is minimised (`methods`), how large a microbatch may be (`planning`), what the frozen units of a
 phase make of the samples (`inputs`), evaluation (`evaluate`).
 """
@@ -30,8 +30,8 @@ from edge_client.models.layout import precision
 from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
 from edge_client.training.contract import Batch, Client, Data, Phase, Term
-from edge_client.training.inputs import Earlier, Take, in_layout, inputs
-from edge_client.training.modes import prepared
+from edge_client.training.inputs import StoredOutputs, Take, in_layout, inputs
+from edge_client.training.modes import set_for_phase
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
 
@@ -61,14 +61,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What the loop did."""
+    """How much was trained, and with which loss."""
 
     steps: int
     mean_loss: float  # over all steps; 0.0 if there were none
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A generator of its own for `purpose`."""
+    """A random generator for one purpose: the same seed and purpose give the same numbers."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
@@ -89,17 +89,17 @@ def train(
 ) -> Trained:
     """Run all phases of `client`, which has begun, on `data`; changes `model` in place.
 
-    `replan` is asked before every batch; `in_force` is told when the method goes by the new plan.
+    `replan` is called before every batch; `in_force` is called when the method goes by the new plan.
     """
-    with Earlier() as earlier:
-        training = _Training(model, client, data, settings, earlier, progress, replan, in_force)
+    with StoredOutputs() as stored:
+        training = _Training(model, client, data, settings, stored, progress, replan, in_force)
         while training.schedule:
             training.run_phase()
     return Trained(steps=training.steps, mean_loss=training.losses / training.steps if training.steps else 0.0)
 
 
 class _Training:
-    """What changes from batch to batch."""
+    """The state of a training, from batch to batch: its schedule, its plan, its losses."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Training:
         client: Client,
         data: Data,
         settings: Settings,
-        earlier: Earlier,
+        stored: StoredOutputs,
         progress: Progress | None,
         replan: Replan | None,
         in_force: Callable[[TrainingPlan], None] | None,
@@ -122,17 +122,17 @@ class _Training:
         self._progress = progress
         self._replan = replan
         self._in_force = in_force
-        self._plan: TrainingPlan | None = None  # that the client has not been told yet
-        self._earlier = earlier
+        self._plan: TrainingPlan | None = None  # that the client half does not know yet
+        self._stored = stored
         self._shared: dict[str, Optimizer] = {}
-        self._done: set[str] = set()  # phases
+        self._finished: set[str] = set()  # names of phases
         self._set_schedule()
 
     def _set_schedule(self) -> None:
-        phases = [phase for phase in self.client.phases() if phase.name not in self._done]
-        most = self.settings.max_steps
+        phases = [phase for phase in self.client.phases() if phase.name not in self._finished]
+        max_steps = self.settings.max_steps
         num_batches = [math.ceil(len(self._data(phase)) / self.settings.batch) for phase in phases]
-        steps = _allot(phases, num_batches, None if most is None else most - self.steps)
+        steps = _allot(phases, num_batches, None if max_steps is None else max_steps - self.steps)
         self.schedule = list(zip(phases, steps, strict=True))
         self._total = self.steps + sum(steps)
 
@@ -143,20 +143,20 @@ class _Training:
         return in_layout(phase.data, channels_last=self.settings.channels_last)
 
     def run_phase(self) -> None:
-        """The first phase of the schedule."""
+        """Train the first phase of the schedule."""
         phase, num_steps = self.schedule.pop(0)
         modules = self.client.modules()
         data = self._data(phase)
         optimizer = _optimizer(phase, self.settings, self._shared)
-        with prepared(self.model, modules, phase) as params, self._inputs(modules, phase, data, num_steps) as take:
+        with set_for_phase(self.model, modules, phase) as params, self._inputs(modules, phase, data, num_steps) as take:
             for batch, last_epoch in _batches(len(data), num_steps, phase, self.settings):
-                self._ask()
+                self._adopt_smaller_plan()
                 chosen = _trainable(batch, self.settings.microbatch, self.model.min_batch)
                 if len(chosen) == 0:
                     continue
                 step = _Step(self.model, self.client, phase, params, take, data.labels[chosen], last_epoch)
-                self._note(step.run(chosen, optimizer, self.settings))
-        self._done.add(phase.name)
+                self._record(step.run(chosen, optimizer, self.settings))
+        self._finished.add(phase.name)
         if self._plan is not None and self.schedule:
             self.client.replan(self._plan)
             if self._in_force is not None:
@@ -176,12 +176,12 @@ class _Training:
             folder=settings.folder if settings.buffered and num_steps else None,
             order=generator(settings.seed, "buffer"),
             dtype=settings.dtype,
-            earlier=self._earlier,
+            stored=self._stored,
         ) as take:
             yield take
 
-    def _ask(self) -> None:
-        """Whether there is less memory now."""
+    def _adopt_smaller_plan(self) -> None:
+        """Take what a new plan changes at once, if there is less memory now."""
         plan = self._replan() if self._replan is not None else None
         if plan is not None:
             self._plan = plan
@@ -194,20 +194,20 @@ class _Training:
                 if isinstance(module, Model):
                     module.recompute = plan.recompute  # changes no result: it need not wait for the phase's end
 
-    def _note(self, loss: float) -> None:
+    def _record(self, loss: float) -> None:
         self.steps += 1
         self.losses += loss
         if self._progress is not None:
             self._progress(self.steps, self._total, loss)
 
 
-def _allot(phases: Sequence[Phase], num_batches: Sequence[int], most: int | None) -> list[int]:
-    """Steps of each phase; a bound on all of them is shared in proportion, and no phase is left out for it."""
+def _allot(phases: Sequence[Phase], num_batches: Sequence[int], max_steps: int | None) -> list[int]:
+    """Steps of each phase; `max_steps` is shared among them in proportion, and each phase gets at least one."""
     # 7/3 epochs of 3 batches are 7
     planned = [math.ceil(phase.epochs * count - 1e-9) for phase, count in zip(phases, num_batches, strict=True)]
-    if most is None or sum(planned) <= most:
+    if max_steps is None or sum(planned) <= max_steps:
         return planned
-    ends = [max(0, most) * end // sum(planned) for end in itertools.accumulate(planned)]
+    ends = [max(0, max_steps) * end // sum(planned) for end in itertools.accumulate(planned)]
     shares = [end - start for start, end in itertools.pairwise([0, *ends])]
     return [min(steps, max(1, share)) for steps, share in zip(planned, shares, strict=True)]
 
@@ -219,10 +219,10 @@ def _as_model(key: str, module: nn.Module, phase: Phase) -> Model:
 
 
 def _optimizer(phase: Phase, settings: Settings, shared: dict[str, Optimizer]) -> Optimizer:
-    made = optimizers.make(settings.optimizer, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    optimizer = optimizers.make(settings.optimizer, momentum=settings.momentum, weight_decay=settings.weight_decay)
     if phase.optimizer_state is not None:
-        made.state = phase.optimizer_state
-    return made if phase.optimizer == "fresh" else shared.setdefault(phase.optimizer, made)
+        optimizer.state = phase.optimizer_state
+    return optimizer if phase.optimizer == "fresh" else shared.setdefault(phase.optimizer, optimizer)
 
 
 def _batches(num_samples: int, num_steps: int, phase: Phase, settings: Settings) -> Iterator[tuple[Tensor, bool]]:
@@ -236,9 +236,9 @@ def _batches(num_samples: int, num_steps: int, phase: Phase, settings: Settings)
         epoch += 1
 
 
-def _trainable(chosen: Tensor, microbatch: int, least: int) -> Tensor:
+def _trainable(chosen: Tensor, microbatch: int, min_batch: int) -> Tensor:
     """A batch without a last piece that is too small for the model: BatchNorm has no statistics of one value."""
-    too_small = len(chosen) % microbatch < least
+    too_small = len(chosen) % microbatch < min_batch
     return chosen[: len(chosen) - len(chosen) % microbatch] if too_small else chosen
 
 
@@ -256,22 +256,25 @@ class _Step:
 
     def run(self, chosen: Tensor, optimizer: Optimizer, settings: Settings) -> float:
         """Gradients of all pieces, then the step; returns the loss."""
-        kept: dict[str, dict[str, Tensor]] = {name: {} for name in self.phase.keep}
+        separate: dict[str, dict[str, Tensor]] = {name: {} for name in self.phase.keep}
         loss = 0.0
         for number, piece in enumerate(pieces_of(chosen, settings.microbatch)):
-            loss += self._piece(piece, settings, kept, first=number == 0)
+            loss += self._piece(piece, settings, separate, first=number == 0)
         for name, param in self.params.items():
             grad = param.grad if param.grad is not None else torch.zeros_like(param)
             with torch.no_grad():
-                apart = {term: grads[name] for term, grads in kept.items() if name in grads}
-                self.client.adjust(name, param, grad, apart)
+                of_terms = {term: grads[name] for term, grads in separate.items() if name in grads}
+                self.client.adjust(name, param, grad, of_terms)
             optimizer.step(name, param, grad, settings.learning_rate)
             param.grad = None  # freed one by one: the next batch's activations take its place
         with torch.no_grad():
             self.client.after_step(self.params, settings.learning_rate)
         return loss
 
-    def _piece(self, piece: Tensor, settings: Settings, kept: dict[str, dict[str, Tensor]], *, first: bool) -> float:
+    def _piece(
+        self, piece: Tensor, settings: Settings, separate: dict[str, dict[str, Tensor]], *, first: bool
+    ) -> float:
+        """Back-propagate all terms of one piece; returns its share of the loss."""
         beside, y = self.take(piece, settings.microbatch)
         x = beside.pop("")
         batch = Batch(
@@ -288,14 +291,14 @@ class _Step:
         loss = 0.0
         with _tapped(self.model, self.phase) as taps:
             for term in self._terms(batch, settings.dtype):
-                share = _backward(term, batch, self.params, kept.get(term.name))
+                share = _backward(term, batch, self.params, separate.get(term.name))
                 loss += share if term.told else 0.0
             if self.phase.taps:
                 self.client.observe(batch, taps, self.phase)
         return loss
 
     def _terms(self, batch: Batch, dtype: str) -> Iterator[Term]:
-        """The loss; each term is computed in this type, and nothing of what is done with it in between."""
+        """The terms of the loss, computed in this type; what the caller does with a term is not."""
         terms = iter(self.client.terms(batch, self.phase))
         while True:
             with precision(dtype):
@@ -305,26 +308,28 @@ class _Step:
             yield term
 
 
-def _backward(term: Term, batch: Batch, params: Mapping[str, nn.Parameter], apart: dict[str, Tensor] | None) -> float:
-    """Add the term's gradient to `param.grad`, or to `apart`; returns the term's share of the step's loss."""
+def _backward(
+    term: Term, batch: Batch, params: Mapping[str, nn.Parameter], separate: dict[str, Tensor] | None
+) -> float:
+    """Add the term's gradient to `param.grad`, or to `separate`; returns the term's share of the step's loss."""
     value = _value(term, batch)
     if value is None:
         return 0.0
     if value.requires_grad:
-        with _adding_to(apart, params) if apart is not None else nullcontext():
+        with _adding_to(separate, params) if separate is not None else nullcontext():
             value.backward()  # type: ignore[no-untyped-call]
     return value.item()
 
 
 @contextmanager
-def _adding_to(apart: dict[str, Tensor], params: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Gradients go there, added one by one: a whole set of new ones beside both others would be a third."""
+def _adding_to(separate: dict[str, Tensor], params: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Gradients of the body go to `separate`, added one by one: a new set beside both others would be a third."""
     before = {name: param.grad for name, param in params.items()}
     for name, param in params.items():
-        param.grad = apart.get(name)
+        param.grad = separate.get(name)
     yield
     for name, param in params.items():
-        apart |= {name: param.grad} if param.grad is not None else {}
+        separate |= {name: param.grad} if param.grad is not None else {}
         param.grad = before[name]
 
 
@@ -342,7 +347,7 @@ def _value(term: Term, batch: Batch) -> Tensor | None:
         return term.weight * term.each.sum() / denominator
     if term.denominator is None:
         raise ValueError(f"term {term.name!r} has a mask but no denominator: its sum over the whole batch")
-    if term.denominator == 0:  # nobody in the whole batch takes part
+    if term.denominator == 0:  # no sample of the whole batch takes part
         return None
     return term.weight * (term.each * term.mask).sum() / term.denominator
 
@@ -350,14 +355,14 @@ def _value(term: Term, batch: Batch) -> Tensor | None:
 @contextmanager
 def _tapped(model: Model, phase: Phase) -> Iterator[dict[str, Tensor]]:
     """Collect the outputs at the phase's taps, detached, from the first forward pass of a piece."""
-    seen: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     unknown = phase.taps - model.taps.keys()
     if unknown:
         raise ValueError(f"phase {phase.name!r} observes {sorted(unknown)[0]!r}; the model has {', '.join(model.taps)}")
 
     def keep(taps: Sequence[str], output: Tensor) -> None:
         for tap in taps:
-            seen.setdefault(tap, output.detach())
+            outputs.setdefault(tap, output.detach())
 
     taps_at: dict[str, list[str]] = {}
     for tap in sorted(phase.taps):
@@ -370,7 +375,7 @@ def _tapped(model: Model, phase: Phase) -> Iterator[dict[str, Tensor]]:
     ]
     try:
         with model.watching({place: watch for place, watch in watchers.items() if place in model.order}):
-            yield seen
+            yield outputs
     finally:
         for handle in handles:
             handle.remove()

@@ -1,4 +1,4 @@
-"""How modules stand while a phase trains: which parameters get gradients, which BatchNorms move, what is put back."""
+"""Modes of all modules while a phase trains: which parameters get gradients, which BatchNorms move, what comes back."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from edge_client.models.contract import Model
 from edge_client.training.contract import Phase, named_parameters
 from edge_client.training.inputs import frozen_units
 
-__all__ = ["prepared"]
+__all__ = ["set_for_phase"]
 
 
 @contextmanager
-def prepared(model: Model, modules: Mapping[str, nn.Module], phase: Phase) -> Iterator[dict[str, nn.Parameter]]:
-    """The phase's parameters, with the modes of all modules set for it and put back after it."""
+def set_for_phase(model: Model, modules: Mapping[str, nn.Module], phase: Phase) -> Iterator[dict[str, nn.Parameter]]:
+    """The phase's parameters, with the modes of all modules set for it and restored after it."""
     if phase.batchnorm not in ("train", "eval", "restore"):
         raise ValueError(f"phase {phase.name!r}: expected batchnorm of train, eval, restore, got {phase.batchnorm!r}")
-    everything = named_parameters(model, modules)
-    unknown = phase.trainable - everything.keys()
+    parameters = named_parameters(model, modules)
+    unknown = phase.trainable - parameters.keys()
     if unknown:
         raise ValueError(f"phase {phase.name!r} trains {sorted(unknown)[0]!r}, which the model does not have")
-    required = {name: param.requires_grad for name, param in everything.items()}
-    kept = [(buffer, buffer.clone()) for buffer in _restored(model, modules, phase)]
+    required = {name: param.requires_grad for name, param in parameters.items()}
+    saved = [(buffer, buffer.clone()) for buffer in _restored(model, modules, phase)]
     _set_modes(model, modules, phase)
-    for name, param in everything.items():
+    for name, param in parameters.items():
         param.requires_grad_(name in phase.trainable)
     try:
-        yield {name: param for name, param in everything.items() if name in phase.trainable}
+        yield {name: param for name, param in parameters.items() if name in phase.trainable}
     finally:
-        for name, param in everything.items():
+        for name, param in parameters.items():
             param.requires_grad_(required[name])
             param.grad = None
-        for buffer, before in kept:
+        for buffer, before in saved:
             buffer.copy_(before)
 
 

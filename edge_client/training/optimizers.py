@@ -39,12 +39,12 @@ class Sgd:
         if self.weight_decay:
             grad = grad.add(param, alpha=self.weight_decay)
         if self.momentum:
-            mine = self.state.get(name)
-            if mine is None:
+            state = self.state.get(name)
+            if state is None:
                 velocity = grad.clone()
                 self.state[name] = {"velocity": velocity}
             else:
-                velocity = mine["velocity"].mul_(self.momentum).add_(grad)
+                velocity = state["velocity"].mul_(self.momentum).add_(grad)
             grad = velocity
         param.add_(grad, alpha=-learning_rate)
 
@@ -64,25 +64,25 @@ class Adam:
         """One step of one parameter."""
         if self.weight_decay:
             grad = grad.add(param, alpha=self.weight_decay)
-        mine = self.state.get(name)
-        if mine is None:
-            mine = {
+        state = self.state.get(name)
+        if state is None:
+            state = {
                 "m": torch.zeros_like(param),
                 "v": torch.zeros_like(param),
                 "steps": torch.zeros((), dtype=torch.int64),
             }
-            self.state[name] = mine
-        mine["steps"] += 1
-        steps = int(mine["steps"])
-        mine["m"].lerp_(grad, 1 - self.beta1)
-        mine["v"].mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
+            self.state[name] = state
+        state["steps"] += 1
+        steps = int(state["steps"])
+        state["m"].lerp_(grad, 1 - self.beta1)
+        state["v"].mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
         correction = math.sqrt(1 - self.beta2**steps)
-        denominator = mine["v"].sqrt().div_(correction).add_(self.epsilon)
-        param.addcdiv_(mine["m"], denominator, value=-learning_rate / (1 - self.beta1**steps))
+        denominator = state["v"].sqrt().div_(correction).add_(self.epsilon)
+        param.addcdiv_(state["m"], denominator, value=-learning_rate / (1 - self.beta1**steps))
 
 
 def make(name: str, *, momentum: float, weight_decay: float) -> Optimizer:
-    """`sgd` or `adam`, as a run names them."""
+    """A new optimizer, `sgd` or `adam`."""
     if name == "sgd":
         return Sgd(momentum=momentum, weight_decay=weight_decay)
     if name == "adam":

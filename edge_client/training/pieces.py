@@ -1,8 +1,8 @@
-"""Large layers a few output channels at a time, their gradients added where they belong: for a pass beside others.
+"""Runs large layers a few output channels at a time and adds their gradients in place, to save memory.
 
-A convolution's library lays its weights out anew for every call, and autograd makes a gradient before it adds it to the
-one that is there: twice the largest weights, on top of all gradients. In pieces both are as small as a piece. Outputs
-and gradients are those of the whole layer, except for rounding.
+A convolution's library copies its weights into another layout at every call, and autograd makes a gradient before it
+adds it to the one that is there: twice the largest weights, on top of all gradients. In pieces both are as small as a
+piece. Outputs and gradients are those of the whole layer, except for rounding.
 Does not cover: convolutions in groups or in one dimension, autocast, weights with hooks; they run as they are.
 """
 
@@ -26,10 +26,10 @@ _LANES = 16  # channels that kernels work on at once; a piece has a multiple
 
 
 class InPieces(TorchFunctionMode):
-    """A context: what is called inside runs in pieces, and is back-propagated so, wherever that is done."""
+    """A context: layers called inside run in pieces, and are back-propagated in pieces, inside or later."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Of all functions two are changed."""
+        """Replace convolutions and linear layers; all other functions run as they are."""
         kwargs = kwargs or {}
         if func is functional.conv2d and not kwargs and _is_simple(args[0], *args[3:]) and _is_large(args[1]):
             return _Convolution.apply(*args[:3], args[3:6])  # type: ignore[no-untyped-call]
@@ -39,7 +39,7 @@ class InPieces(TorchFunctionMode):
 
 
 def _is_large(weight: Tensor) -> bool:
-    """And its gradient goes where autograd would put it, with nobody who wants to see it on its way."""
+    """Large enough to be worth it, and a plain leaf: no hook sees its gradient, no other type computes it."""
     return weight.is_leaf and not weight._backward_hooks and weight.nbytes > _PIECE_BYTES and not autocasts()
 
 
@@ -49,15 +49,15 @@ def _is_simple(x: Tensor, stride: Any = None, padding: Any = None, dilation: Any
 
 
 def _pieces(weight: Tensor) -> Iterator[slice]:
-    """Of equal size: kernels are made for each size."""
+    """Output channels in pieces of equal size, because kernels are made for each size."""
     rows = len(weight)
     while weight[:rows].nbytes > _PIECE_BYTES and rows % (2 * _LANES) == 0:
         rows //= 2
     return (slice(first, first + rows) for first in range(0, len(weight), rows))
 
 
-def _add(weight: Tensor) -> Tensor:
-    """The gradient to add to."""
+def _gradient(weight: Tensor) -> Tensor:
+    """The gradient to add to, made if there is none."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad
@@ -80,17 +80,17 @@ class _Convolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         (x,) = ctx.saved_tensors
-        weight, asked = ctx.weight, ctx.needs_input_grad
-        inward: Tensor | None = None
+        weight, needed = ctx.weight, ctx.needs_input_grad
+        input_grad: Tensor | None = None
         for rows in _pieces(weight):
-            more, own, _ = torch.ops.aten.convolution_backward(
-                grad[:, rows], x, weight[rows], None, *ctx.how, False, [0, 0], 1, [asked[0], asked[1], False]
+            piece_grad, weight_grad, _ = torch.ops.aten.convolution_backward(
+                grad[:, rows], x, weight[rows], None, *ctx.how, False, [0, 0], 1, [needed[0], needed[1], False]
             )
-            if asked[0]:
-                inward = more if inward is None else inward.add_(more)
-            if asked[1]:
-                _add(weight)[rows].add_(own)
-        return inward, None, grad.sum((0, 2, 3)) if asked[2] else None, None
+            if needed[0]:
+                input_grad = piece_grad if input_grad is None else input_grad.add_(piece_grad)
+            if needed[1]:
+                _gradient(weight)[rows].add_(weight_grad)
+        return input_grad, None, grad.sum((0, 2, 3)) if needed[2] else None, None
 
 
 class _Linear(torch.autograd.Function):
@@ -104,8 +104,8 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         (x,) = ctx.saved_tensors
-        asked, flat = ctx.needs_input_grad, grad.flatten(0, -2)
-        if asked[1]:
-            _add(ctx.weight).addmm_(flat.T, x.flatten(0, -2))
-        inward = grad @ ctx.weight if asked[0] else None
-        return inward, None, flat.sum(0) if asked[2] else None
+        needed, flat = ctx.needs_input_grad, grad.flatten(0, -2)
+        if needed[1]:
+            _gradient(ctx.weight).addmm_(flat.T, x.flatten(0, -2))
+        input_grad = grad @ ctx.weight if needed[0] else None
+        return input_grad, None, flat.sum(0) if needed[2] else None

@@ -19,7 +19,7 @@ __all__ = ["RowFile", "layout_of"]
 
 
 def layout_of(rows: Tensor) -> torch.memory_format:
-    """Channels last if images lie so, else the usual one."""
+    """Channels last for images in that layout, else the usual one."""
     last = rows.ndim == 4 and not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if last else torch.contiguous_format
 
@@ -28,8 +28,8 @@ class RowFile:
     """Rows of equal size by position, in a file without a name: nothing is left of it, however the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        self._what = f"keeping activations in {folder}"
-        with durable.disk_errors(self._what):
+        self._purpose = f"keeping activations in {folder}"
+        with durable.disk_errors(self._purpose):
             self._fd, path = tempfile.mkstemp(dir=folder)
             os.unlink(path)
         self._like = torch.empty(0)
@@ -41,7 +41,7 @@ class RowFile:
         self.close()
 
     def close(self) -> None:
-        """Nothing is left of it; a second call does nothing."""
+        """Free its space on disk; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -49,8 +49,8 @@ class RowFile:
     def write(self, positions: Tensor, rows: Tensor) -> None:
         """Put one row at each position."""
         self._like = torch.empty_like(rows[:1], memory_format=torch.preserve_format)
-        views, row_bytes = _bytes_of(_as_they_lie(rows).contiguous())
-        with durable.disk_errors(self._what):
+        views, row_bytes = _bytes_of(_in_memory_order(rows).contiguous())
+        with durable.disk_errors(self._purpose):
             faults.point("worker.train.buffer")
             for position, view in zip(positions.tolist(), views, strict=True):
                 _write_all(self._fd, view, position * row_bytes)
@@ -59,14 +59,14 @@ class RowFile:
         """The rows at these positions, in the layout in which they were computed."""
         shape = (len(positions), *self._like.shape[1:])
         rows = torch.empty(shape, dtype=self._like.dtype, memory_format=layout_of(self._like))
-        views, row_bytes = _bytes_of(_as_they_lie(rows))
-        with durable.disk_errors(self._what):
+        views, row_bytes = _bytes_of(_in_memory_order(rows))
+        with durable.disk_errors(self._purpose):
             for position, view in zip(positions.tolist(), views, strict=True):
                 _read_all(self._fd, view, position * row_bytes)
         return rows
 
 
-def _as_they_lie(rows: Tensor) -> Tensor:
+def _in_memory_order(rows: Tensor) -> Tensor:
     """The same memory, with the axes in the order in which it is laid out."""
     return rows.permute(0, 2, 3, 1) if layout_of(rows) == torch.channels_last else rows
 

@@ -1,7 +1,7 @@
-"""A step on zeros, unit by unit, through the real loop: it loads the libraries' pages and starts their threads.
+"""Warms a process up with a step on zeros, unit by unit, through the real loop: it loads libraries and starts threads.
 
-What a process takes for that it keeps; training memory is counted from there. One unit at a time, so that the warm-up
-of a model that is trained by groups needs no more than its largest unit.
+A process keeps the memory that this takes; training memory is counted from there. One unit at a time, so that the
+warm-up of a model that is trained by groups needs no more than its largest unit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def warm_up(model: Model, settings: Settings) -> None:
 
 
 class _Zeros:
-    """Two samples."""
+    """Two samples of zeros."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = shape
@@ -46,7 +46,7 @@ class _Zeros:
 
 
 class _UnitByUnit:
-    """Each unit is a phase of its own."""
+    """A client half that trains each unit in a phase of its own."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -70,10 +70,10 @@ class _UnitByUnit:
         return phases
 
     def replan(self, plan: TrainingPlan) -> None:
-        """Nobody does."""
+        """A warm-up has no plan."""
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
-        """The sum of what the unit puts out; a real loss for the head."""
+        """The sum of the unit's outputs; a real loss for the head."""
         out = self._model.run_units([phase.name], batch.x)
         is_head = phase.name == self._model.order[-1]
         yield Term(name="warm_up", each=cross_entropy(out, batch.y) if is_head else out.flatten(1).sum(1))
@@ -92,5 +92,5 @@ class _UnitByUnit:
         return Outcome()
 
     def predict(self, x: Tensor) -> Tensor:
-        """Nobody asks."""
+        """A warm-up is not evaluated."""
         raise AssertionError("a warm-up predicts nothing")

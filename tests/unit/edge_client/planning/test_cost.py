@@ -76,7 +76,7 @@ def test_samples_that_go_through_again_come_when_all_gradients_are_there(again: 
 
     between units, block2 550 + 200. 20 per sample that the first units put out are kept; a third size: 4 more.
     """
-    found = training_bytes(rows(), Workload(batch=10, again=again), Shape(microbatch=10))
+    found = training_bytes(rows(), Workload(batch=10, second_pass=again), Shape(microbatch=10))
     assert found == bound(kept + worst + 11 + 4)
 
 
@@ -91,7 +91,7 @@ def test_gradients_that_are_kept_apart_come_on_top() -> None:
 
     Above the 640 and a first pass of 695; 20 are kept.
     """
-    found = training_bytes(rows(), Workload(batch=1, again=1, apart=True), Shape(microbatch=1))
+    found = training_bytes(rows(), Workload(batch=1, second_pass=1, separate_gradients=True), Shape(microbatch=1))
     assert found == bound(20 + 2 * 640 + 402 + 11)
 
 

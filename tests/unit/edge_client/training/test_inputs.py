@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from edge_client.errors import DiskFullError, MachineError
 from edge_client.models.contract import Model, from_sequential
 from edge_client.training.contract import Phase
-from edge_client.training.inputs import Earlier, frozen_units, inputs
+from edge_client.training.inputs import StoredOutputs, frozen_units, inputs
 
 PHASE = Phase(name="p", trainable=frozenset(), after="1")
 
@@ -186,9 +186,9 @@ def test_a_phase_goes_on_from_the_file_of_the_one_before(tmp_path: Path) -> None
     """f(i) = 3 i, then 9 i, then 27 i; samples are read for the first file only, and no file is left open."""
     model, data = _chain(), Memory(5)
     files = len(list(Path("/proc/self/fd").iterdir()))
-    with Earlier() as earlier:
+    with StoredOutputs() as stored:
         for after, factor in (("0", 3), ("1", 9), ("2", 27)):
-            with inputs({"": model}, _phase(after), data, microbatch=4, folder=tmp_path, earlier=earlier) as take:
+            with inputs({"": model}, _phase(after), data, microbatch=4, folder=tmp_path, stored=stored) as take:
                 assert _numbers(take(torch.tensor([4, 1]), 4)[0][""]) == [4 * factor, factor]
         assert data.reads == [4, 4]
     assert len(list(Path("/proc/self/fd").iterdir())) == files
@@ -197,11 +197,11 @@ def test_a_phase_goes_on_from_the_file_of_the_one_before(tmp_path: Path) -> None
 def test_only_units_behind_the_earlier_file_run_again(tmp_path: Path) -> None:
     """The first unit becomes 5 x after the first file was written: 9 i, not 15 i, shows that it has not run again."""
     model, data = _chain(), Memory(3)
-    with Earlier() as earlier:
-        with inputs({"": model}, _phase("0"), data, microbatch=4, folder=tmp_path, earlier=earlier):
+    with StoredOutputs() as stored:
+        with inputs({"": model}, _phase("0"), data, microbatch=4, folder=tmp_path, stored=stored):
             pass
         nn.init.constant_(model.get_parameter("0.weight"), 5.0)
-        with inputs({"": model}, _phase("1"), data, microbatch=4, folder=tmp_path, earlier=earlier) as take:
+        with inputs({"": model}, _phase("1"), data, microbatch=4, folder=tmp_path, stored=stored) as take:
             assert _numbers(take(torch.tensor([1]), 4)[0][""]) == [9]
 
 
@@ -209,11 +209,11 @@ def test_only_units_behind_the_earlier_file_run_again(tmp_path: Path) -> None:
 def test_a_file_of_other_units_is_not_used(tmp_path: Path, between: Phase) -> None:
     """After a phase that trains everything, or one that jumps over a unit, samples are read again: 3 x 3 x 1 = 9."""
     model, data = _chain(), Memory(3)
-    with Earlier() as earlier:
+    with StoredOutputs() as stored:
         for phase in (_phase("0"), between):
-            with inputs({"": model}, phase, data, microbatch=4, folder=tmp_path, earlier=earlier):
+            with inputs({"": model}, phase, data, microbatch=4, folder=tmp_path, stored=stored):
                 pass
         data.reads.clear()
-        with inputs({"": model}, _phase("1"), data, microbatch=4, folder=tmp_path, earlier=earlier) as take:
+        with inputs({"": model}, _phase("1"), data, microbatch=4, folder=tmp_path, stored=stored) as take:
             assert _numbers(take(torch.tensor([1]), 4)[0][""]) == [9]
     assert data.reads == [3]
