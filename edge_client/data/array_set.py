@@ -35,15 +35,15 @@ def open_npz(
 ) -> SampleSet:
     """The arrays `x` and `y` with the first of `endings` that is there; `levels` is the largest value of bytes."""
     arrays = npz_arrays(path)
-    found = ((ending, samples_in(arrays, ending)) for ending in endings)
-    ending, samples = next((pair for pair in found if pair[1] is not None), ("", None))
-    wanted = f"y{ending}" if samples is not None else f"x{endings[0]}"
-    if samples is None or wanted not in arrays:
-        raise InputError(f"{path}: expected an array {wanted!r}, got {', '.join(sorted(arrays)) or 'none'}")
+    candidates = ((ending, samples_in(arrays, ending)) for ending in endings)
+    ending, samples = next((pair for pair in candidates if pair[1] is not None), ("", None))
+    labels_name = f"y{ending}" if samples is not None else f"x{endings[0]}"
+    if samples is None or labels_name not in arrays:
+        raise InputError(f"{path}: expected an array {labels_name!r}, got {', '.join(sorted(arrays)) or 'none'}")
     keys = {name.removesuffix(ending): array for name, array in arrays.items() if _is_key(name, ending, array, samples)}
-    own_names = names if names is not None else _names(arrays.get("classes"))
-    labels = labels_of(arrays[wanted], samples.shape[0], own_names)
-    return ArraySet(samples, labels, where=arrays[wanted].where, levels=levels, shape=shape, keys=keys)
+    class_names = names if names is not None else _names(arrays.get("classes"))
+    labels = labels_of(arrays[labels_name], samples.shape[0], class_names)
+    return ArraySet(samples, labels, where=arrays[labels_name].where, levels=levels, shape=shape, keys=keys)
 
 
 def has_samples(path: Path, ending: str) -> bool:
@@ -52,7 +52,7 @@ def has_samples(path: Path, ending: str) -> bool:
 
 
 def _is_key(name: str, ending: str, array: ArrayFile, samples: Stored) -> bool:
-    """Whether an array has something to say of each sample."""
+    """Whether an array has one number or text for each sample, and is neither samples nor labels."""
     fits = array.shape == samples.shape[:1] and array.dtype.kind in "iuU"
     return fits and name.endswith(ending) and name.removesuffix(ending) not in ("x", "y", "classes", "")
 
@@ -93,7 +93,7 @@ class ArraySet:
 
 
 class _FiniteRows:
-    """Rows of numbers that a model can learn from: one NaN would spoil it without a sound."""
+    """Rows without NaN and infinity: one of them would silently spoil the model."""
 
     def __init__(self, rows: Rows, chosen: Indices, samples: Stored) -> None:
         self._rows = rows

@@ -115,9 +115,9 @@ class ArrayFile:
     def _unpack(self, chosen: Indices) -> NDArray[Any]:
         """Read the stream once from end to end and keep the chosen samples."""
         assert self.open is not None
-        place = np.full(self.shape[0], -1, dtype=np.int64)
-        place[chosen] = np.arange(len(chosen))
-        kept = np.empty((len(chosen), *self.shape[1:]), dtype=self.dtype)
+        position_of = np.full(self.shape[0], -1, dtype=np.int64)
+        position_of[chosen] = np.arange(len(chosen))
+        values = np.empty((len(chosen), *self.shape[1:]), dtype=self.dtype)
         step = max(1, _PIECE_BYTES // max(1, self.row_bytes))
         try:
             with self.open() as stream:
@@ -126,13 +126,13 @@ class ArrayFile:
                     num_rows = min(step, self.shape[0] - start)
                     data = _read_exactly(stream, num_rows * self.row_bytes, self)
                     rows = np.frombuffer(data, dtype=self.dtype).reshape(num_rows, *self.shape[1:])
-                    to = place[start : start + num_rows]
-                    kept[to[to >= 0]] = rows[to >= 0]
+                    positions = position_of[start : start + num_rows]
+                    values[positions[positions >= 0]] = rows[positions >= 0]
                 if stream.read(1):
                     raise self.refuse(f"there is more data than {self.shape[0]} samples")
         except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
             raise self.refuse(f"cannot be unpacked ({error})") from error
-        return kept
+        return values
 
 
 def _read_exactly(stream: ByteStream, size: int, array: ArrayFile) -> bytes:
@@ -148,12 +148,12 @@ def _read_exactly(stream: ByteStream, size: int, array: ArrayFile) -> bytes:
 
 
 class _MemoryRows:
-    def __init__(self, kept: NDArray[Any]) -> None:
-        self._kept = kept
-        self.held_bytes = kept.nbytes
+    def __init__(self, values: NDArray[Any]) -> None:
+        self._values = values
+        self.held_bytes = values.nbytes
 
     def take(self, indices: Indices) -> NDArray[Any]:
-        return self._kept[indices]
+        return self._values[indices]
 
 
 class _FileRows:

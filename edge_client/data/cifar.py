@@ -4,7 +4,7 @@
     Python   data_batch_1 ... test_batch, or train and test: pickles, of which `cifar_pickle` reads what is needed
     npz      as the source `npz`
 
-Which one lies there is told by the names in the folder. Images are [3, 32, 32] bytes and stay in the files.
+The names in the folder tell which of them it is. Images are [3, 32, 32] bytes and stay in the files.
 (A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.)
 """
 
@@ -83,10 +83,10 @@ def _listed(folder: Path) -> str:
 def _from_npz(kind: str, path: Path, *, test: bool) -> SampleSet | None:
     if test and not has_samples(path, "_test"):
         return None
-    found = open_npz(path, ("_test",) if test else ("_train", ""), names=_CLASSES[kind])
-    if found.shape not in (_IMAGE, (32, 32, 3)):
-        raise InputError(f"{found.where}: expected images of {list(_IMAGE)} as {kind} has, got {found.shape}")
-    return found
+    images = open_npz(path, ("_test",) if test else ("_train", ""), names=_CLASSES[kind])
+    if images.shape not in (_IMAGE, (32, 32, 3)):
+        raise InputError(f"{images.where}: expected images of {list(_IMAGE)} as {kind} has, got {images.shape}")
+    return images
 
 
 def _binary(kind: str, path: Path) -> tuple[ArrayFile, Indices]:

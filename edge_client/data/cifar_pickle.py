@@ -59,7 +59,7 @@ class _Name:
 class _Array:
     """What numpy's `_reconstruct` would make; its contents come later."""
 
-    found: PickledArray | None = None
+    contents: PickledArray | None = None
 
 
 class _ByteType:
@@ -104,10 +104,10 @@ class _Machine:
         raise _Refused(f"more than {_MAX_STEPS} steps")
 
     def _result(self) -> dict[str, object]:
-        found = self.pop()
-        if not isinstance(found, dict):
+        batch = self.pop()
+        if not isinstance(batch, dict):
             raise _Refused("it holds no dict")
-        return {_text(key): _finished(value) for key, value in found.items()}
+        return {_text(key): _finished(value) for key, value in batch.items()}
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
@@ -133,9 +133,9 @@ class _Machine:
         if not self._marks:
             raise _Refused("a step has no beginning")
         start = self._marks.pop()
-        found = self._stack[start:]
+        items = self._stack[start:]
         del self._stack[start:]
-        return found
+        return items
 
     def protocol(self) -> None:
         version = self._number("B")
@@ -227,7 +227,7 @@ class _Machine:
         if self._stack and isinstance(self._stack[-1], _ByteType):
             return
         array = self._top(_Array)
-        array.found = _contents(state)
+        array.contents = _contents(state)
 
 
 def _known(module: str, attribute: str) -> _Name:
@@ -258,9 +258,9 @@ def _text(value: object) -> str:
 def _finished(value: object) -> object:
     if isinstance(value, _Bytes):
         return _text(value)
-    if isinstance(value, _Array) and value.found is None:
+    if isinstance(value, _Array) and value.contents is None:
         raise _Refused("an array without contents")
-    return value.found if isinstance(value, _Array) else value
+    return value.contents if isinstance(value, _Array) else value
 
 
 _STEPS: Mapping[bytes, Callable[[_Machine], None]] = {

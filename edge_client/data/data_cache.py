@@ -39,7 +39,7 @@ _TEST_SPLIT = 0x5EED  # keeps the draw of the global test set apart from those o
 
 
 class PartitionFacts(NamedTuple):
-    """What each device got."""
+    """How many samples each device has."""
 
     sizes: tuple[int, ...]  # training samples
     test_sizes: tuple[int, ...]  # (): there is no test set
@@ -47,8 +47,8 @@ class PartitionFacts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """What a cached file is made from and for."""
+class _Request:
+    """The data that a cached file holds, and for whom."""
 
     text: str
     partition: str
@@ -74,7 +74,7 @@ def cache_arrays(
     become positions in `classes`, or else in those of `describe_data`. `partition` may name a key, which is kept.
     `shape` is that of a sample as the model wants it: needed for image folders, checked for all.
     """
-    wanted = _Wanted(
+    request = _Request(
         text=text,
         partition=partition if registry.parse_partition(partition).kind == "key" else "",
         test_fraction=test_fraction,
@@ -82,10 +82,10 @@ def cache_arrays(
         classes=tuple(classes) if classes is not None else None,
         shape=tuple(shape) if shape is not None else None,
     )
-    facts = [dataclasses.asdict(wanted), _stamp(text), _LAYOUT]
+    facts = [dataclasses.asdict(request), _stamp(text), _LAYOUT]
     path = folder / f"data-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.npz"
     if not path.exists():
-        _write(path, wanted)
+        _write(path, request)
     return path
 
 
@@ -94,48 +94,48 @@ def _stamp(text: str) -> list[object]:
     kind, place = registry.split_source(text)
     if not place:
         return []
-    found: list[object] = []
+    facts: list[object] = []
     try:
         for file in [Path(place), *sorted(Path(place).glob("*/*" if kind == "image-folder" else "*"))]:
             status = file.stat()
-            found.append([str(file.absolute()), status.st_size, 0 if file.is_dir() else status.st_mtime_ns])
+            facts.append([str(file.absolute()), status.st_size, 0 if file.is_dir() else status.st_mtime_ns])
     except OSError as error:
         raise InputError(f"data {text!r}: cannot read {place}: {error.strerror}") from error
-    return found
+    return facts
 
 
-def _write(path: Path, wanted: _Wanted) -> None:
-    train, test = openers.open_both(wanted.text, wanted.partition, wanted.shape)
-    shape = wanted.shape or openers.input_shape(train.shape)
+def _write(path: Path, request: _Request) -> None:
+    train, test = openers.open_both(request.text, request.partition, request.shape)
+    shape = request.shape or openers.input_shape(train.shape)
     if shape is None:
-        raise InputError(f"data {wanted.text!r}: how large is a sample? give the model's input, such as [3, 96, 96]")
-    wanted = dataclasses.replace(
-        wanted, shape=shape, classes=wanted.classes or openers.class_names(train.labels, train.where)
+        raise InputError(f"data {request.text!r}: how large is a sample? give the model's input, such as [3, 96, 96]")
+    request = dataclasses.replace(
+        request, shape=shape, classes=request.classes or openers.class_names(train.labels, train.where)
     )
-    mine = np.arange(len(train.labels.values))
-    tests = np.arange(len(test.labels.values)) if test is not None else None
-    if test is None and wanted.test_fraction > 0:
-        rng = np.random.Generator(np.random.PCG64([wanted.seed, _TEST_SPLIT]))
-        num_test = int(len(mine) * wanted.test_fraction)
-        tests, mine = (np.sort(part) for part in np.split(rng.permutation(mine), [num_test]))
+    train_rows = np.arange(len(train.labels.values))
+    test_rows = np.arange(len(test.labels.values)) if test is not None else None
+    if test is None and request.test_fraction > 0:
+        rng = np.random.Generator(np.random.PCG64([request.seed, _TEST_SPLIT]))
+        num_test = int(len(train_rows) * request.test_fraction)
+        test_rows, train_rows = (np.sort(part) for part in np.split(rng.permutation(train_rows), [num_test]))
     with NpzWriter(path) as file:
-        file.add("classes", np.array(wanted.classes, dtype=np.str_))
-        _add_set(file, "_train", train, mine, wanted)
-        if tests is not None:
-            _add_set(file, "_test", test if test is not None else train, tests, wanted)
+        file.add("classes", np.array(request.classes, dtype=np.str_))
+        _add_set(file, "_train", train, train_rows, request)
+        if test_rows is not None:
+            _add_set(file, "_test", test if test is not None else train, test_rows, request)
 
 
-def _add_set(file: NpzWriter, ending: str, data: SampleSet, chosen: Indices, wanted: _Wanted) -> None:
-    assert wanted.classes is not None
-    values = positions(data.labels, wanted.classes, {}, data.where)[chosen]
-    file.add(f"y{ending}", values.astype(np.min_scalar_type(len(wanted.classes))))
-    key = registry.parse_partition(wanted.partition)
+def _add_set(file: NpzWriter, ending: str, data: SampleSet, chosen: Indices, request: _Request) -> None:
+    assert request.classes is not None
+    values = positions(data.labels, request.classes, {}, data.where)[chosen]
+    file.add(f"y{ending}", values.astype(np.min_scalar_type(len(request.classes))))
+    key = registry.parse_partition(request.partition)
     if key.kind == "key" and data.keys:
         name = find_key(data.keys, key.name, data.where)
         file.add(f"{key.name or 'key'}{ending}", data.keys[name]()[chosen])
-    assert wanted.shape is not None
-    blocks = _blocks(data, chosen, wanted.shape)
-    first = next(blocks, np.zeros((0, *wanted.shape), dtype=np.float32))
+    assert request.shape is not None
+    blocks = _blocks(data, chosen, request.shape)
+    first = next(blocks, np.zeros((0, *request.shape), dtype=np.float32))
     file.add_blocks(f"x{ending}", first.dtype, (len(chosen), *first.shape[1:]), chain([first], blocks))
 
 
@@ -146,9 +146,11 @@ def _blocks(data: SampleSet, chosen: Indices, shape: tuple[int, ...]) -> Iterato
     start, step = 0, 1  # the first sample alone tells how large they are
     while start < len(chosen):
         raw = rows.take(np.arange(start, min(len(chosen), start + step)))
-        kept = raw if raw.dtype == np.uint8 and in_bytes else convert(raw)
-        yield kept if reshapes(kept.shape[1:], shape) or kept.dtype == np.uint8 else kept.reshape(len(kept), *shape)
-        start, step = start + len(kept), max(1, _BLOCK_BYTES // max(1, kept[0].nbytes))
+        block = raw if raw.dtype == np.uint8 and in_bytes else convert(raw)
+        yield (
+            block if reshapes(block.shape[1:], shape) or block.dtype == np.uint8 else block.reshape(len(block), *shape)
+        )
+        start, step = start + len(block), max(1, _BLOCK_BYTES // max(1, block[0].nbytes))
 
 
 def write_partition(

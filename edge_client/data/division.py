@@ -28,13 +28,13 @@ __all__ = ["divide_test", "divide_train", "write_parts"]
 
 def divide_train(data: SampleSet, labels: Indices, partition: str, num_parts: int, seed: int) -> list[Indices]:
     """The training samples of each part, ascending, none empty; raises `InputError` for what cannot be divided so."""
-    wanted = registry.parse_partition(partition)
+    division = registry.parse_partition(partition)
     if num_parts == 1:
         return [np.arange(len(labels))]
-    if wanted.kind == "file":
-        return _read(Path(wanted.name), "train", len(labels), num_parts)
-    keys = _keys(data, wanted) if wanted.kind == "key" else None
-    return partitions.make(wanted, labels, keys, num_parts, seed)
+    if division.kind == "file":
+        return _read(Path(division.name), "train", len(labels), num_parts)
+    keys = _keys(data, division) if division.kind == "key" else None
+    return partitions.make(division, labels, keys, num_parts, seed)
 
 
 def divide_test(
@@ -44,15 +44,15 @@ def divide_test(
 
     By key, if the training set is divided so and has the keys of the test set; as a file says, if it does; else IID.
     """
-    wanted = registry.parse_partition(partition)
+    division = registry.parse_partition(partition)
     if len(parts) == 1:
         return [np.arange(len(labels))]
-    if wanted.kind == "file" and "test" in npz_arrays(Path(wanted.name)):
-        return _read(Path(wanted.name), "test", len(labels), len(parts))
-    if wanted.kind == "key" and test.keys:
-        own, tested = _keys(train, wanted), _keys(test, wanted)
-        if np.isin(tested, own).all():  # otherwise other people test than train: everybody gets some of all
-            return [np.flatnonzero(np.isin(tested, own[part])) for part in parts]
+    if division.kind == "file" and "test" in npz_arrays(Path(division.name)):
+        return _read(Path(division.name), "test", len(labels), len(parts))
+    if division.kind == "key" and test.keys:
+        train_keys, test_keys = _keys(train, division), _keys(test, division)
+        if np.isin(test_keys, train_keys).all():  # otherwise other people test than train: everybody gets some of all
+            return [np.flatnonzero(np.isin(test_keys, train_keys[part])) for part in parts]
     return partitions.iid(labels, len(parts), seed, min_size=0)
 
 

@@ -44,8 +44,8 @@ def from_array(values: NDArray[Any], where: str, names: Sequence[str] | None = N
     if values.ndim != 1:
         raise InputError(f"{where}: expected one label per sample, got shape {list(values.shape)}")
     if values.dtype.kind == "U":
-        found, numbers = np.unique(values, return_inverse=True)
-        return Labels(values=numbers.astype(np.int64).reshape(-1), names=tuple(str(name) for name in found))
+        names_in_order, numbers = np.unique(values, return_inverse=True)
+        return Labels(values=numbers.astype(np.int64).reshape(-1), names=tuple(str(name) for name in names_in_order))
     if values.dtype.kind not in "iu":
         shown = repr(values[0].item())[:40] if len(values) else "none"
         raise InputError(f"{where}: expected integer labels or class names, got {values.dtype} (sample 0: {shown})")
@@ -68,8 +68,8 @@ def positions(labels: Labels, classes: Sequence[str], rename: Mapping[str, str],
     known = {name: number for number, name in enumerate(classes)}
     unknown = [name for name in names.values() if rename.get(name, name) not in known]
     if unknown:
-        taken = {rename.get(name, name) for name in names.values()}
-        free = [name for name in classes if name not in taken]
+        used = {rename.get(name, name) for name in names.values()}
+        free = [name for name in classes if name not in used]
         raise UnknownClassError(_unknown(unknown, classes, free or classes, rename, where))
     table = np.full(len(labels.names), -1, dtype=np.int64)
     for number, name in names.items():

@@ -63,18 +63,18 @@ def open_named(
 ) -> SampleSet:
     """The training or test set of that name; its labels are positions in `classes`, or else in those of `DataFacts`."""
     train, tests = open_both(text, partition)
-    found = tests if test else train
-    if found is None:
+    samples = tests if test else train
+    if samples is None:
         raise InputError(f"data {text!r} has no test set; name one, or keep a fraction of the training data for tests")
     order = tuple(classes) if classes is not None else class_names(train.labels, train.where)
-    found.labels = Labels(values=positions(found.labels, order, {}, found.where), names=order)
-    return found
+    samples.labels = Labels(values=positions(samples.labels, order, {}, samples.where), names=order)
+    return samples
 
 
 def open_both(text: str, partition: str, shape: tuple[int, ...] | None = None) -> tuple[SampleSet, SampleSet | None]:
     """The training set of that name, and its test set if it has one; a key that `partition` names must be there."""
-    wanted = registry.parse_partition(partition)
-    key = wanted.name if wanted.kind == "key" else None
+    division = registry.parse_partition(partition)
+    key = division.name if division.kind == "key" else None
     train = open_even_empty(text, key=key, shape=shape)
     if not len(train.labels.values):
         raise InputError(f"{train.where}: expected training samples, got none")
@@ -87,10 +87,10 @@ def open_both(text: str, partition: str, shape: tuple[int, ...] | None = None) -
 def open_even_empty(text: str, *, key: str | None = None, shape: tuple[int, ...] | None = None) -> SampleSet:
     """The training set of that name, for those who can do without samples."""
     kind, place = registry.split_source(text)
-    return open_train(kind, _there(Path(place), f"data {text!r}"), key=key, shape=shape)
+    return open_train(kind, _existing_path(Path(place), f"data {text!r}"), key=key, shape=shape)
 
 
-def _there(path: Path, what: str) -> Path:
+def _existing_path(path: Path, what: str) -> Path:
     try:
         if not durable.is_there(path):
             raise InputError(f"{what}: {path} does not exist")
@@ -130,9 +130,9 @@ def open_train(kind: str, path: Path, *, key: str | None = None, shape: tuple[in
     if kind in ("idx", "fashion-mnist"):
         return _idx(kind, path, "train")
     if kind in ("cifar10", "cifar100"):
-        found = open_cifar(kind, path, test=False)
-        assert found is not None
-        return found
+        images = open_cifar(kind, path, test=False)
+        assert images is not None
+        return images
     return _npz(kind, path, ("_train", ""))
 
 
@@ -144,10 +144,10 @@ def open_test(
         has_test = not inside or (path.is_dir() and _idx_file(path, "t10k", "images") is not None)
         return _idx(kind, path, "t10k") if has_test else None
     if kind in ("cifar10", "cifar100"):
-        found = open_cifar(kind, path, test=True)
-        if found is None and not inside:
+        images = open_cifar(kind, path, test=True)
+        if images is None and not inside:
             raise InputError(f"{path}: expected the test set of {kind}, got none")
-        return found
+        return images
     if kind in ("npz", "har"):
         return None if inside and not has_samples(path, "_test") else _npz(kind, path, ("_test", ""))
     return None if inside else open_train(kind, path, key=key, shape=shape)
@@ -156,17 +156,17 @@ def open_test(
 def _npz(kind: str, path: Path, endings: Sequence[str]) -> SampleSet:
     if kind == "npz":
         return open_npz(path, endings)
-    found = open_npz(path, endings, names=_HAR)
-    if "s" in found.keys:
-        found.keys = {**found.keys, "person": found.keys["s"]}
-    return found
+    samples = open_npz(path, endings, names=_HAR)
+    if "s" in samples.keys:
+        samples.keys = {**samples.keys, "person": samples.keys["s"]}
+    return samples
 
 
 def _idx(kind: str, path: Path, prefix: str) -> SampleSet:
     if path.is_dir():
         images, labels = _idx_file(path, prefix, "images"), _idx_file(path, prefix, "labels")
-        for what, found in (("images-idx3", images), ("labels-idx1", labels)):
-            if found is None:
+        for what, file in (("images-idx3", images), ("labels-idx1", labels)):
+            if file is None:
                 raise InputError(f"{path}: expected a file {prefix}-{what}-ubyte or {prefix}-{what}-ubyte.gz, got none")
         assert images is not None
         assert labels is not None

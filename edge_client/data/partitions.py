@@ -64,11 +64,11 @@ def dirichlet(labels: Indices, num_parts: int, alpha: float, seed: int, min_size
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     smallest = 0
     for _ in range(_MAX_TRIES):
-        drawn = _draw(members, num_parts, alpha, rng)
-        size = int(np.sum([sizes for _, sizes in drawn], axis=0).min())
+        draws = _draw(members, num_parts, alpha, rng)
+        size = int(np.sum([sizes for _, sizes in draws], axis=0).min())
         if size >= min_size:
             owner = np.empty(len(labels), dtype=np.int64)
-            for order, sizes in drawn:
+            for order, sizes in draws:
                 owner[order] = np.repeat(np.arange(num_parts), sizes)
             return parts_of(owner, num_parts)
         smallest = max(smallest, size)
@@ -215,14 +215,15 @@ def _deal(shards: Indices, num_parts: int, num_labels: int, rng: np.random.Gener
 
 def by_key(keys: NDArray[Any], num_parts: int, seed: int) -> list[Indices]:
     """All samples of a key in one part: as many keys as parts in their order, more in random groups of equal number."""
-    found, numbers = np.unique(keys, return_inverse=True)
-    if num_parts < 1 or len(found) < num_parts:
+    distinct_keys, numbers = np.unique(keys, return_inverse=True)
+    num_keys = len(distinct_keys)
+    if num_parts < 1 or num_keys < num_parts:
         raise InputError(
-            f"partition 'key': {len(keys)} samples of {len(found)} different keys cannot be divided among {num_parts} "
-            f"devices; use {'at most ' if len(found) > 1 else ''}{max(1, len(found))} devices"
+            f"partition 'key': {len(keys)} samples of {num_keys} different keys cannot be divided among {num_parts} "
+            f"devices; use {'at most ' if num_keys > 1 else ''}{max(1, num_keys)} devices"
         )
-    order = np.arange(len(found)) if len(found) == num_parts else _generator(seed).permutation(len(found))
-    part_of_key = np.empty(len(found), dtype=np.int64)
+    order = np.arange(num_keys) if num_keys == num_parts else _generator(seed).permutation(num_keys)
+    part_of_key = np.empty(num_keys, dtype=np.int64)
     for part, group in enumerate(np.array_split(order, num_parts)):
         part_of_key[group] = part
     return parts_of(part_of_key[numbers.reshape(-1)], num_parts)

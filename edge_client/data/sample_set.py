@@ -42,9 +42,9 @@ def find_key(known: Collection[str], name: str, where: str) -> str:
     """The key that a partition names: `name`, or the usual one if it is empty; raises `InputError` if there is none."""
     key = name or next((usual for usual in _USUAL_KEYS if usual in known), "")
     if key not in known:
-        wanted = repr(name) if name else f"named {', '.join(_USUAL_KEYS[:-1])} or {_USUAL_KEYS[-1]}"
+        expected = repr(name) if name else f"named {', '.join(_USUAL_KEYS[:-1])} or {_USUAL_KEYS[-1]}"
         raise InputError(
-            f"{where}: partition {(f'key:{name}' if name else 'key')!r} needs a key {wanted} for each sample, "
+            f"{where}: partition {(f'key:{name}' if name else 'key')!r} needs a key {expected} for each sample, "
             f"got {', '.join(sorted(known)) or 'none'}"
         )
     return key

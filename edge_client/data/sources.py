@@ -46,9 +46,9 @@ class Samples:
 
     def batch(self, indices: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """x [b, *input shape] float32 and y [b] int64 of the samples at `indices`."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        x = self._convert(self._rows.take(chosen.numpy())).reshape(len(chosen), *self.shape)
-        return torch.from_numpy(np.ascontiguousarray(x)), self.labels[chosen]
+        positions = torch.as_tensor(indices, dtype=torch.int64)
+        x = self._convert(self._rows.take(positions.numpy())).reshape(len(positions), *self.shape)
+        return torch.from_numpy(np.ascontiguousarray(x)), self.labels[positions]
 
     def class_counts(self, num_classes: int) -> tuple[int, ...]:
         """Samples of each class."""
@@ -65,7 +65,7 @@ def open_data(
     registry.validate(section)
     section = registry.located(section)
     shape = tuple(input_shape)
-    return divide(*_find(section, shape), section, classes, shape, rename or {})
+    return divide(*_open(section, shape), section, classes, shape, rename or {})
 
 
 def divide(
@@ -76,20 +76,20 @@ def divide(
     input_shape: tuple[int, ...] | None,
     rename: Mapping[str, str],
 ) -> tuple[Samples, Samples]:
-    """This device's part of its sets, for samples of `input_shape` or else of their own shape."""
+    """This device's part of its sets, for samples of `input_shape`, or else of the shape that they have."""
     shape = _shape(train, input_shape)
     labels = positions(train.labels, classes, rename, train.where)
     part, num_parts = section.part
     parts = divide_train(train, labels, section.partition, num_parts, section.seed)
-    mine = parts[part]
+    part_rows = parts[part]
     if test is not None:
         test_labels = positions(test.labels, classes, rename, test.where)
-        shared = divide_test(train, parts, test, test_labels, section.partition, section.seed)[part]
-        samples = _pick(train, labels, mine, shape), _pick(test, test_labels, shared, shape)
+        test_rows = divide_test(train, parts, test, test_labels, section.partition, section.seed)[part]
+        samples = _pick(train, labels, part_rows, shape), _pick(test, test_labels, test_rows, shape)
         samples[1].held_bytes += test.held_bytes
     else:
-        order = np.random.Generator(np.random.PCG64([section.seed, part, _TEST_SPLIT])).permutation(mine)
-        num_test = int(len(mine) * section.test_fraction)
+        order = np.random.Generator(np.random.PCG64([section.seed, part, _TEST_SPLIT])).permutation(part_rows)
+        num_test = int(len(part_rows) * section.test_fraction)
         samples = (
             _pick(train, labels, np.sort(order[num_test:]), shape),
             _pick(train, labels, np.sort(order[:num_test]), shape),
@@ -116,18 +116,18 @@ def _pick(data: SampleSet, labels: Indices, indices: Indices, shape: tuple[int, 
     return Samples(rows, labels[indices], shape, convert)
 
 
-def _find(section: DataSection, shape: tuple[int, ...]) -> tuple[SampleSet, SampleSet | None]:
+def _open(section: DataSection, shape: tuple[int, ...]) -> tuple[SampleSet, SampleSet | None]:
     """Training data, and test data if the section or the files have any."""
     kind = section.source
     for name, path in (("train", section.train), ("test", section.test)):
         try:
-            there = not path or durable.is_there(Path(path))
+            exists = not path or durable.is_there(Path(path))
         except MachineError as error:
             raise InputError(f"data.{name}: {error}") from error
-        if not there:
+        if not exists:
             raise InputError(f"data.{name}: {path} does not exist on this device; correct it in device.toml")
     partition = registry.parse_partition(section.partition)
     key = partition.name if partition.kind == "key" else None
     train = open_train(kind, Path(section.train), key=key, shape=shape)
-    place = Path(section.test or section.train)
-    return train, open_test(kind, place, inside=not section.test, key=key, shape=shape)
+    test_path = Path(section.test or section.train)
+    return train, open_test(kind, test_path, inside=not section.test, key=key, shape=shape)

@@ -41,14 +41,14 @@ class Joined:
         """The samples at `chosen`, counted through all pieces."""
         starts = np.cumsum([0, *(piece.shape[0] for piece in self._pieces)])
         piece_of = np.searchsorted(starts, chosen, side="right") - 1
-        local = chosen - starts[piece_of]
-        place = np.empty(len(chosen), dtype=np.int64)
+        local_rows = chosen - starts[piece_of]
+        row_in_piece = np.empty(len(chosen), dtype=np.int64)
         rows = []
         for number, piece in enumerate(self._pieces):
-            (mine,) = np.nonzero(piece_of == number)
-            place[mine] = np.arange(len(mine))
-            rows.append(piece.select(local[mine]))
-        return _JoinedRows(self, rows, piece_of, place)
+            (selected,) = np.nonzero(piece_of == number)
+            row_in_piece[selected] = np.arange(len(selected))
+            rows.append(piece.select(local_rows[selected]))
+        return _JoinedRows(self, rows, piece_of, row_in_piece)
 
 
 class _JoinedRows:
@@ -61,10 +61,10 @@ class _JoinedRows:
 
     def take(self, indices: Indices) -> NDArray[Any]:
         out = np.empty((len(indices), *self._whole.shape[1:]), dtype=self._whole.dtype)
-        piece_of, place = self._piece_of[indices], self._place[indices]
+        piece_of, row_in_piece = self._piece_of[indices], self._place[indices]
         for number in np.unique(piece_of):
-            (mine,) = np.nonzero(piece_of == number)
-            out[mine] = self._rows[number].take(place[mine])
+            (selected,) = np.nonzero(piece_of == number)
+            out[selected] = self._rows[number].take(row_in_piece[selected])
         return out
 
 

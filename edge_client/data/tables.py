@@ -62,10 +62,10 @@ class CsvSet:
         lines = self._lines(file)
         self._read_header(next(lines, (1, 0, b""))[2])
         numbers: dict[str, int] = {}
-        found = array.array("q")
+        label_numbers = array.array("q")
         for line_number, start, line in lines:
             fields = self._fields(line, line_number)
-            found.append(self._number_of(fields[self._label_column], numbers, line_number, "label"))
+            label_numbers.append(self._number_of(fields[self._label_column], numbers, line_number, "label"))
             if self._key_column is not None:
                 key = fields[self._key_column]
                 self._keys.append(self._number_of(key, self._key_numbers, line_number, self._key_name))
@@ -76,7 +76,9 @@ class CsvSet:
         order = np.empty(len(names), dtype=np.int64)
         for position, name in enumerate(names):
             order[numbers[name]] = position
-        values = order[np.frombuffer(found, dtype=np.int64)] if len(found) else np.zeros(0, dtype=np.int64)
+        values = (
+            order[np.frombuffer(label_numbers, dtype=np.int64)] if len(label_numbers) else np.zeros(0, dtype=np.int64)
+        )
         return Labels(values=values, names=tuple(names), text=True)
 
     def _lines(self, file: io.BufferedReader) -> Iterator[tuple[int, int, bytes]]:
@@ -113,9 +115,9 @@ class CsvSet:
         if not self.num_columns:
             raise InputError(f"{self._path}, line 1: expected a column of numbers beside label and key, got none")
 
-    def _find_key(self, names: list[str], wanted: str) -> int:
+    def _find_key(self, names: list[str], key: str) -> int:
         columns = {other: number for number, name in enumerate(names) for other in (name.lower(), name)}
-        self._key_name = find_key(columns.keys() - {"label", "Label"}, wanted, f"{self._path}, line 1")
+        self._key_name = find_key(columns.keys() - {"label", "Label"}, key, f"{self._path}, line 1")
         self.keys = {self._key_name: self._key_texts}
         return columns[self._key_name]
 
@@ -167,7 +169,7 @@ class CsvSet:
                 f"{self._path}: the model's input {list(shape)} needs {math.prod(shape)} columns of numbers, "
                 f"the file has {self.num_columns}"
             )
-        return _CsvRows(self, indices), _as_it_is
+        return _CsvRows(self, indices), _unchanged
 
     def read(self, fd: int, row: int) -> list[float]:
         """The numbers of one row."""
@@ -184,7 +186,7 @@ class CsvSet:
             raise InputError(f"cannot read {self._path}: {error.strerror}") from error
 
 
-def _as_it_is(raw: NDArray[Any]) -> NDArray[np.float32]:
+def _unchanged(raw: NDArray[Any]) -> NDArray[np.float32]:
     return raw
 
 

@@ -1,4 +1,4 @@
-"""What a user's own function returned, as a sample set: a map-style `Dataset`, or a pair of arrays (X, y).
+"""What a task's own function returned, as a sample set: a map-style `Dataset`, or a pair of arrays (X, y).
 
 Bytes (uint8) are scaled to [0, 1], other numbers become float32 as they are. Labels are integers or class names; a
 `Dataset` with a list `classes` names its integers. Where it has `targets` they are believed, and compared with every
@@ -24,7 +24,7 @@ from edge_client.user_code import UserCode
 
 __all__ = ["as_set"]
 
-_WANTED = "image_folder(), csv(), npz(), a map-style Dataset, or arrays (X, y)"
+_EXPECTED = "image_folder(), csv(), npz(), a map-style Dataset, or arrays (X, y)"
 
 
 def as_set(data: object, path: str, what: str) -> SampleSet:
@@ -33,15 +33,17 @@ def as_set(data: object, path: str, what: str) -> SampleSet:
     if isinstance(data, SampleSet):
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(_is_array(item) for item in data):
-        return _GivenArrays(data[0], data[1], where)
+        return _UserArrays(data[0], data[1], where)
     kinds = {kind.__name__ for kind in type(data).__mro__}
     if "DataLoader" in kinds:
-        raise InputError(f"{where}: expected {_WANTED}, got a DataLoader; return its dataset, fedfit makes the batches")
+        raise InputError(
+            f"{where}: expected {_EXPECTED}, got a DataLoader; return its dataset, fedfit makes the batches"
+        )
     if "IterableDataset" in kinds or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise InputError(f"{where}: expected {_WANTED}, got {type(data).__name__}, which has no length and index")
+        raise InputError(f"{where}: expected {_EXPECTED}, got {type(data).__name__}, which has no length and index")
     if isinstance(data, (str, bytes, dict)) or _is_array(data):
-        raise InputError(f"{where}: expected {_WANTED}, got {type(data).__name__}")
-    return _GivenDataset(data, path, what)
+        raise InputError(f"{where}: expected {_EXPECTED}, got {type(data).__name__}")
+    return _UserDataset(data, path, what)
 
 
 def _is_array(value: object) -> bool:
@@ -60,7 +62,7 @@ def _as_float(raw: NDArray[Any]) -> NDArray[np.float32]:
     return x / np.float32(255) if raw.dtype == np.uint8 else x
 
 
-def _as_it_is(x: NDArray[Any]) -> NDArray[np.float32]:
+def _unchanged(x: NDArray[Any]) -> NDArray[np.float32]:
     return x
 
 
@@ -83,7 +85,7 @@ def _plain(value: object, where: str) -> NDArray[Any]:
     return array
 
 
-class _GivenArrays:
+class _UserArrays:
     """X [n, ...] and y [n], held by the user's code."""
 
     def __init__(self, x: Any, y: Any, where: str) -> None:
@@ -102,7 +104,7 @@ class _GivenArrays:
     def rows(self, indices: Indices, shape: tuple[int, ...]) -> tuple[Rows, Convert]:
         """Rows of X."""
         _fits(self._x.shape[1:], shape, self.where)
-        return _ArrayRows(self._x, indices, self.where), _as_it_is
+        return _ArrayRows(self._x, indices, self.where), _unchanged
 
 
 class _ArrayRows:
@@ -124,7 +126,7 @@ def _check_finite(x: NDArray[np.float32], numbers: Indices, where: str) -> None:
         raise InputError(f"{where}: sample {int(bad)} has values that are not finite")
 
 
-class _GivenDataset:
+class _UserDataset:
     """A map-style Dataset; it decodes what it returns, one sample at a time."""
 
     def __init__(self, data: Any, path: str, what: str) -> None:
@@ -189,7 +191,7 @@ class _GivenDataset:
         """Samples as they are asked for."""
         if self._length:
             _fits(self.shape or (), shape, self.where)
-        return _DatasetRows(self, indices), _as_it_is
+        return _DatasetRows(self, indices), _unchanged
 
     def read(self, number: int) -> NDArray[Any]:
         """The sample at `number`, if it is still what it was when the labels were learnt."""
@@ -201,7 +203,7 @@ class _GivenDataset:
 
 
 class _DatasetRows:
-    def __init__(self, data: _GivenDataset, chosen: Indices) -> None:
+    def __init__(self, data: _UserDataset, chosen: Indices) -> None:
         self._data = data
         self._chosen = chosen
         self.held_bytes = chosen.nbytes

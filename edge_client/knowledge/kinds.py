@@ -41,7 +41,7 @@ class Knowledge(Protocol):
 
     @property
     def kind(self) -> str:
-        """As `schema.KINDS` calls it."""
+        """Its name in `schema.KINDS`."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by their names below the kind, in the order in which they travel."""
@@ -73,7 +73,7 @@ class ClassTable(_Sized):
 
     label: str  # feature | logit
     counts: Tensor  # [C] int64: samples behind each class's mean, on the way down: devices; 0: the class is absent
-    values: Tensor  # [n, width]: the means of the n classes that are there, in their order
+    values: Tensor  # [n, width]: the means of the n present classes, in their order
 
     @property
     def kind(self) -> str:
@@ -87,11 +87,11 @@ class ClassTable(_Sized):
 
     @property
     def classes(self) -> Tensor:
-        """[n] int64: those that are there."""
+        """[n] int64: the classes that have a mean."""
         return self.counts.nonzero()[:, 0]
 
     def only(self, allowed: Tensor) -> ClassTable | None:
-        """The same without the classes that are not `allowed` ([C] of bool); none if nothing is left."""
+        """The table of the `allowed` classes ([C] of bool) alone; None if it would be empty."""
         counts = torch.where(allowed, self.counts, 0)
         values = self.values[allowed[self.classes]]
         return ClassTable(label=self.label, counts=counts, values=values) if len(values) else None
@@ -101,7 +101,7 @@ class ClassTable(_Sized):
         return {"counts": self.counts, "values": self.values}
 
     def targets(self) -> tuple[Tensor, Tensor]:
-        """Values by class [C, width], zeros where absent; and which are there, [C] of 0 and 1."""
+        """Values by class [C, width], zeros where absent; and which are present, [C] of 0 and 1."""
         values = self.values.new_zeros(len(self.counts), self.width)
         values[self.classes] = self.values
         return values, (self.counts > 0).to(self.values.dtype)
@@ -174,7 +174,7 @@ class SampleLogits(_Sized):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureMaps(_Sized):
-    """What the lower part of a model makes of a device's own samples, with labels and the device's logits."""
+    """Outputs of the lower part of a model for a device's samples, with labels and the device's logits."""
 
     ids: Tensor  # [n] int64: positions among the device's samples
     labels: Tensor  # [n] int64
@@ -221,8 +221,8 @@ def ranges_of(ids: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
-    """Tensors of one kind from a peer."""
+class _ReceivedTable:
+    """The tensors of one kind as they came from a peer; each method checks one and returns it."""
 
     kind: str
     source: str
@@ -244,7 +244,7 @@ class _Given:
         return value
 
     def ids(self, count: int) -> Tensor:
-        """The ids of `count` rows, ascending; what the ranges claim is added up before anything is made of it."""
+        """The ids of `count` rows, ascending; the sizes of the ranges are added up before memory is taken for them."""
         ranges = self.integers("ranges", 0, _MAX_ID)
         firsts, counts = ranges[:, 0], ranges[:, 1]
         if int(counts.min()) < 1 or int(counts.sum()) != count or bool((firsts[1:] < (firsts + counts)[:-1]).any()):
@@ -255,7 +255,7 @@ class _Given:
     def numbers(self, name: str) -> Tensor:
         """Finite values of a plausible size."""
         value = self.tensors[name]
-        largest = max(abs(float(end)) for end in torch.aminmax(value))  # without a copy of all
+        largest = max(abs(float(end)) for end in torch.aminmax(value))  # without a copy of the tensor
         if not largest <= MAX_ABS:  # NaN compares as false
             code = "range" if MAX_ABS < largest < float("inf") else "not_finite"
             raise PayloadError(
@@ -264,56 +264,56 @@ class _Given:
         return value
 
 
-def _class_table(given: _Given) -> ClassTable:
-    counts, limits = given.integers("counts", 0, given.limits.max_count), given.limits
-    there = counts[counts > 0]
-    if len(there) != len(given.tensors["values"]):
+def _class_table(table: _ReceivedTable) -> ClassTable:
+    counts, limits = table.integers("counts", 0, table.limits.max_count), table.limits
+    present = counts[counts > 0]
+    if len(present) != len(table.tensors["values"]):
         raise PayloadError(
             "shape",
-            f"{given.source}: its {given.kind!r} counts {len(there)} classes, and has values of "
-            f"{len(given.tensors['values'])}",
+            f"{table.source}: its {table.kind!r} counts {len(present)} classes, and has values of "
+            f"{len(table.tensors['values'])}",
         )
-    if int(there.min()) < limits.min_count:
+    if int(present.min()) < limits.min_count:
         raise PayloadError(
             "range",
-            f"{given.source}: its {given.kind!r} has a mean of {int(there.min())} samples, expected "
+            f"{table.source}: its {table.kind!r} has a mean of {int(present.min())} samples, expected "
             f"{limits.min_count} at least",
         )
-    return ClassTable(label=given.kind.removeprefix("class/"), counts=counts, values=given.numbers("values"))
+    return ClassTable(label=table.kind.removeprefix("class/"), counts=counts, values=table.numbers("values"))
 
 
-def _pairs(given: _Given) -> FeaturePairs:
-    return FeaturePairs(inputs=given.numbers("in"), outputs=given.numbers("out"))
+def _pairs(table: _ReceivedTable) -> FeaturePairs:
+    return FeaturePairs(inputs=table.numbers("in"), outputs=table.numbers("out"))
 
 
-def _drafts(given: _Given) -> DraftSet:
-    convs = {int(name[5:]): given.numbers(name) for name in given.tensors if name.startswith("conv_")}
+def _drafts(table: _ReceivedTable) -> DraftSet:
+    convs = {int(name[5:]): table.numbers(name) for name in table.tensors if name.startswith("conv_")}
     if 1 not in convs:
-        raise PayloadError("names", f"{given.source}: its drafts have no 'conv_1'")
-    depths = given.distinct("depths", _MAX_DEPTH)
-    logits = given.numbers("logits")
-    return DraftSet(ids=given.ids(len(logits)), depths=depths, convs=convs, logits=logits)
+        raise PayloadError("names", f"{table.source}: its drafts have no 'conv_1'")
+    depths = table.distinct("depths", _MAX_DEPTH)
+    logits = table.numbers("logits")
+    return DraftSet(ids=table.ids(len(logits)), depths=depths, convs=convs, logits=logits)
 
 
-def _logits(given: _Given) -> SampleLogits:
-    values = given.numbers("values")
-    return SampleLogits(ids=given.ids(len(values)), values=values)
+def _logits(table: _ReceivedTable) -> SampleLogits:
+    values = table.numbers("values")
+    return SampleLogits(ids=table.ids(len(values)), values=values)
 
 
-def _maps(given: _Given) -> FeatureMaps:
+def _maps(table: _ReceivedTable) -> FeatureMaps:
     return FeatureMaps(
-        ids=given.ids(len(given.tensors["labels"])),
-        labels=given.integers("labels", 0, given.limits.num_classes - 1),
-        logits=given.numbers("logits"),
-        values=given.numbers("values"),
+        ids=table.ids(len(table.tensors["labels"])),
+        labels=table.integers("labels", 0, table.limits.num_classes - 1),
+        logits=table.numbers("logits"),
+        values=table.numbers("values"),
     )
 
 
-def _public(given: _Given) -> PublicSamples:
-    return PublicSamples(values=given.numbers("values"))
+def _public(table: _ReceivedTable) -> PublicSamples:
+    return PublicSamples(values=table.numbers("values"))
 
 
-_PARSERS: Mapping[str, Callable[[_Given], Knowledge]] = {
+_PARSERS: Mapping[str, Callable[[_ReceivedTable], Knowledge]] = {
     "class/feature": _class_table,
     "class/logit": _class_table,
     "pairs": _pairs,
@@ -327,12 +327,12 @@ _PARSERS: Mapping[str, Callable[[_Given], Knowledge]] = {
 def parse(
     entries: Sequence[Entry], read: Callable[[Entry], Tensor], limits: Limits, *, codec: str, source: str
 ) -> tuple[Knowledge, ...]:
-    """The knowledge of a container; `read` is called only after all that the table says was found inside `limits`."""
+    """The knowledge of a container; `read` is called only after the whole table was checked against `limits`."""
     check_entries(entries, limits, codec=codec, source=source)
-    groups: dict[str, _Given] = {}
+    groups: dict[str, _ReceivedTable] = {}
     for entry in entries:
         kind, name = kind_of(entry.name)
-        group = groups.setdefault(kind, _Given(kind=kind, source=source, limits=limits))
+        group = groups.setdefault(kind, _ReceivedTable(kind=kind, source=source, limits=limits))
         group.tensors[name] = read(entry)
     return tuple(_PARSERS[kind](group) for kind, group in groups.items())
 
@@ -348,7 +348,7 @@ def named_tensors(items: Iterable[Knowledge]) -> list[tuple[str, Tensor]]:
 
 
 def as_read(items: Iterable[Knowledge], limits: Limits, *, codec: str, source: str) -> tuple[Knowledge, ...]:
-    """What a peer makes of `items` in a run with this codec; raises the `PayloadError` with which it refuses them."""
+    """What a peer reads from `items` in a run with this codec; raises the `PayloadError` with which it refuses them."""
     named = dict(named_tensors(items))
     codecs = {name: codec_for(tensor, codec) for name, tensor in named.items()}
 
@@ -364,7 +364,7 @@ def as_read(items: Iterable[Knowledge], limits: Limits, *, codec: str, source: s
 
 
 def one(items: Iterable[Knowledge], kind: type[K], label: str = "") -> K | None:
-    """The table of this type, and of this label if it has one; none if it is not there."""
+    """The table of this type, and of this label if it has one; None if there is none."""
     for item in items:
         if isinstance(item, kind) and label in ("", getattr(item, "label", "")):
             return item

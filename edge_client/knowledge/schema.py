@@ -1,6 +1,6 @@
 """What knowledge looks like in a container: names, shapes, codecs and sizes, checked without torch.
 
-    knowledge/class/feature/   counts [C], values [n, F]                   means of the n classes that are there
+    knowledge/class/feature/   counts [C], values [n, F]                   means of the n present classes
     knowledge/class/logit/     counts [C], values [n, C]
     knowledge/pairs/           in [n, ...], out [n, F]                     one sample's features at two depths
     knowledge/drafts/          depths [d], ranges [m, 2], logits [n, K],   outputs for shared samples
@@ -9,10 +9,10 @@
     knowledge/maps/            ranges [m, 2], labels [n], logits [n, C], values [n, ...]
     knowledge/public/          values [n, ...]                             the shared samples themselves
 
-Ranges are the ids of samples: the first of each run of consecutive ones, and how many. Each kind is there once at most.
+Ranges are the ids of samples: the first of each run of consecutive ones, and how many. Each kind comes once at most.
 Integers travel as i64, all others with the run's codec, so that the bytes of knowledge on the wire are those of its
 tensors, and a row of the container's table for each.
-Covers: everything that the table of a container tells, before a byte of data is read. Does not cover: the values
+Covers: everything that follows from the table of a container, before a byte of data is read. Does not cover: the values
 (`kinds`), which kinds a method sends (`methods`), whether a device may (`privacy`).
 """
 
@@ -70,19 +70,19 @@ _DRAFT_DIMS = 5  # rows, channels and at most three axes: what can be resized
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnowledgeRules:
-    """What a method says about the knowledge that its devices send."""
+    """The rules of a method for the knowledge that its devices send."""
 
     kinds: tuple[str, ...]  # that a device sends
     public: bool = False  # whether devices get the samples in the memory's `public`, once
     studies: bool = False  # whether the server makes something beside the round
-    per_device: bool = False  # whether each device is told something else; otherwise each architecture
+    per_device: bool = False  # whether each device gets other knowledge; otherwise each architecture
     max_rows: int = 0  # samples in one table; class tables have a row per class
     max_bytes: int = 64 * 2**20  # of what a device sends in a round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What knowledge may be in a run: what a peer says is held against it before anything is allocated."""
+    """The limits of knowledge in a run; a peer's container is checked against them before anything is allocated."""
 
     num_classes: int
     max_rows: int  # samples in one table
@@ -157,9 +157,9 @@ def _check_entry(kind: str, field: str, entry: Entry, limits: Limits, codec: str
         raise PayloadError(
             "shape", f"{source}: {entry.name!r} counts {entry.shape[0]} classes, the run has {limits.num_classes}"
         )
-    wanted = codec_rule(dims, codec, integer=integer)
-    if entry.codec != wanted:
-        raise PayloadError("dtype", f"{source}: {entry.name!r} came as {entry.codec}, expected {wanted}")
+    expected = codec_rule(dims, codec, integer=integer)
+    if entry.codec != expected:
+        raise PayloadError("dtype", f"{source}: {entry.name!r} came as {entry.codec}, expected {expected}")
 
 
 def _listed(numbers: Iterable[int]) -> str:

@@ -29,9 +29,9 @@ def anchors(model: Model) -> dict[str, str]:
 def first_of_shape(weights: Iterable[tuple[int, str, tuple[int, ...]]]) -> dict[str, str]:
     """From stage, name and shape of weights in order: each later one of a shape in its stage -> the first one."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
-    found = {}
+    anchor_of = {}
     for stage, name, shape in weights:
         anchor = first.setdefault((stage, shape), name)
         if anchor != name:
-            found[name] = anchor
-    return found
+            anchor_of[name] = anchor
+    return anchor_of

@@ -266,16 +266,16 @@ def count_outputs(module: nn.Module, x: Tensor, counted: Iterable[nn.Module]) ->
 @contextmanager
 def _single_values(module: nn.Module) -> Iterator[list[nn.Module]]:
     """The BatchNorms that get one value per channel of a sample, while the module is run."""
-    found: list[nn.Module] = []
+    norms_with_one_value: list[nn.Module] = []
 
     def look(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if inputs and inputs[0].numel() == inputs[0].shape[1]:
-            found.append(part)
+            norms_with_one_value.append(part)
 
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     hooks = [norm.register_forward_pre_hook(look) for norm in norms]
     try:
-        yield found
+        yield norms_with_one_value
     finally:
         for hook in hooks:
             hook.remove()

@@ -119,7 +119,7 @@ def _head(channels: int, num_classes: int, norm: Norm) -> nn.Sequential:
 
 
 class _Layer(Fusible):
-    """norm-ReLU-1x1-norm-ReLU-3x3; what it makes comes behind what it was given."""
+    """norm-ReLU-1x1-norm-ReLU-3x3; its output is its input followed by the new channels."""
 
     def __init__(self, in_channels: int, between: int, growth: int, norm: Norm) -> None:
         super().__init__()

@@ -43,36 +43,36 @@ _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 def fit(x: Tensor, shape: Sequence[int]) -> Tensor:
     """`x` [b, ...] as [b, *shape], without parameters."""
-    have, wanted = tuple(x.shape[1:]), tuple(shape)
-    if have == wanted:
+    stored, target = tuple(x.shape[1:]), tuple(shape)
+    if stored == target:
         return x
-    if len(have) == 2 and len(wanted) == 1 and have[1] == wanted[0] != have[0]:
+    if len(stored) == 2 and len(target) == 1 and stored[1] == target[0] != stored[0]:
         return x.mean(dim=1)
-    if len(have) != len(wanted) or len(have) > 1 + _MAX_POSITION_AXES:
-        return _fit_channels(x.flatten(1), math.prod(wanted)).reshape(len(x), *wanted)
-    return _fit_channels(_fit_positions(x, wanted[1:]), wanted[0])
+    if len(stored) != len(target) or len(stored) > 1 + _MAX_POSITION_AXES:
+        return _fit_channels(x.flatten(1), math.prod(target)).reshape(len(x), *target)
+    return _fit_channels(_fit_positions(x, target[1:]), target[0])
 
 
-def _fit_positions(x: Tensor, wanted: tuple[int, ...]) -> Tensor:
-    have = tuple(x.shape[2:])
-    if have == wanted:
+def _fit_positions(x: Tensor, positions: tuple[int, ...]) -> Tensor:
+    stored = tuple(x.shape[2:])
+    if stored == positions:
         return x
-    if all(size % count == 0 for size, count in zip(have, wanted, strict=True)):
-        strides = tuple(size // count for size, count in zip(have, wanted, strict=True))
+    if all(size % count == 0 for size, count in zip(stored, positions, strict=True)):
+        strides = tuple(size // count for size, count in zip(stored, positions, strict=True))
         # windows of one value: unlike that of x[:, :, ::4, ::4], the gradient lies in memory as x does
-        return _SAMPLERS[len(wanted)](x, 1, strides)
-    return _POOLS[len(wanted)](x, wanted)
+        return _SAMPLERS[len(positions)](x, 1, strides)
+    return _POOLS[len(positions)](x, positions)
 
 
-def _fit_channels(x: Tensor, wanted: int) -> Tensor:
-    gap = wanted - x.shape[1]
+def _fit_channels(x: Tensor, channels: int) -> Tensor:
+    gap = channels - x.shape[1]
     if gap == 0:
         return x
     if gap > 0:
         return F.pad(x, (0, 0) * (x.ndim - 2) + (gap // 2, gap - gap // 2))
     last = x.movedim(1, -1)
-    pooled = F.adaptive_avg_pool1d(last.reshape(len(x), -1, x.shape[1]), wanted)
-    return pooled.reshape(*last.shape[:-1], wanted).movedim(-1, 1)
+    pooled = F.adaptive_avg_pool1d(last.reshape(len(x), -1, x.shape[1]), channels)
+    return pooled.reshape(*last.shape[:-1], channels).movedim(-1, 1)
 
 
 def auxiliary(model: Model, unit: Unit) -> nn.Module:
@@ -89,18 +89,18 @@ def auxiliary(model: Model, unit: Unit) -> nn.Module:
 def alike(model: Model, unit: Unit) -> nn.Module:
     """A head for the output of `unit` with the layers of the model's own, and random weights; raises `InputError`."""
     head, channels = model.units[-1], unit.out_shape[0]
-    made = copy.deepcopy(model.get_submodule(head.name))
+    new_head = copy.deepcopy(model.get_submodule(head.name))
     if len(unit.out_shape) == 2:  # tokens: all blocks are equally wide
         channels = unit.out_shape[1]
     if len(unit.out_shape) != len(head.in_shape):
         raise InputError(f"the model's head reads {list(head.in_shape)}, {unit.name!r} puts out {list(unit.out_shape)}")
-    if not any(made.children()):
-        return _resized(made, channels)
-    for name, layer in list(made.named_modules()):
+    if not any(new_head.children()):
+        return _resized(new_head, channels)
+    for name, layer in list(new_head.named_modules()):
         if name and not any(layer.children()):
             parent, _, last = name.rpartition(".")
-            setattr(made.get_submodule(parent), last, _resized(layer, channels))
-    return made
+            setattr(new_head.get_submodule(parent), last, _resized(layer, channels))
+    return new_head
 
 
 def _resized(layer: nn.Module, channels: int) -> nn.Module:

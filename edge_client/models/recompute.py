@@ -111,7 +111,7 @@ class _Fused(torch.autograd.Function):
         _, _, _, _, *asked = ctx.needs_input_grad  # of x, scale and shift, then of each convolution's weight and bias
         mean, variance = ctx.statistics
         from_batch = mean is None
-        active, *own = torch.native_batch_norm(
+        active, *statistics = torch.native_batch_norm(
             x, scale, shift, running_mean=mean, running_var=variance, training=from_batch, momentum=0.0, eps=ctx.eps
         )
         active.relu_()
@@ -121,7 +121,7 @@ class _Fused(torch.autograd.Function):
         torch.ops.aten.threshold_backward.grad_input(inward, active, 0, grad_input=inward)
         del active
         of_norm = torch.ops.aten.native_batch_norm_backward(
-            inward, x, scale, mean, variance, *own, from_batch, ctx.eps, asked[:3]
+            inward, x, scale, mean, variance, *statistics, from_batch, ctx.eps, asked[:3]
         )
         return *[None] * 4, *of_norm, *of_convs
 
@@ -135,13 +135,13 @@ def _convolutions_backward(
 ) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradient of the common input `x`, and of each weight and bias, as far as they are asked for."""
     inward: Tensor | None = None
-    found: list[Tensor | None] = []
+    of_params: list[Tensor | None] = []
     for number, (conv, grad, weight) in enumerate(zip(convs, grads, weights, strict=True)):
         mask = [any(asked[:3]), *asked[3 + 2 * number : 5 + 2 * number]]
-        more, *own = _convolution_backward(conv, grad, x, weight, mask)
+        more, *of_conv = _convolution_backward(conv, grad, x, weight, mask)
         inward = more if inward is None else inward if more is None else inward.add_(more)
-        found += own
-    return inward, found
+        of_params += of_conv
+    return inward, of_params
 
 
 def _convolution_backward(
@@ -153,8 +153,8 @@ def _convolution_backward(
     bias_shape = None if conv.bias is None else [conv.out_channels]
     rest = (bias_shape, conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups, mask)
     # under autocast the convolution took both in the type of its output
-    inward, *own = torch.ops.aten.convolution_backward(grad, x.to(grad.dtype), weight.to(grad.dtype), *rest)
-    return None if inward is None else inward.to(x.dtype), *own
+    inward, *of_params = torch.ops.aten.convolution_backward(grad, x.to(grad.dtype), weight.to(grad.dtype), *rest)
+    return None if inward is None else inward.to(x.dtype), *of_params
 
 
 def run_unit(name: str, unit: nn.Module, x: Tensor, *, overwrites: bool = False) -> Tensor:
@@ -200,14 +200,14 @@ class _Unit(torch.autograd.Function):
         _, _, _, *asked = ctx.needs_input_grad
         x = x.detach().requires_grad_(asked[0])
         with torch.enable_grad():  # the output has no name here: it is freed as soon as its place in the graph is known
-            own = x.clone() if ctx.overwrites else x
-            begin = Begin.apply(ctx.before.run_again(ctx.unit, own, grad), grad)  # type: ignore[no-untyped-call]
-            del own
+            unit_input = x.clone() if ctx.overwrites else x
+            begin = Begin.apply(ctx.before.run_again(ctx.unit, unit_input, grad), grad)  # type: ignore[no-untyped-call]
+            del unit_input
         if not begin.requires_grad:  # a unit that shuts gradients out by itself
             return None, None, None, *[None] * len(asked)
         sources = [tensor for tensor, needed in zip((x, *params), asked, strict=True) if needed]
-        found = iter(torch.autograd.grad(begin, sources, allow_unused=True))
-        return None, None, None, *(next(found) if needed else None for needed in asked)
+        grads = iter(torch.autograd.grad(begin, sources, allow_unused=True))
+        return None, None, None, *(next(grads) if needed else None for needed in asked)
 
 
 class Begin(torch.autograd.Function):

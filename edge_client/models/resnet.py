@@ -85,23 +85,23 @@ def resnet(
 
 def main_path_anchors(units: OrderedDict[str, nn.Module], stages: Sequence[int]) -> dict[str, str]:
     """InCo's rule for residual networks: no shortcuts, and nothing before the second convolution of a stage."""
-    found, begun = [], {0}
+    weights, begun = [], {0}
     for (name, block), stage in zip(units.items(), stages, strict=False):  # the head has no stage yet
         convs = {part: layer for part, layer in block.named_children() if isinstance(layer, nn.Conv2d)}
         for part in sorted(convs.keys() - {"shortcut"}):
             if part == "conv1" and stage not in begun:
                 begun.add(stage)
             elif stage > 0:
-                found.append((stage, f"{name}.{part}.weight", tuple(convs[part].weight.shape)))
-    return first_of_shape(found)
+                weights.append((stage, f"{name}.{part}.weight", tuple(convs[part].weight.shape)))
+    return first_of_shape(weights)
 
 
 def convolution(in_channels: int, out_channels: int, *, kernel: int, stride: int = 1) -> nn.Conv2d:
     """Without bias, as a BatchNorm follows; zeros around it keep the size up to the stride."""
-    made = nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+    conv = nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
     # the variance of He et al.; uniform, as a normal_ on the meta device would load 77 MB of torch's shape functions
-    nn.init.kaiming_uniform_(made.weight, mode="fan_out", nonlinearity="relu")
-    return made
+    nn.init.kaiming_uniform_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
 
 
 def image_stem(channels: int, width: int, *, small: bool, norm: Norm) -> nn.Sequential:

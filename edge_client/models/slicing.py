@@ -103,28 +103,28 @@ class SliceSpec:
         """
         if self.exit is not None:
             return self._until_exit(full, exits=exits)
-        kept = tuple(full) if self.depths is None else self.depths
+        blocks = tuple(full) if self.depths is None else self.depths
         if self.layers is not None:
-            kept = tuple(min(max(self.layers - sum(full[:stage]), 0), count) for stage, count in enumerate(full))
-        wanted = ", ".join(str(b) if a == b else f"{a} to {b}" for a, b in zip(least, full, strict=True))
+            blocks = tuple(min(max(self.layers - sum(full[:stage]), 0), count) for stage, count in enumerate(full))
+        expected = ", ".join(str(b) if a == b else f"{a} to {b}" for a, b in zip(least, full, strict=True))
         too_many = (self.layers or 0) > sum(full)
-        if tuple(least) == tuple(full) and (too_many or kept != tuple(full)):
+        if tuple(least) == tuple(full) and (too_many or blocks != tuple(full)):
             raise InputError(
                 f"slice {str(self)!r}: this model has no blocks that can be left out; use slices of width, "
                 "or another model (mlp, a resnet or a vit)"
             )
-        if too_many or len(kept) != len(full):
-            raise InputError(f"slice {str(self)!r}: expected blocks for {len(full)} stages, {wanted or 'none'}")
-        lacking = [stage for stage, (a, count) in enumerate(zip(least, kept, strict=True), start=1) if count < a]
-        if self.layers is not None and lacking:
-            deep = ".".join(str(max(a, count)) for a, count in zip(least, kept, strict=True))
+        if too_many or len(blocks) != len(full):
+            raise InputError(f"slice {str(self)!r}: expected blocks for {len(full)} stages, {expected or 'none'}")
+        short_stages = [stage for stage, (a, count) in enumerate(zip(least, blocks, strict=True), start=1) if count < a]
+        if self.layers is not None and short_stages:
+            deep = ".".join(str(max(a, count)) for a, count in zip(least, blocks, strict=True))
             raise InputError(
-                f"slice {str(self)!r}: the first {self.layers} blocks lack stage {lacking[0]}, without which its "
+                f"slice {str(self)!r}: the first {self.layers} blocks lack stage {short_stages[0]}, without which its "
                 f"head does not fit; use slices of depth, such as depth:{deep}, or a model of equal blocks (a vit)"
             )
-        if not all(a <= count <= b for a, count, b in zip(least, kept, full, strict=True)):
-            raise InputError(f"slice {str(self)!r}: expected {wanted} blocks in the stages, got {_joined(kept)}")
-        return kept
+        if not all(a <= count <= b for a, count, b in zip(least, blocks, full, strict=True)):
+            raise InputError(f"slice {str(self)!r}: expected {expected} blocks in the stages, got {_joined(blocks)}")
+        return blocks
 
     def _until_exit(self, full: Sequence[int], *, exits: bool) -> tuple[int, ...]:
         assert self.exit is not None
@@ -144,10 +144,10 @@ def parse(text: str) -> SliceSpec:
         return SliceSpec(model=another[1])
     fields: dict[str, str] = {}
     for part in text.split("-") if text != "full" else []:
-        found = next((match for pattern in _PARTS if (match := pattern.fullmatch(part))), None)
-        if found is None or "width" in fields or (fields and "width" not in found.groupdict()):
+        part_match = next((match for pattern in _PARTS if (match := pattern.fullmatch(part))), None)
+        if part_match is None or "width" in fields or (fields and "width" not in part_match.groupdict()):
             raise InputError(f"slice {text[:80]!r}: expected {_FORMS}")
-        fields |= {name: value for name, value in found.groupdict().items() if value is not None}
+        fields |= {name: value for name, value in part_match.groupdict().items() if value is not None}
     width = Fraction(fields.get("width", "1"))
     if not 0 < width <= 1:
         raise InputError(f"slice {text!r}: expected a width above 0 and up to 1, got {fields['width']}")
@@ -170,17 +170,17 @@ def index_map(model: Model, spec: SliceSpec, *, part: int = 0) -> dict[str, Inde
     `part`: of the slices of this width that lie side by side, another than the first. Raises `InputError` if the model
     has no such slice.
     """
-    kept = kept_units(model, spec)
-    inside = {name for unit in kept for name in (*unit.parameters, *unit.buffers)}
+    units = kept_units(model, spec)
+    tensors = {name for unit in units for name in (*unit.parameters, *unit.buffers)}
     state: Mapping[str, Tensor] = model.state_dict()
     if not spec.narrows:
-        return {name: None for name in state if name in inside}
+        return {name: None for name in state if name in tensors}
     axes = _channel_axes(model, spec)
     memory: dict[tuple[Axis, int], list[int]] = {}
     return {
         name: _place(tensor, axes.get(name, (CHANNELS, CHANNELS)), spec, memory, part)
         for name, tensor in state.items()
-        if name in inside
+        if name in tensors
     }
 
 
@@ -233,15 +233,15 @@ def _indices(axis: Axis, size: int, spec: SliceSpec, memory: dict[tuple[Axis, in
     groups = axis.groups or (size // axis.repeat,)
     if sum(groups) * axis.repeat != size:
         raise ValueError(f"expected an axis of {groups} x {axis.repeat} elements, the tensor has {size}")
-    found: list[int] = []
+    elements: list[int] = []
     start = 0
     for count in groups:
         first = spec.offset + part * spec.channels(count)
-        chosen = [start + (first + number) % count for number in range(spec.channels(count))]
-        found += [channel * axis.repeat + part for channel in chosen for part in range(axis.repeat)]
+        channels = [start + (first + number) % count for number in range(spec.channels(count))]
+        elements += [channel * axis.repeat + part for channel in channels for part in range(axis.repeat)]
         start += count
-    memory[axis, size] = found
-    return found
+    memory[axis, size] = elements
+    return elements
 
 
 def take(state: Mapping[str, Tensor], places: Mapping[str, IndexMap | None]) -> dict[str, Tensor]:
@@ -264,12 +264,12 @@ def shorten(model: Model, spec: SliceSpec) -> Model:
         raise InputError(f"slice {str(spec)!r}: only built-in models have slices of their width; use depth or layers")
     if spec.exit is not None:
         raise InputError(f"slice {str(spec)!r}: only built-in models have exits; use depth or layers")
-    kept = kept_units(model, spec)
-    names = [unit.name for unit in kept]
+    units = kept_units(model, spec)
+    names = [unit.name for unit in units]
     for unit in model.units:
         if unit.name not in names:
             parent, _, leaf = unit.name.rpartition(".")
             delattr(model.get_submodule(parent), leaf)
     short = contract.Model(contract.children_of(model), names)
-    stages = [unit.stage for unit in kept]
+    stages = [unit.stage for unit in units]
     return contract.describe(short, input_shape=model.input_shape, stages=stages).train(model.training)

@@ -44,9 +44,9 @@ def parts(module: object, units: Sequence[str] | None) -> Model:
         )
     if not children_of(module):
         raise InputError(f"model: {type(module).__name__} has no submodules; a model needs at least one unit")
-    taken = [name for name in children_of(module) if hasattr(Model, name) or name in Model.__annotations__]
-    if taken:
-        raise InputError(f"model: {_some(taken)}: a name that fedfit needs itself; call the submodule otherwise")
+    reserved = [name for name in children_of(module) if hasattr(Model, name) or name in Model.__annotations__]
+    if reserved:
+        raise InputError(f"model: {_some(reserved)}: a name that fedfit needs itself; call the submodule otherwise")
     order = tuple(children_of(module)) if units is None else tuple(units)
     _check_units(module, order)
     _check_owners(module, order)
@@ -102,8 +102,8 @@ def _check_tensors(module: nn.Module) -> None:
             raise InputError(f"model: {name[:80]!r}: expected a name of at most {_MAX_NAME_CHARS} ASCII characters")
         if name.startswith(EXTRA_PREFIX):
             raise InputError(f"model: {name[:80]!r}: names that begin with {EXTRA_PREFIX!r} are those of methods")
-        wanted = torch.float32 if isinstance(tensor, Tensor) and tensor.is_floating_point() else torch.int64
-        if not isinstance(tensor, Tensor) or (tensor.dtype != wanted and not is_lazy(tensor)):
+        dtype = torch.float32 if isinstance(tensor, Tensor) and tensor.is_floating_point() else torch.int64
+        if not isinstance(tensor, Tensor) or (tensor.dtype != dtype and not is_lazy(tensor)):
             came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise InputError(f"model: {name!r}: expected float32 or int64, got {came}; only these travel")
     if not any(param.requires_grad for param in module.parameters()):
@@ -197,18 +197,18 @@ def _check_chain(order: Sequence[str], calls: Sequence[_Call], x: Tensor, expect
             raise InputError(f"model: forward() calls unit {unit!r} {called.count(unit)} times, expected once; {_MEND}")
     if called != list(order):
         raise InputError(f"model: forward() calls the units as {_some(called)}, Task(units=...) has {_some(order)}")
-    given: object = x
+    received: object = x
     before = "the input"
     for call in calls:
-        if len(call.inputs) != 1 or not _same(call.inputs[0], given):
+        if len(call.inputs) != 1 or not _same(call.inputs[0], received):
             raise InputError(
                 f"model: units {before} and {call.unit!r}: forward() changes the data between them, the units in "
                 f"order do not; {_MEND}"
                 if before != "the input"
                 else f"model: forward() changes its input before unit {call.unit!r}; {_MEND}"
             )
-        given, before = call.output, repr(call.unit)
-    if not _same(expected, given):
+        received, before = call.output, repr(call.unit)
+    if not _same(expected, received):
         raise InputError(f"model: forward() changes the output of the last unit {before}; {_MEND}")
 
 

@@ -78,10 +78,10 @@ def _norm(width: int) -> nn.LayerNorm:
 
 
 def _linear(in_features: int, out_features: int) -> nn.Linear:
-    made = nn.Linear(in_features, out_features)
-    nn.init.xavier_uniform_(made.weight)
-    nn.init.zeros_(made.bias)
-    return made
+    layer = nn.Linear(in_features, out_features)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class _Stem(nn.Module):

@@ -43,11 +43,11 @@ class Recipe:
         return tuple(self.task.input) if self.task.input is not None else None
 
     def user_code(self, doing: str) -> AbstractContextManager[object]:
-        """Around code of ours that runs the model or reads the data; without a task every error in it is ours."""
+        """Guard our code that runs the model or reads the data; without a task every error in it is ours."""
         return UserCode(self.path, doing, own_lines_only=True) if self.task is not None else nullcontext()
 
     def parameter_sizes(self, cut: SliceSpec = FULL) -> list[int]:
-        """Elements of each parameter and buffer, before memory is taken for them; of a task's nothing is known yet."""
+        """Elements of each parameter and buffer, before memory is taken for them; empty for a task's model."""
         section, shape = self.run.section(str(cut)), self.input_shape
         if section is None or shape is None:
             return []
@@ -127,19 +127,19 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """
     state = model.state_dict()
     missing = set(state)
-    odd: set[str] = set()
+    unknown: set[str] = set()
     for name, value in tensors:
         if not name.startswith(MODEL_PREFIX):
             continue
-        own = name.removeprefix(MODEL_PREFIX)
-        if own not in state:
-            odd.add(own)
-        elif value.shape != state[own].shape:
-            came, wanted = tuple(value.shape), tuple(state[own].shape)
-            raise PayloadError("shape", f"tensor {own!r} is {came}, expected {wanted}")
+        model_name = name.removeprefix(MODEL_PREFIX)
+        if model_name not in state:
+            unknown.add(model_name)
+        elif value.shape != state[model_name].shape:
+            received, expected = tuple(value.shape), tuple(state[model_name].shape)
+            raise PayloadError("shape", f"tensor {model_name!r} is {received}, expected {expected}")
         else:
-            state[own].copy_(value)
-            missing.discard(own)
-    if missing or odd:
-        differ = sorted(missing | odd)
+            state[model_name].copy_(value)
+            missing.discard(model_name)
+    if missing or unknown:
+        differ = sorted(missing | unknown)
         raise PayloadError("names", f"received model and this device's differ in {len(differ)} tensors ({differ[0]!r})")

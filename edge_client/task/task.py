@@ -45,7 +45,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a task's data functions are told."""
+    """The device that a task's data functions get data for."""
 
     name: str
     data: Mapping[str, str]  # the data table of device.toml
@@ -71,18 +71,18 @@ class Task:
 
     def __post_init__(self) -> None:
         for name in ("model", "train_data", "test_data"):
-            given = getattr(self, name)
-            if not callable(given) and not (name == "test_data" and given is None):
-                raise InputError(f"Task: {name}: expected a function, got {given!r:.80}")
+            value = getattr(self, name)
+            if not callable(value) and not (name == "test_data" and value is None):
+                raise InputError(f"Task: {name}: expected a function, got {value!r:.80}")
         if self.units is not None:
             self._check_list("units", self.units, str, 'such as ["stem", "block1", "head"]')
         if self.input is not None:
             self._check_list("input", self.input, int, "of whole numbers above 0, such as (3, 96, 96)")
 
-    def _check_list(self, name: str, given: object, kind: type, example: str) -> None:
-        right = isinstance(given, (list, tuple)) and len(given) > 0 and all(type(item) is kind for item in given)
-        if not right or (kind is int and min(given) < 1):  # type: ignore[call-overload]
-            raise InputError(f"Task: {name}: expected a list {example}, got {given!r:.80}")
+    def _check_list(self, name: str, value: object, kind: type, example: str) -> None:
+        is_list = isinstance(value, (list, tuple)) and len(value) > 0 and all(type(item) is kind for item in value)
+        if not is_list or (kind is int and min(value) < 1):  # type: ignore[call-overload]
+            raise InputError(f"Task: {name}: expected a list {example}, got {value!r:.80}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,8 @@ class Source:
         """Run the file and take its task; raises `InputError`."""
         module = self._run()
         if not hasattr(module, self.name):
-            known = [name for name, value in vars(module).items() if isinstance(value, Task)]
-            hint = f"it has {', '.join(known)}" if known else f"write {self.name} = Task(...) into it"
+            tasks = [name for name, value in vars(module).items() if isinstance(value, Task)]
+            hint = f"it has {', '.join(tasks)}" if tasks else f"write {self.name} = Task(...) into it"
             raise self._lacks_it(hint)
         task = getattr(module, self.name)
         if not isinstance(task, Task):
@@ -116,8 +116,8 @@ class Source:
         module = self._run()
         if not hasattr(module, self.name):
             raise self._lacks_it(f"it has {', '.join(name for name in vars(module) if name[0] != '_') or 'none'}")
-        found: object = getattr(module, self.name)
-        return found
+        value: object = getattr(module, self.name)
+        return value
 
     def _lacks_it(self, hint: str) -> InputError:
         return InputError(f"{self.path}: no object {self.name!r}; {hint}")
@@ -173,6 +173,6 @@ class _DataTable(dict[str, str]):
     """A key that device.toml does not have is an error that says so, not a bare `KeyError`."""
 
     def __missing__(self, key: str) -> str:
-        known = [field.name.replace("_", "-") for field in dataclasses.fields(DataSection)]
-        what = f"has no data.{key}; add it" if key in known else f"can only have {', '.join(known)} below data"
+        keys = [field.name.replace("_", "-") for field in dataclasses.fields(DataSection)]
+        what = f"has no data.{key}; add it" if key in keys else f"can only have {', '.join(keys)} below data"
         raise InputError(f"the task reads device.data[{key!r}], and device.toml {what}")
