@@ -21,7 +21,7 @@ from edge_client.config.run_file import RunFile
 from edge_client.knowledge.schema import KnowledgeRules
 from edge_client.methods import registry as methods
 from edge_client.methods.slices import WHOLE_MODEL
-from edge_client.planning.rows import ModelRows
+from edge_client.planning.rows import ROWS_KEY, ModelRows
 from edge_client.records import from_map
 from edge_client.transport.blobs import BlobStore
 
@@ -124,7 +124,7 @@ class ActiveRunLoader:
     def _slice_choice(self, row: RunRow, file: RunFile) -> SliceChoice:
         """With the costs that were measured before the run began, which are in its settings."""
         settings = json.loads(self._blobs.path(row.settings_sha256).read_bytes())
-        rows = settings.get("x-rows") or {}
+        rows = settings.get(ROWS_KEY) or {}
         return self._choice(file, {name: from_map(ModelRows, costs) for name, costs in rows.items()})
 
     def _choice(self, file: RunFile, rows: dict[str, ModelRows]) -> SliceChoice:

@@ -22,7 +22,7 @@ from coordinator.store.rows import ModelRow, RunRow
 from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError, PayloadError
 from edge_client.logs import about
-from edge_client.planning.rows import ModelRows
+from edge_client.planning.rows import ROWS_KEY, ModelRows
 from edge_client.records import from_map, to_map
 from edge_client.transport.blobs import BlobStore
 
@@ -140,7 +140,7 @@ class Lifecycle:
     def _start(self, run: RunRow, model: ModelRow, costs: Mapping[str, ModelRows]) -> None:
         """`costs` travel with the run's file: devices of this machine's kind need not measure the model."""
         self._preparing = ""
-        settings = json.dumps({**run.file, "x-rows": to_map(costs)}, sort_keys=True).encode()
+        settings = json.dumps({**run.file, ROWS_KEY: to_map(costs)}, sort_keys=True).encode()
         sha256 = hashlib.sha256(settings).hexdigest()
         self._blobs.write(settings, sha256, point="settings")
         self._store.runs.start(model, sha256, len(settings))
