@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from linear import Samples, TensorFrozen, TensorState, linear_model, local_round
 
-from edge_client.errors import InputError, NoSuchNameError
 from edge_client.methods import registry
 from edge_client.methods.base import Batch, Header, Job, Phase, PlainClient, Term
 from edge_client.training.loop import generator
@@ -78,11 +76,3 @@ def test_the_plain_client_trains_everything_with_cross_entropy() -> None:
     assert isinstance(term, Term)
     torch.testing.assert_close(term.each, torch.full((2,), 0.693147), rtol=1e-5, atol=0)
     assert torch.equal(client.predict(batch.x), torch.zeros(2, 2))
-
-
-def test_unknown_methods_and_parameters_are_named() -> None:
-    """The coordinator says so before a run starts."""
-    with pytest.raises(NoSuchNameError, match=r"unknown method 'fedsgd'; known: .*fedavg, fedepth, fedepth\+fedprox, "):
-        registry.validate("fedsgd", {})
-    with pytest.raises(InputError, match=r"'fedavg' has no parameters of its own, got mu = 0\.1"):
-        registry.validate("fedavg", {"mu": 0.1})

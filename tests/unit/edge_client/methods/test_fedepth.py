@@ -555,20 +555,6 @@ def test_over_fedprox_auxiliary_heads_have_anchors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("fedavg+fedprox", "'fedavg' cannot be put over another; fedepth, inco, m-fedepth can"),
-        ("fedepth+m-fedepth", "one of fedepth, m-fedepth at most"),
-        ("fedepth+fedepth", "expected each part once"),
-    ],
-)
-def test_compositions_that_make_no_sense_are_refused(name: str, message: str) -> None:
-    """With what would."""
-    with pytest.raises(InputError, match=message):
-        registry.validate(name, {})
-
-
-@pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
         ("fedepth", {"budget-mode": "half"}, "'fedepth': budget-mode: 'half' does not match per_group|split"),

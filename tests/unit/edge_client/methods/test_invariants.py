@@ -8,9 +8,6 @@ import pytest
 from depth import KINDS, equal, model_of
 from federation import Federation, Shifted
 
-from edge_client.errors import InputError
-from edge_client.methods import registry
-
 OFF = [
     ("fedprox", {"mu": 0}),
     ("scaffold", {"correction": False}),
@@ -99,82 +96,3 @@ def test_inco_switched_off_is_its_base_bit_for_bit(base: str) -> None:
     plain = _three_rounds(base, {}, "vit")
     assert equal(_three_rounds(f"inco+{base}", {"rule": "off"}, "vit"), plain)
     assert not equal(_three_rounds(f"inco+{base}", {}, "vit"), plain)
-
-
-@pytest.mark.parametrize(
-    "name", ["scaffold", "fednova", "moon", "fedper", "local", "heterofl", "inclusivefl", "scalefl", "splitmix"]
-)
-@pytest.mark.parametrize("above", ["fedepth", "m-fedepth"])
-def test_methods_that_need_the_whole_model_cannot_be_under_fedepth(name: str, above: str) -> None:
-    """They are not listed as pairs, and the refusal says why."""
-    assert f"{above}+{name}" not in registry.names()
-    with pytest.raises(InputError, match=f"'{name}' cannot be under '{above}': its rule is for a model whose parts"):
-        registry.validate(f"{above}+{name}", {})
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "message"),
-    [
-        ("moon", {"mu": -1}, "mu: expected 0 to 1000, got -1.0; mu in the paper: weight of the contrastive loss"),
-        ("moon", {"temperature": 0}, "temperature: expected 0.001 to 1000, got 0.0; tau in the paper: divides the"),
-        ("fedper", {"personal": -1}, "personal: expected 0 to 1000, got -1; K_P in the paper: last units"),
-        ("scaffold", {"correction": 1}, "correction: expected bool, got int 1; c - c_i in the paper: correct each"),
-        ("local", {"mu": 1}, "'local' has no parameters of its own, got mu = 1"),
-    ],
-)
-def test_parameters_out_of_range_name_field_value_range_and_symbol(
-    name: str, parameters: dict[str, Any], message: str
-) -> None:
-    """The coordinator says so before a run starts."""
-    with pytest.raises(InputError) as caught:
-        registry.validate(name, parameters)
-    assert message in str(caught.value)
-
-
-def test_what_methods_keep_counts_in_the_plan() -> None:
-    """Copies of all weights add up over the parts of a name; what a step makes is the largest of them."""
-    kept = {name: registry.plan_rules(name, {}).weight_copies for name in registry.names()}
-    assert {name: copies for name, copies in kept.items() if copies} == {
-        "inco+moon": 2,
-        "inco+scaffold": 2,
-        "moon": 2,
-        "scaffold": 2,
-        "splitmix": 21,  # weights, gradients and momentum of seven bases
-    }
-    rules = registry.plan_rules("fedepth+fedprox", {})
-    assert (rules.groups, rules.partial, rules.step_copies) == (True, True, 1)
-    assert registry.plan_rules("moon", {"mu": 0}).weight_copies == 0
-
-
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [
-        ({}, (1, 16, False, 1)),
-        ({"mu": 0}, (0, 16, False, 1)),
-        ({"pairs": 0}, (1, 0, False, 1)),
-        ({"rescale-outer": True}, (1, 16, True, 1)),
-        ({"alleviation": "projection", "mu": 0}, (2, 16, True, 1)),
-        ({"alleviation": "sequential"}, (1, 16, False, 2)),
-    ],
-)
-def test_what_fedin_needs_counts_in_the_plan(parameters: dict[str, Any], expected: tuple[int, int, bool, int]) -> None:
-    """Copies of a parameter, foreign samples, whether their gradients are kept apart, optimizers with a state."""
-    rules = registry.plan_rules("fedin", parameters)
-    assert (rules.step_copies, rules.again, rules.apart, rules.optimizers) == expected
-
-
-def test_learning_from_shared_samples_counts_in_the_plan() -> None:
-    """A second optimizer with a state; DraftFed looks inside of units, which then cannot be made again in backward."""
-    told = {name: registry.plan_rules(name, {}) for name in ("fedmd", "draftfed", "fedhe")}
-    assert {name: rules.optimizers for name, rules in told.items()} == {"fedmd": 2, "draftfed": 2, "fedhe": 1}
-    assert {name: rules.recomputes for name, rules in told.items()} == {"fedmd": True, "draftfed": False, "fedhe": True}
-    assert registry.plan_rules("draftfed", {"draft-epochs": 0}) == registry.plan_rules("fedhe", {})
-
-
-@pytest.mark.parametrize("name", registry.names())
-def test_methods_that_share_a_measurement_have_the_same_client(name: str) -> None:
-    """What differs on the server alone takes no other memory on a device."""
-    other = registry.trains_as(name)
-    made, measured = registry.get(name, {}), registry.get(other, {})
-    assert other == name or type(made.client()) is type(measured.client())
-    assert made.plans.weight_copies == measured.plans.weight_copies
