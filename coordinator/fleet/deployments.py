@@ -1,11 +1,12 @@
-"""Models that devices are to use: who has which, who still waits for one, who may fetch it.
+"""Models that devices are to use: which device has which, which still waits for one, and which may fetch it.
 
-A deployment is recorded before it is said, and said again until the device tells what became of it: at every hello, and
-from time to time while the device is there. What is active stays so until the device uses something else. A device that
-uses a model says so after every welcome; one that does not has lost it, with its disk say, and is asked again. A client
-that does not know deployments is never sent one. What a device says on the way (fetching, testing, what it waits for)
-is for people, and forgotten with this process.
-Covers: deciding, rows, messages. Does not cover: making the files (`cli.deploy`), sending them (`transfers`).
+A deployment is recorded before it is sent, and sent again until the device reports the outcome: at every hello, and
+from time to time while the device is online. A model stays active until the device uses another one. A device that
+uses a model reports it after every welcome; one that does not has lost the model, with its disk perhaps, and gets the
+deployment again. A client that does not know deployments never gets one. What a device reports on the way (fetching,
+testing, what it waits for) is for people, and is lost when this process ends.
+Covers: deciding, rows, messages. Does not cover: exporting the files (`coordinator.cli.deploy`), sending them
+(`coordinator.fleet.downloads`).
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ __all__ = ["Deployments"]
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 20.0
-_UNDER_WAY = {"fetching": "downloading", "testing": "testing"}  # as devices say it, and as people read it
+_UNDER_WAY = {"fetching": "downloading", "testing": "testing"}  # as devices report it -> as people read it
 
 
 class Deployments:
-    """What each device is to use, and what it uses until then."""
+    """The model that each device is to use, and the one that it uses until then."""
 
     def __init__(
         self,
@@ -50,12 +51,12 @@ class Deployments:
         self._pending = {row.device: row for row in rows if row.state == "pending"}
         self._active = {row.device: row for row in rows if row.state == "active"}
         self._transfers = self._all_transfers()
-        self._under_way: dict[str, Deployed] = {}  # device -> what it said last of the pending one
-        self._doubtful: set[str] = set()  # devices that have not said in this session that they use the active one
+        self._under_way: dict[str, Deployed] = {}  # device -> its last report on the pending one
+        self._doubtful: set[str] = set()  # devices that have not reported in this session that they use the active one
         self._asked_at: dict[str, float] = {}
 
     def add(self, rows: Sequence[DeploymentRow], now: float) -> None:
-        """Record a deployment, durably, and tell those of its devices that are there."""
+        """Record a deployment, durably, and send it to its devices that are online."""
         before = self._store.deployments.add(rows)
         for row in rows:
             self._pending[row.device] = row
@@ -65,16 +66,16 @@ class Deployments:
             self._ask(row, now)
 
     def greeted(self, device: str, now: float) -> None:
-        """A device said hello."""
+        """A device began a session."""
         self._under_way.pop(device, None)
         if device in self._pending:
             self._ask(self._pending[device], now)
         elif device in self._active:
             self._doubtful.add(device)
-            self._asked_at[device] = now  # it says so by itself
+            self._asked_at[device] = now  # it reports that by itself
 
     def tick(self, online: frozenset[str], now: float) -> None:
-        """Ask again those who may not have heard it, whose answer was lost, or who do not have it any more."""
+        """Send deployments again that may be lost, whose report may be lost, or whose model the device lost."""
         doubted = {device: self._active[device] for device in self._doubtful if device in self._active}
         for device, row in (doubted | self._pending).items():
             if device in online and now >= self._asked_at.get(device, -_AGAIN_S) + _AGAIN_S:
@@ -91,25 +92,25 @@ class Deployments:
         self._asked_at[row.device] = now
         self._send(row.device, _message(row))
 
-    def told(self, device: str, said: Deployed) -> None:
-        """What a device says of a deployment; of one that nobody wants any more it is told so."""
+    def reported(self, device: str, report: Deployed) -> None:
+        """A device reported on a deployment; one that nobody wants any more is cancelled there."""
         pending, active = self._pending.get(device), self._active.get(device)
-        if pending is not None and pending.id == said.deployment:
-            if said.state in _UNDER_WAY:
-                self._under_way[device] = said
+        if pending is not None and pending.id == report.deployment:
+            if report.state in _UNDER_WAY:
+                self._under_way[device] = report
             else:
-                self._set(pending, said.state, said.code, said.detail)
-        elif active is not None and active.id == said.deployment:
+                self._set(pending, report.state, report.code, report.detail)
+        elif active is not None and active.id == report.deployment:
             self._doubtful.discard(device)
-            if said.state in ("refused", "rolled_back"):
-                self._set(active, said.state, said.code, said.detail)
-            elif said.state in _UNDER_WAY and pending is None:
+            if report.state in ("refused", "rolled_back"):
+                self._set(active, report.state, report.code, report.detail)
+            elif report.state in _UNDER_WAY and pending is None:
                 self._set(active, "pending")
-                self._under_way[device] = said
-            elif said.state in _UNDER_WAY:
-                self._send(device, Cancel(lease=said.deployment, code="over"))
-        elif said.state in _UNDER_WAY:
-            self._send(device, Cancel(lease=said.deployment, code="over"))
+                self._under_way[device] = report
+            elif report.state in _UNDER_WAY:
+                self._send(device, Cancel(lease=report.deployment, code="over"))
+        elif report.state in _UNDER_WAY:
+            self._send(device, Cancel(lease=report.deployment, code="over"))
 
     def _set(self, row: DeploymentRow, state: str, code: str = "", detail: str = "") -> None:
         is_bad = state in ("refused", "rolled_back")
@@ -127,7 +128,7 @@ class Deployments:
         self._let_go([*before, row] if is_bad else before)
 
     def _let_go(self, rows: Sequence[DeploymentRow]) -> None:
-        """Nobody needs these rows' files any more, as far as they go."""
+        """Release the files of these rows: the rows need them no more."""
         self._transfers = self._all_transfers()
         for sha256 in {row.sha256 for row in rows}:
             self._release(sha256)

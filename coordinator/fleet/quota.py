@@ -1,9 +1,9 @@
-"""How much nonsense a device may send before it is left out for a while. No I/O, no clock.
+"""How many useless messages and bytes a device may send before it is suspended. No I/O, no clock.
 
-Each device has two buckets that leak: messages that were dropped, and bytes that nobody asked for. A bucket that runs
-over suspends the device for a minute, twice as long every time it does so again, and is forgiven after a calm hour.
+Each device has two leaky buckets: dropped messages, and bytes that nobody requested. A bucket that runs over suspends
+the device for a minute, and twice as long each time it happens again; a calm hour resets that.
 
-Does not cover: what counts as nonsense (service, roster, transfers), cutting the connection (service, broker).
+Does not cover: which messages are useless (`router`, `roster`, `uploads`), closing the connection (`broker_accounts`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_MESSAGES = 2000  # 33 a second; honest ones are dropped by the dozen, after 
 _FIRST_SUSPENSION_S = 60.0
 _LONGEST_SUSPENSION_S = 3600.0
 _FORGIVEN_AFTER_S = 3600.0
-_TELL_EVERY_S = 10.0
+_REPORT_EVERY_S = 10.0
 
 
 @dataclass(slots=True)
@@ -31,12 +31,12 @@ class _Account:
     useless_bytes: float = 0.0
     suspended_until: float = float("-inf")
     num_suspensions: int = 0
-    told_at: float = float("-inf")
-    num_untold: int = 0
+    reported_at: float = float("-inf")
+    num_unreported: int = 0
 
 
 class Quota:
-    """The accounts of all devices; those that behave have none."""
+    """The accounts of all devices; a device without a dropped message has none."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
@@ -52,22 +52,22 @@ class Quota:
             _suspend(account, now)
 
     def is_suspended(self, device: str, now: float) -> bool:
-        """Whether a device is left out."""
+        """Whether a device is suspended."""
         account = self._accounts.get(device)
         return account is not None and now < account.suspended_until
 
     def suspended(self, now: float) -> frozenset[str]:
-        """All devices that are left out."""
+        """All suspended devices."""
         return frozenset(name for name in self._accounts if self.is_suspended(name, now))
 
-    def drops_to_tell(self, device: str, now: float) -> int:
-        """Counts a drop; how many there were since somebody was last told, or 0 while it is too early to tell again."""
+    def drops_to_report(self, device: str, now: float) -> int:
+        """Count a drop; returns the number since the last report, or 0 while it is too early for another report."""
         account = self._accounts.setdefault(device, _Account(now))
-        account.num_untold += 1
-        if now - account.told_at < _TELL_EVERY_S:
+        account.num_unreported += 1
+        if now - account.reported_at < _REPORT_EVERY_S:
             return 0
-        account.told_at = now
-        count, account.num_untold = account.num_untold, 0
+        account.reported_at = now
+        count, account.num_unreported = account.num_unreported, 0
         return count
 
     def keep_only(self, devices: Collection[str]) -> None:

@@ -1,8 +1,8 @@
-"""Who is there: sessions of the devices, proof of who speaks, presence. No I/O.
+"""The enrolled devices: their sessions, the proof of each message's sender, and presence. No I/O.
 
-Presence is the age of a device's last word on the coordinator's own clock. A hello with a new boot id takes over the
-session; if the old boot speaks again afterwards, two clients use one identity: the newer one is refused and told. A
-device that floods us with what nobody asked for is suspended for a while (`quota`).
+A device is present as long as its last message is recent by the coordinator's clock. A hello with a new boot id takes
+over the session; if the old boot sends again afterwards, two clients use one identity, and the newer one is refused. A
+device that floods the coordinator with useless messages is suspended for a while (`quota`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from edge_client.wire.messages import (
 __all__ = ["Presence", "Roster"]
 
 _OFFLINE_AFTER = 2.5  # heartbeats
-_DUPLICATE_AFTER_S = 3.0  # a last word of the old process may arrive after the new one's first
+_DUPLICATE_AFTER_S = 3.0  # a last message of the old process may arrive after the new one's first
 _DUPLICATE_RETRY_S = 60.0
 _MESSAGE_COST = 0.1  # of a dropped one: an honest client fetches a model with up to 50 messages a second
-_STRANGER = ""  # all that are not enrolled, together
-_ASK_HELLO_AFTER_S = 2.0  # words of the old session may be on their way while the new one begins
+_STRANGER = ""  # one account for all senders that are not enrolled
+_ASK_HELLO_AFTER_S = 2.0  # messages of the old session may be on their way while the new one begins
 
 
 @dataclass(slots=True)
 class Presence:
-    """A device that is let in."""
+    """A device with a session, and its newest facts about itself."""
 
     boot: str
     session: str
@@ -50,7 +50,7 @@ class Presence:
     last_seen: float
     profile: DeviceProfile
     client: str
-    labels: dict[str, str]  # the device's own; `Roster.labels_of` tells those that count
+    labels: dict[str, str]  # of the device's file; `Roster.labels_of` adds the coordinator's
     tasks: dict[str, str]  # what its owner allows: name -> hash of the file
     free_bytes: int
     deploys: bool = False  # understands deployments
@@ -83,7 +83,7 @@ class Roster:
 
     @property
     def num_enrolled(self) -> int:
-        """Devices that may come."""
+        """How many devices are enrolled."""
         return len(self._devices)
 
     def names(self) -> list[str]:
@@ -91,22 +91,22 @@ class Roster:
         return sorted(self._devices)
 
     def presence(self, name: str) -> Presence | None:
-        """What a device last said of itself."""
+        """A device's session, if it has had one."""
         return self._present.get(name)
 
     def labels_of(self, name: str) -> dict[str, str]:
-        """The device's own labels, as far as it said them, overlaid by those given at the coordinator."""
+        """The labels of the device's file, as far as they are known, overridden by the coordinator's."""
         present, device = self._present.get(name), self._devices.get(name)
         return {**(present.labels if present else {}), **(device.labels if device else {})}
 
     def online(self, now: float) -> frozenset[str]:
-        """Devices that spoke lately, did not say goodbye and are not suspended."""
+        """Devices with a recent message that did not say goodbye and are not suspended."""
         limit = _OFFLINE_AFTER * self._heartbeat_s
         there = frozenset(n for n, p in self._present.items() if not p.gone and now - p.last_seen <= limit)
         return there - self._quota.suspended(now)
 
     def suspended(self, now: float) -> frozenset[str]:
-        """Devices that sent too much nonsense lately; nothing they say is heard."""
+        """Devices that sent too many useless messages lately; all their messages are ignored."""
         return self._quota.suspended(now)
 
     def is_suspended(self, name: str, now: float) -> bool:
@@ -114,19 +114,19 @@ class Roster:
         return self._quota.is_suspended(name, now)
 
     def spoke(self, name: str, now: float) -> None:
-        """A message other than a chunk came: each costs a little of what a device may send."""
+        """Charge a device a little for a message other than a chunk."""
         if name in self._devices:
             self._quota.charge(name, now, messages=_MESSAGE_COST)
 
     def blame(self, name: str, useless_bytes: int, now: float) -> int:
-        """A message of a device was dropped: how many to tell people of, 0 if they were told just now."""
+        """Charge a dropped message; returns how many drops to log now, or 0 while it is too early for another line."""
         who = name if name in self._devices else _STRANGER
         if who != _STRANGER:
             self._quota.charge(who, now, messages=1, useless_bytes=useless_bytes)
-        return self._quota.drops_to_tell(who, now)
+        return self._quota.drops_to_report(who, now)
 
     def seen(self, name: str, now: float) -> bool:
-        """A chunk came: a sign of life. False if the device has no session."""
+        """Note a chunk as a sign of life; False if the device has no session."""
         present = self._present.get(name)
         if present is None:
             return False
@@ -135,7 +135,7 @@ class Roster:
         return True
 
     def hint_gone(self, name: str, boot: str) -> None:
-        """The broker says that this client's connection ended; the client's next word says otherwise."""
+        """Note that the broker lost this client's connection; the client's next message withdraws that."""
         present = self._present.get(name)
         if present is not None and present.boot == boot:
             present.gone = True

@@ -18,8 +18,8 @@ from edge_client.wire.flow_control import ASK_AGAIN_AFTER_S, SHARED_WINDOW_CHUNK
 __all__ = ["SharedTopic"]
 
 _BEHIND_S = 2.0
-_TELL_AGAIN_S = 2.0
-_GIVE_UP_S = 30.0  # it was told to leave, is there, and does not: whatever becomes of it is its own doing
+_SEND_AGAIN_S = 2.0
+_GIVE_UP_S = 30.0  # a listener that was sent back, is online and still listens has only itself to blame
 _UNDER_WAY_S = ASK_AGAIN_AFTER_S - 1.0  # when a device asks again, it was lost
 
 
@@ -28,7 +28,7 @@ class _Listener:
     sha256: str
     position: int  # of the newest chunk that it has heard
     sent_back_at: float | None = None
-    told_at: float = 0.0
+    sent_again_at: float = 0.0
 
 
 class SharedTopic:
@@ -47,8 +47,8 @@ class SharedTopic:
 
     def members(self, sha256: str) -> tuple[str, ...]:
         """Listeners that fetch this blob and may go on listening."""
-        found = self._listeners.items()
-        return tuple(name for name, one in found if one.sha256 == sha256 and one.sent_back_at is None)
+        listeners = self._listeners.items()
+        return tuple(name for name, one in listeners if one.sha256 == sha256 and one.sent_back_at is None)
 
     def hear(self, device: str, sha256: str, heard: int) -> None:
         """A device says that it listens, and that the last chunk it heard of this blob was number `heard` - 1."""
@@ -104,8 +104,8 @@ class SharedTopic:
                 continue
             if listener.sent_back_at is None and self._is_too_slow(listener, now):
                 listener.sent_back_at = now
-            if listener.sent_back_at is not None and now - listener.told_at >= _TELL_AGAIN_S:
-                listener.told_at = now
+            if listener.sent_back_at is not None and now - listener.sent_again_at >= _SEND_AGAIN_S:
+                listener.sent_again_at = now
                 yield name, listener.sha256
 
     def _is_too_slow(self, listener: _Listener, now: float) -> bool:

@@ -116,7 +116,7 @@ class Router:
             case Pull():
                 self._pull(device, message, now)
             case Deployed():
-                self._deployments.told(device, message)
+                self._deployments.reported(device, message)
             case _:
                 pass  # Goodbye: the roster knows
 

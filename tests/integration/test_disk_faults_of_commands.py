@@ -402,8 +402,8 @@ def test_a_deployment_that_cannot_be_recorded_is_none(
     monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{DEPLOYED_HERE[0]}")])
     answer = Deployed(deployment=row.id, state="active")
     with pytest.raises(MachineError, match=REASONS[kind]):
-        kept.told("a", answer)
-    kept.told("a", answer)
+        kept.reported("a", answer)
+    kept.reported("a", answer)
     assert [row.state for row in store.deployments.all()] == ["active"]
     store.close()
 

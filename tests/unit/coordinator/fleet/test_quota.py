@@ -45,10 +45,10 @@ def test_what_comes_slowly_is_borne_for_ever() -> None:
 def test_drops_are_told_once_in_ten_seconds_with_their_number() -> None:
     """The first at once; then 9 more, which are told with the one that comes 10 s later: 10."""
     quota = Quota()
-    assert quota.drops_to_tell("a", 100.0) == 1
-    assert [quota.drops_to_tell("a", 100.0 + step) for step in range(9)] == [0] * 9
-    assert quota.drops_to_tell("b", 101.0) == 1
-    assert quota.drops_to_tell("a", 110.0) == 10
+    assert quota.drops_to_report("a", 100.0) == 1
+    assert [quota.drops_to_report("a", 100.0 + step) for step in range(9)] == [0] * 9
+    assert quota.drops_to_report("b", 101.0) == 1
+    assert quota.drops_to_report("a", 110.0) == 10
 
 
 def test_a_device_that_is_gone_is_forgotten() -> None:
