@@ -34,12 +34,12 @@ def _compare(options: argparse.Namespace) -> None:
 
     _check_target(options.metric, options.target)
     runs = [run_folders.read_run(folder) for folder in run_folders.find_runs(options.folders)]
-    found = compare.compare(runs, metric=options.metric, target=options.target)
-    text = compare_formats.FORMATS[options.format](found)
+    comparison = compare.compare(runs, metric=options.metric, target=options.target)
+    text = compare_formats.FORMATS[options.format](comparison)
     if text:
         print(text)
     if options.format == "csv":  # has no place for it
-        for line in compare_formats.left_out_lines(found):
+        for line in compare_formats.left_out_lines(comparison):
             print(line, file=sys.stderr)
 
 

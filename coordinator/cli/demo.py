@@ -46,7 +46,7 @@ _MAX_ABANDONED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What `coordinator demo` was told."""
+    """The options of `coordinator demo`."""
 
     rounds: int = 5
     seed: int = 1
@@ -194,7 +194,7 @@ def _wait_for(state_dir: Path, processes: list[_Process]) -> None:
 
 
 def _budgets(file: RunFile) -> dict[str, int]:
-    """Of each device's worker, from what the model takes on this machine: measured the first time, then known."""
+    """The budget of each device's worker, from what the model takes on this machine, which is measured once."""
     assert file.model is not None
     rules = plan_rules(file.method.name, file.method.parameters)
     rows = calibrated(job_for(file, rules, file.model.input), durable.cache_dir())
@@ -228,7 +228,7 @@ def _start_device(
 
 
 def _check_rounds(data: RunDetails) -> None:
-    """A fleet answers with problems by trying for ever; a demo tells."""
+    """A fleet tries again and again; a demo gives up and reports why."""
     abandoned = [row for row in data.round_rows if row.state == "ABANDONED"]
     if len(abandoned) > _MAX_ABANDONED:
         last = abandoned[-1]
@@ -252,7 +252,7 @@ def _result(data: RunDetails, options: DemoOptions) -> DemoResult:
 
 
 def describe(result: DemoResult) -> str:
-    """The results as a table, and how to go on with devices of one's own."""
+    """The results as a table, and how to continue with real devices."""
     accuracies = "  ".join(f"{value:.3f}" for value in (result.accuracy_before, *result.accuracy_per_round))
     up, down = format_bytes(result.bytes_up), format_bytes(result.bytes_down)
     inside = all(device.inside_budget for device in result.devices)

@@ -115,7 +115,7 @@ def _named(state_dir: Path) -> str:
 
 
 def _broker_lines(bundles: Sequence[identity.Bundle], *, replace: bool) -> str:
-    """What whoever keeps the broker has to add, for the two brokers that people use most."""
+    """The lines that the broker's operator has to add, for the two most common brokers."""
     rows = [DeviceRow(name=bundle.device, key=bundle.key, password=bundle.password) for bundle in bundles]
     users = [access_of(row, Topics(bundle.federation)) for row, bundle in zip(rows, bundles, strict=True)]
     return "\n".join(

@@ -137,7 +137,7 @@ def test_data(file: RunFile) -> str:
 
 
 def in_a_process(job: ExportJob) -> ExportedModel:
-    """Export a model in a process of its own; raises what went wrong there."""
+    """Export a model in a separate process; raises the error that it reports."""
     done = subprocess.run(
         [sys.executable, "-m", "coordinator.aggregation.export_job"],
         input=encode_job(1, job),

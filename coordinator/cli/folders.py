@@ -33,7 +33,7 @@ def add_verbs(nouns: Any) -> None:
 def _new(options: argparse.Namespace) -> None:
     from coordinator.cli import new
 
-    made = new.make_folder(
+    files = new.make_folder(
         new.NewOptions(
             folder=options.folder,
             classes=tuple(options.classes.split(",")),
@@ -42,7 +42,7 @@ def _new(options: argparse.Namespace) -> None:
             rounds=options.rounds,
         )
     )
-    run, device, task = made
+    run, device, task = files
     print(f"{run}  (what to train: look at classes and [model] first)")
     print(f"{device}  (an example of what each device has; on a device: edge-client join FILE --data DIR writes one)")
     print(f"{task}  (an example of a model and data of your own; not used unless run.toml names it)")
@@ -52,18 +52,18 @@ def _new(options: argparse.Namespace) -> None:
 def _backup(options: argparse.Namespace) -> None:
     from coordinator.store import backup
 
-    made = backup.make_backup(options.state_dir, options.file)
-    print(f"{made.path}  ({format_bytes(made.num_bytes)}, {made.num_blobs} blobs; it holds the federation's secrets)")
-    if made.missing:
-        names = ", ".join(sha256[:12] for sha256 in made.missing)
+    copy = backup.make_backup(options.state_dir, options.file)
+    print(f"{copy.path}  ({format_bytes(copy.num_bytes)}, {copy.num_blobs} blobs; it holds the federation's secrets)")
+    if copy.missing:
+        names = ", ".join(sha256[:12] for sha256 in copy.missing)
         print(f"warning: missing or damaged in {options.state_dir}, hence not in the backup: {names}")
 
 
 def _restore(options: argparse.Namespace) -> None:
     from coordinator.store import backup
 
-    made = backup.restore(options.file, options.state_dir)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(made.created_s))
-    print(f"{made.state_dir}  (federation {made.federation}, {made.num_devices} devices, as of {when})")
-    print(f"its devices connect to {', '.join(made.brokers) or 'nothing yet'}: that must lead here, and to nobody else")
-    print(f"next: coordinator start --state-dir {made.state_dir}, with the same options as before")
+    copy = backup.restore(options.file, options.state_dir)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(copy.created_s))
+    print(f"{copy.state_dir}  (federation {copy.federation}, {copy.num_devices} devices, as of {when})")
+    print(f"its devices connect to {', '.join(copy.brokers) or 'nothing yet'}: that must lead here, and to nobody else")
+    print(f"next: coordinator start --state-dir {copy.state_dir}, with the same options as before")

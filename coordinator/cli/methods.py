@@ -156,24 +156,24 @@ def run_bytes(file: RunFile, task: str | None) -> dict[str, SliceTraffic]:
         return {}
     method, whole = registry.of_run(file), recipe.build(recipe.input_shape)
     method.check(whole)
-    found = {}
+    traffic = {}
     for rung in registry.rungs(file):
         # features of a slice may be narrower, and only an architecture knows where it can end
-        own = recipe.build(recipe.input_shape, parse(rung)) if rung != WHOLE_MODEL else whole
-        model, cut = (own, WHOLE_MODEL) if parse(rung).model else (whole, rung)
-        found[rung] = _bytes(rung, method, model, cut, file.rounds.codec, method.knowledge.traffic(own))
-    return found
+        rung_model = recipe.build(recipe.input_shape, parse(rung)) if rung != WHOLE_MODEL else whole
+        model, slice_name = (rung_model, WHOLE_MODEL) if parse(rung).model else (whole, rung)
+        traffic[rung] = _bytes(rung, method, model, slice_name, file.rounds.codec, method.knowledge.traffic(rung_model))
+    return traffic
 
 
-def _bytes(rung: str, method: Method, model: Model, cut: str, codec: str, known: Traffic) -> SliceTraffic:
-    """What travels to and from a device that trains `rung`, which is the slice `cut` of `model`."""
+def _bytes(rung: str, method: Method, model: Model, slice_name: str, codec: str, known: Traffic) -> SliceTraffic:
+    """What travels to and from a device that trains `rung`, which is the slice `slice_name` of `model`."""
     meta = coverage.model_meta(
         method.plans,
         stem=model.order[0],
         never_returned=method.travel.never_returned(model),
         notes=method.travel.notes(model),
     )
-    table = _rows(method, model, cut, codec)
+    table = _rows(method, model, slice_name, codec)
     lacking = coverage.missing_tensors([name for name, _, _ in table], None, method.plans, meta)
     weights, changes = _num_bytes(meta, table), len(lacking) < len(table)  # what nobody changes is not sent again
     down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
@@ -196,7 +196,7 @@ def _parameters(cls: type) -> list[Json]:
     return rows
 
 
-def _rows(method: Method, model: Model, cut: str, codec: str) -> list[TableRow]:
+def _rows(method: Method, model: Model, slice_name: str, codec: str) -> list[TableRow]:
     """The table of a slice of the model as it travels to a device."""
     tensors = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     tensors |= {EXTRA_PREFIX + name: value for name, value in method.travel.extra_tensors(model).items()}
@@ -206,7 +206,7 @@ def _rows(method: Method, model: Model, cut: str, codec: str) -> list[TableRow]:
             codec_rule(value.ndim, codec, integer=not value.is_floating_point()),
             tuple(value.shape) if place.where is None else tuple(len(indices) for indices in place.where),
         )
-        for name, place in method.slices.places(model, cut, list(tensors)).items()
+        for name, place in method.slices.places(model, slice_name, list(tensors)).items()
         for value in (tensors[place.name],)
     ]
 
@@ -265,8 +265,10 @@ def _table(data: Json) -> str:
     if data["slices"]:
         return "\n".join([*lines, "per round and device:", _slices(data["slices"]), f"({what})"])
     once = f"; once {format_bytes(data['bytes_once'])} down" if data["bytes_once"] else ""
-    told = f"per round and device: {format_bytes(data['bytes_down'])} down, {format_bytes(data['bytes_up'])} up{once}"
-    return "\n".join([*lines, told, f"({what})"])
+    traffic = (
+        f"per round and device: {format_bytes(data['bytes_down'])} down, {format_bytes(data['bytes_up'])} up{once}"
+    )
+    return "\n".join([*lines, traffic, f"({what})"])
 
 
 def _fact(name: str, text: str, columns: int | None) -> str:

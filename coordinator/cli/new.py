@@ -1,4 +1,4 @@
-"""`coordinator new`: a folder to begin with, made from the schema of the two files and a task that works as it stands.
+"""`coordinator new`: a folder to begin with, from the schema of the two files, and a task that works unchanged.
 
 A key that a person must decide on is live; every other one stands behind a `#` with its default, so that taking the
 `#` away changes nothing until the value is changed. Where there is no default, an example stands there.
@@ -90,7 +90,7 @@ task = Task(model=model, train_data=train_data, test_data=test_data, input=({cha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOptions:
-    """What `coordinator new` was told."""
+    """The options of `coordinator new`."""
 
     folder: Path
     classes: tuple[str, ...] = ("ok", "scratch", "dent")
@@ -151,11 +151,11 @@ def _run_file(name: str, options: NewOptions) -> str:
 
 def _task_keys(name: str) -> Iterator[str]:
     """The longer way to write a task; its hash is filled in by the server."""
-    told = {row.key.removeprefix("task."): row.help for row in describe(RunFile) if row.key.startswith("task.")}
+    helps = {row.key.removeprefix("task."): row.help for row in describe(RunFile) if row.key.startswith("task.")}
     keys = {"name": name, "file": f"{name}.py:task", "init": "random"}
     yield f"# task = {toml_value(keys)}"
-    for key in [key for key in told if key != "name"]:
-        yield from textwrap.wrap(f"{key}: {told[key]}", _WIDTH, initial_indent="#     ", subsequent_indent="#       ")
+    for key in [key for key in helps if key != "name"]:
+        yield from textwrap.wrap(f"{key}: {helps[key]}", _WIDTH, initial_indent="#     ", subsequent_indent="#       ")
 
 
 def _device_file(name: str, options: NewOptions) -> str:
@@ -197,25 +197,25 @@ def _file_lines(
         inside = [row for row in rows if row.key.startswith(f"{table.key}.")]
         for row in [row for row in inside if not row.key.endswith("*")]:
             yield from _key_lines(row, live, examples)
-        own = (extra or {}).get(table.key)
-        for row in own or ():
+        extra_rows = (extra or {}).get(table.key)
+        for row in extra_rows or ():
             yield from _key_lines(row, live, examples)
-        if own is None:
+        if extra_rows is None:
             yield from _comment("\n".join(row.help for row in inside if row.key.endswith("*")))
         yield ""
 
 
 def _key_lines(row: DescribedKey, live: Mapping[str, object], examples: Mapping[str, object]) -> Iterator[str]:
     """`# lr = 0.05    # learning rate; 0 to 1000`, over several lines if it is long."""
-    key, told = row.key.rpartition(".")[2], row.help
+    key, text = row.key.rpartition(".")[2], row.help
     if row.key in live:
         head = f"{key} = {toml_value(live[row.key])}"
     elif row.key in examples:
-        head, told = f"# {key} = {toml_value(examples[row.key])}", f"{told}; no default, this is an example"
+        head, text = f"# {key} = {toml_value(examples[row.key])}", f"{text}; no default, this is an example"
     else:
         head = f"# {key} = {_default(row)}"
-    told = "; ".join(filter(None, (told, _range(row))))
-    lines = textwrap.wrap(told, _WIDTH - _HELP_COLUMN - 2, break_on_hyphens=False)
+    text = "; ".join(filter(None, (text, _range(row))))
+    lines = textwrap.wrap(text, _WIDTH - _HELP_COLUMN - 2, break_on_hyphens=False)
     fits = len(head) < _HELP_COLUMN
     yield head.ljust(_HELP_COLUMN) + f"# {lines[0]}" if fits else head
     yield from (f"#{' ' * (_HELP_COLUMN + 1)}{line}" for line in lines[1 if fits else 0 :])
@@ -240,7 +240,7 @@ def _default(row: DescribedKey) -> str:
 
 
 def _range(row: DescribedKey) -> str:
-    """A range for people: what a text may be is told by the help, but for choices that it does not name."""
+    """A range for people: the help describes what a text may be, except for choices that it does not name."""
     if row.type != "text":
         return "" if row.range == "0 or more" or "`" in row.range else row.range
     words = re.findall(r"[a-z0-9-]+", row.range.replace(" or ", " "))

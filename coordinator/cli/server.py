@@ -131,11 +131,11 @@ def _install(options: argparse.Namespace) -> None:
     from coordinator.cli import server_service
 
     launch.check(start_options(options))
-    wanted = _service_options(options, start=_typed_again(options))
+    service = _service_options(options, start=_typed_again(options))
     if options.dry_run:
-        print(server_service.make_unit(wanted).text, end="")
+        print(server_service.make_unit(service).text, end="")
         return
-    server_service.install(wanted, replace=options.replace)
+    server_service.install(service, replace=options.replace)
     name = server_service.NAME
     print(f"{name} runs, and will at every start; its state is {options.state_dir}")
     print(f"look at it: systemctl status {name}; journalctl -u {name} -f; sudo coordinator device list")

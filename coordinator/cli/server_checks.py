@@ -1,6 +1,6 @@
 """What `coordinator doctor` looks at on a server, in the order in which a person would.
 
-Covers: each check and the command that mends what it finds. Nothing is changed, and a coordinator that runs is asked,
+Covers: each check and the command that fixes the problem. Nothing is changed, and a coordinator that runs is asked,
 not disturbed. Does not cover: how findings are shown (`edge_client.operate.doctor`).
 """
 
@@ -110,14 +110,14 @@ class ServerChecks:
         return check_clock(self._state_dir / "state.db")
 
     def _memory(self) -> str:
-        found = report.report_system(self._root, None)
-        if found.available_bytes < _LITTLE_MEMORY_BYTES:
+        system = report.report_system(self._root, None)
+        if system.available_bytes < _LITTLE_MEMORY_BYTES:
             raise ProblemError(
-                f"{format_bytes(found.available_bytes)} of memory are available; broker and aggregator want "
+                f"{format_bytes(system.available_bytes)} of memory are available; broker and aggregator want "
                 f"{format_bytes(_LITTLE_MEMORY_BYTES)}",
                 "end other programs, or take a larger machine",
             )
-        return f"{format_bytes(found.available_bytes)} of {format_bytes(found.memory_bytes)} available"
+        return f"{format_bytes(system.available_bytes)} of {format_bytes(system.memory_bytes)} available"
 
     def _torch(self) -> str:
         try:

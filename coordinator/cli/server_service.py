@@ -35,59 +35,59 @@ class ServiceOptions:
     programs: Programs
 
 
-def make_unit(wanted: ServiceOptions) -> Unit:
+def make_unit(options: ServiceOptions) -> Unit:
     """The unit of this server; raises before anything is changed if it could not work."""
-    systemd = wanted.systemd
-    service_install.check_programs(systemd, wanted.programs, "fedfit[coordinator]")
-    state_dir = systemd.inside(wanted.state_dir)
+    systemd = options.systemd
+    service_install.check_programs(systemd, options.programs, "fedfit[coordinator]")
+    state_dir = systemd.inside(options.state_dir)
     how = "name another --state-dir, such as /var/lib/fedfit/coordinator (coordinator backup and restore move it)"
     service_install.check_state_dir(state_dir, how)
-    words = [str(systemd.inside(wanted.programs.python)), "-m", "coordinator", "start", "--state-dir", str(state_dir)]
+    words = [str(systemd.inside(options.programs.python)), "-m", "coordinator", "start", "--state-dir", str(state_dir)]
     changes: dict[str, Sequence[str]] = {
-        "ExecStart": [service_unit.command([*words, *wanted.start])],
+        "ExecStart": [service_unit.command([*words, *options.start])],
         "MemoryMax": [service_unit.memory_max(probe(systemd.root).memory, None)],
         "BindReadOnlyPaths": [
-            service_unit.quoted(systemd.inside(path), optional=True) for path in service_unit.bound(wanted.readable)
+            service_unit.quoted(systemd.inside(path), optional=True) for path in service_unit.bound(options.readable)
         ],
         **service_unit.state_values(state_dir),
     }
-    if wanted.password_file is not None:
-        file = service_unit.quoted(systemd.inside(wanted.password_file))
+    if options.password_file is not None:
+        file = service_unit.quoted(systemd.inside(options.password_file))
         changes["LoadCredential"] = [f"broker-password:{file}"]
     return service_unit.template(NAME).with_values(changes)
 
 
-def install(wanted: ServiceOptions, *, replace: bool = False) -> None:
+def install(options: ServiceOptions, *, replace: bool = False) -> None:
     """Install and start the service, after its checks have passed as its own user."""
-    service_install.require_root(wanted.systemd, "install-service")
-    wanted.systemd.require()
-    unit = make_unit(wanted)
-    fresh = not durable.is_there(wanted.state_dir)
-    if not fresh and not durable.is_there(wanted.state_dir / "version") and any(wanted.state_dir.iterdir()):
-        raise MachineError(f"{wanted.state_dir} was not made by fedfit; nothing was changed: name another --state-dir")
+    service_install.require_root(options.systemd, "install-service")
+    options.systemd.require()
+    unit = make_unit(options)
+    fresh = not durable.is_there(options.state_dir)
+    if not fresh and not durable.is_there(options.state_dir / "version") and any(options.state_dir.iterdir()):
+        raise MachineError(f"{options.state_dir} was not made by fedfit; nothing was changed: name another --state-dir")
 
     def rehearse() -> None:
         checks = ("state", "disk", "memory", "torch", "broker-program")
-        bad = doctor.failed(_examine(wanted, unit, checks))
+        bad = doctor.failed(_examine(options, unit, checks))
         if bad:
             raise MachineError("the service would not work, so it was not installed:\n" + doctor.describe(bad))
 
     if fresh:
-        with durable.disk_errors(f"cannot make {wanted.state_dir}"):
-            durable.make_dir(wanted.state_dir)
-    plan = Plan(name=NAME, unit=unit, state_dir=wanted.state_dir, command="coordinator")
+        with durable.disk_errors(f"cannot make {options.state_dir}"):
+            durable.make_dir(options.state_dir)
+    plan = Plan(name=NAME, unit=unit, state_dir=options.state_dir, command="coordinator")
     try:
-        service_install.install(wanted.systemd, plan, replace=replace, rehearse=rehearse)
+        service_install.install(options.systemd, plan, replace=replace, rehearse=rehearse)
     except FedfitError:
         if fresh:
             with contextlib.suppress(OSError):  # it is empty, and was not there before
-                wanted.state_dir.rmdir()
+                options.state_dir.rmdir()
         raise
 
 
-def _examine(wanted: ServiceOptions, unit: Unit, only: Sequence[str]) -> list[doctor.Finding]:
-    words = [str(wanted.programs.python), "-m", "coordinator", "doctor", "--format", "json"]
-    return sandbox.examine_as_service(wanted.systemd, unit, [*words, "--state-dir", str(wanted.state_dir)], only)
+def _examine(options: ServiceOptions, unit: Unit, only: Sequence[str]) -> list[doctor.Finding]:
+    words = [str(options.programs.python), "-m", "coordinator", "doctor", "--format", "json"]
+    return sandbox.examine_as_service(options.systemd, unit, [*words, "--state-dir", str(options.state_dir)], only)
 
 
 def uninstall(systemd: Systemd, state_dir: Path, *, purge: bool) -> list[Path]:
@@ -95,10 +95,10 @@ def uninstall(systemd: Systemd, state_dir: Path, *, purge: bool) -> list[Path]:
     return service_install.uninstall(systemd, NAME, state_dir, purge=purge)
 
 
-def examine_as_service(wanted: ServiceOptions, only: Sequence[str]) -> list[doctor.Finding]:
+def examine_as_service(options: ServiceOptions, only: Sequence[str]) -> list[doctor.Finding]:
     """All checks under the user and the sandbox of the installed unit, or of the one that would be installed."""
-    service_install.require_root(wanted.systemd, "doctor --as-service")
-    wanted.systemd.require()
-    text = wanted.systemd.unit_text(NAME)
-    unit = Unit(text=text) if text is not None else make_unit(wanted)
-    return _examine(wanted, unit, only)
+    service_install.require_root(options.systemd, "doctor --as-service")
+    options.systemd.require()
+    text = options.systemd.unit_text(NAME)
+    unit = Unit(text=text) if text is not None else make_unit(options)
+    return _examine(options, unit, only)

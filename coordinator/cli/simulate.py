@@ -81,25 +81,25 @@ def _simulate(options: argparse.Namespace) -> None:
 def _simulate_all(flags: Flags, options: argparse.Namespace) -> None:
     from coordinator.cli import simulation_report  # rich takes 0.1 s to load
 
-    made = combinations(flags)
-    runs = _resolve(made, options)
+    combined = combinations(flags)
+    runs = _resolve(combined, options)
     warn(text for run in runs if run.finished is None for text in warnings_of(run.file))
     try:
         results = _run_all(runs, options)
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was", file=sys.stderr)
         raise
-    if len(made) == 1:
+    if len(combined) == 1:
         show(options, results[0], simulation_report.result)
     else:
         show(options, {"runs": results}, simulation_report.grid)
 
 
-def _resolve(made: Sequence[Combination], options: argparse.Namespace) -> list[_Run]:
-    """Every combination, checked, before the first of them begins."""
+def _resolve(combined: Sequence[Combination], options: argparse.Namespace) -> list[_Run]:
+    """Complete and check every combination before the first of them begins."""
     missing: dict[tuple[str, str], Missing] = {}
     runs = []
-    for one in made:
+    for one in combined:
         file = complete(one, _missing(one, missing))
         source, path = "", ""
         if file.task is not None:
@@ -107,20 +107,20 @@ def _resolve(made: Sequence[Combination], options: argparse.Namespace) -> list[_
                 raise InputError("a task needs a run file that names it; write task = ... into FILE.toml")
             file, source, path = with_task(file, file.task, options.file)
         base: Path = options.out if options.out is not None else Path("simulations") / file.name
-        folder = base if len(made) == 1 else base / f"{one.method.replace('+', '-')}-seed-{one.seed}"
+        folder = base if len(combined) == 1 else base / f"{one.method.replace('+', '-')}-seed-{one.seed}"
         finished = RunDirectory(folder).check(file)
         runs.append(_Run(file=file, base=base, folder=folder, finished=finished, task_source=source, task_path=path))
     return runs
 
 
 def _missing(one: Combination, known: dict[tuple[str, str], Missing]) -> Missing | None:
-    """What the data has to tell, because the run file does not; asked once."""
+    """The shape and classes of the data, where the run file lacks them; the data is opened once."""
     from coordinator.simulation import data as simulation_data
 
     table, model = one.table, one.table.get("model", {})
     section = table.get("simulate", {})
-    told = "classes" in table and ("task" in table or (isinstance(model, dict) and "input" in model))
-    if told or not isinstance(section, dict) or not section.get("data"):
+    is_complete = "classes" in table and ("task" in table or (isinstance(model, dict) and "input" in model))
+    if is_complete or not isinstance(section, dict) or not section.get("data"):
         return None
     key = (str(section["data"]), str(section.get("partition", "")))
     if key not in known:
@@ -129,7 +129,7 @@ def _missing(one: Combination, known: dict[tuple[str, str], Missing]) -> Missing
 
 
 def _run_all(runs: Sequence[_Run], options: argparse.Namespace) -> list[Json]:
-    """One after the other; the worker processes and the copied data are for all."""
+    """Run one after the other, with the same worker processes and the same copy of the data."""
     from coordinator.simulation.simulation import Processes
     from coordinator.simulation.worker_pool import WorkerPool
 

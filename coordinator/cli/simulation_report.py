@@ -31,7 +31,7 @@ _EVERY_S = 0.1
 
 
 class Progress:
-    """Tells a terminal how a run goes; anything else hears nothing."""
+    """Shows a run's progress on a terminal, and nothing elsewhere."""
 
     def __init__(self, file: RunFile) -> None:
         self._console = Console(stderr=True)
@@ -42,7 +42,7 @@ class Progress:
 
     @contextlib.contextmanager
     def watching(self, lines: Sequence[str]) -> Iterator[None]:
-        """Around the run; `lines` are its header."""
+        """Show progress during the run; `lines` are its header."""
         if not self._console.is_terminal:
             yield
             return
@@ -51,7 +51,7 @@ class Progress:
             yield
 
     def moved(self, round_: int, done: int, asked: int) -> None:
-        """The line at the bottom."""
+        """Update the line at the bottom."""
         now = time.monotonic()
         self._pace.moved(round_, done, asked, now)
         if not self._console.is_terminal or now - self._shown_at < _EVERY_S:
@@ -59,20 +59,20 @@ class Progress:
         self._shown_at = now
         filled = round(_BAR * done / asked) if asked else 0
         left = self._pace.left_s(now)
-        told = f", about {columns.duration(left)} left" if left is not None else ""
+        time_left = f", about {columns.duration(left)} left" if left is not None else ""
         bar = "█" * filled + "·" * (_BAR - filled)
-        text = f"round {round_} of {self._num_rounds} {bar} {done}/{asked} devices{told}"
+        text = f"round {round_} of {self._num_rounds} {bar} {done}/{asked} devices{time_left}"
         self._live.update(Text(text), refresh=True)
 
     def round_done(self, line: Json) -> None:
-        """One line that stays."""
+        """Print a line that stays."""
         if not self._console.is_terminal:
             return
         judged = "not judged" if line["accuracy"] is None else f"accuracy {line['accuracy']:.4f}"
         moved = f"{format_bytes(line['bytes_up'])} up, {format_bytes(line['bytes_down'])} down"
         left = self._pace.left_s(time.monotonic())
-        told = f", about {columns.duration(left)} left" if left else ""
-        self._print(f"round {line['round']:>4}: {judged}, {len(line['devices'])} devices, {moved}{told}")
+        time_left = f", about {columns.duration(left)} left" if left else ""
+        self._print(f"round {line['round']:>4}: {judged}, {len(line['devices'])} devices, {moved}{time_left}")
         for failed in line["failures"]:
             self._print(f"            {failed['device']} took no part: {failed['code']}: {failed['detail']}")
 
@@ -82,7 +82,7 @@ class Progress:
 
 
 class Pace:
-    """How long it will take, from the assignments that were done since the first was begun."""
+    """Estimates the time left, from the assignments that were done since the first began."""
 
     def __init__(self, num_rounds: int) -> None:
         self._num_rounds = num_rounds
@@ -91,7 +91,7 @@ class Pace:
         self._round, self._done, self._asked = 0, 0, 0
 
     def moved(self, round_: int, done: int, asked: int, now: float) -> None:
-        """So far, so good."""
+        """Note how many assignments of a round are done."""
         if self._began is None:
             self._began = (now, round_, done)
         if round_ != self._round and self._round:
@@ -99,7 +99,7 @@ class Pace:
         self._round, self._done, self._asked = round_, done, asked
 
     def left_s(self, now: float) -> float | None:
-        """None as long as nothing is known."""
+        """Seconds until the end; None before any assignment was done."""
         if self._began is None:
             return None
         began, _, before = self._began
@@ -109,7 +109,7 @@ class Pace:
 
 
 def header(setup: Setup, num_workers: int) -> list[str]:
-    """What, who, how."""
+    """The lines above a run: method, data, devices and budgets, folder."""
     file = setup.file
     section = file.simulate
     assert section is not None

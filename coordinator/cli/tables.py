@@ -1,4 +1,4 @@
-"""What people read: aligned tables of devices, runs and results."""
+"""Aligned tables of devices, runs and results, for people."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What people ask of deployments, and the answers: which devices and which model, record it, how it stands.
 
-The file is made by the command (`coordinator.cli.deploy`), which has torch for it and puts it into `STATE/tmp`; here it
-is checked and becomes a blob before any row names it.
+The command (`coordinator.cli.deploy`) exports the file, with torch, and puts it into `STATE/tmp`; here it is checked
+and becomes a blob before any row names it.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def changed_labels(labels: Mapping[str, str], put: Mapping[str, str], drop: Sequence[str]) -> dict[str, str]:
-    """The labels given here after a change; what is not there need not be dropped."""
+    """The coordinator's labels of a device after a change; dropping a label that is not there changes nothing."""
     changed = {key: value for key, value in {**labels, **put}.items() if key not in drop or key in put}
     check_labels(changed)
     return changed
@@ -212,7 +212,7 @@ class DeviceCommands:
         return self._service.deployments.describe(rows[-1], self._service.roster.online(now)) if rows else None
 
     def _label(self, request: LabelDevice) -> DeviceLabels:
-        """Change the labels that are given here; they win over those of the device's own file."""
+        """Change the coordinator's labels of a device, which override those of the device's file."""
         service = self._service
         rows = service.store.devices.all()
         _check_known([request.name], rows)
@@ -258,7 +258,7 @@ class StoredDevices:
         return AddedDevices(bundles=tuple(bundles), external=self._is_external)
 
     def label(self, request: LabelDevice) -> DeviceLabels:
-        """Change the labels that are given here; those of the device's own file are not known."""
+        """Change the coordinator's labels of a device; those of the device's file are unknown."""
         labels = next((row.labels for row in self._store.devices.all() if row.name == request.name), {})
         labels = changed_labels(labels, request.put, request.drop)
         self._store.devices.set_labels(request.name, labels)

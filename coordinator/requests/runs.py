@@ -77,7 +77,7 @@ class RunCommands:
         return matching_runs[0]
 
     def start(self, request: StartRun) -> StartedRun:
-        """Start a run, or queue it; the text of its task's file is kept with it and loaded from there."""
+        """Start a run, or queue it; the store keeps the text of its task's file, from which the task is loaded."""
         file = request.file
         check_run(file)
         conductor, store = self._service.conductor, self._service.store
@@ -142,7 +142,7 @@ class RunCommands:
 
 
 def _check_test_data(file: RunFile, simulated: str) -> None:
-    """The server's own test data must be there before the devices are asked for anything."""
+    """Raise `InputError` if the server lacks its test data, before any device works."""
     if file.evaluate.on == "simulate" and not simulated:
         raise InputError('evaluate.on = "simulate" is for `coordinator simulate`; say devices, or npz:PATH')
     path = Path(simulated if file.evaluate.on == "simulate" else file.evaluate.on.removeprefix("npz:"))

@@ -1,4 +1,4 @@
-"""Where the broker listens and under which names devices reach it, from what was typed and what this machine has."""
+"""Where the broker listens and under which names devices reach it, from the options and this machine's addresses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NAME = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"  # one part of a host name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What the broker listens on, and what the bundles say."""
+    """The address that the broker listens on, and the names that the bundles hold."""
 
     listen: str
     names: tuple[str, ...]
-    found: bool = False  # nobody typed the name: it is the only address of this machine
+    is_automatic: bool = False  # nobody typed the name: it is the only address of this machine
 
     @property
     def is_loopback(self) -> bool:
@@ -34,45 +34,45 @@ class Place:
 
     @property
     def here(self) -> str:
-        """Its address as seen from this machine."""
+        """The broker's address as seen from this machine."""
         return {"0.0.0.0": _LOOPBACK, "::": "::1"}.get(self.listen, self.listen)
 
     @property
     def certified(self) -> list[str]:
-        """All names that its certificate must have."""
+        """All names that the broker's certificate must have."""
         typed = () if self.listen in _ALL else (self.listen,)
         return list(dict.fromkeys((*self.names, *typed, "localhost", _LOOPBACK, "::1")))
 
 
 def choose(listen: str | None, advertise: Sequence[str], *, retype: str) -> Place:
-    """Decide; `retype` is the command that was typed, for those who have to type it again."""
+    """Choose the addresses; `retype` is the command as it was typed, for errors that ask to type it again."""
     names = tuple(dict.fromkeys(advertise))
     for name in names:
         _check_name(name)
     if listen is None and names:
         outside = any(not is_loopback(name) for name in names)
-        of_six = any(":" in name for name in names)  # 0.0.0.0 does not hear them; :: hears both
+        of_six = any(":" in name for name in names)  # 0.0.0.0 excludes them; :: includes both
         everywhere = "::" if of_six else "0.0.0.0"
         return Place(listen=everywhere if outside else "::1" if of_six else _LOOPBACK, names=names)
     if listen is not None and (names or listen not in _ALL):
         return Place(listen=listen, names=names or (listen,))
     address = _the_only_address(retype)
-    return Place(listen=listen or ("::" if ":" in address else "0.0.0.0"), names=(address,), found=True)
+    return Place(listen=listen or ("::" if ":" in address else "0.0.0.0"), names=(address,), is_automatic=True)
 
 
 def _the_only_address(retype: str) -> str:
-    found = usable_addresses()
-    if not found:
+    addresses = usable_addresses()
+    if not addresses:
         raise InputError(
             "no address to advertise: this machine has none that others reach; connect it to a network, or name the "
             f"one that devices will use: {retype} --advertise NAME; devices on this machine only: --listen {_LOOPBACK}"
         )
-    if len(found) > 1:
-        choices = "\n".join(f"  {retype} --advertise {address}    # {interface}" for interface, address in found)
+    if len(addresses) > 1:
+        choices = "\n".join(f"  {retype} --advertise {address}    # {interface}" for interface, address in addresses)
         here = f"  {retype} --listen {_LOOPBACK}    # devices on this machine only"
         lines = choices if "--listen" in retype else f"{choices}\n{here}"
         raise InputError(f"this machine has several addresses; say which one devices connect to:\n{lines}")
-    return found[0][1]
+    return addresses[0][1]
 
 
 def check_listen(listen: str) -> None:
@@ -95,13 +95,13 @@ def check_listen(listen: str) -> None:
 def usable_addresses() -> list[tuple[str, str]]:
     """(interface, address) of this machine that others may reach: IPv4, and IPv6 only where there is no IPv4."""
     stats = psutil.net_if_stats()
-    found: dict[socket.AddressFamily, list[tuple[str, str]]] = {socket.AF_INET: [], socket.AF_INET6: []}
+    by_family: dict[socket.AddressFamily, list[tuple[str, str]]] = {socket.AF_INET: [], socket.AF_INET6: []}
     for interface, addresses in sorted(psutil.net_if_addrs().items()):
         up = interface in stats and stats[interface].isup
         for entry in addresses:
-            if up and entry.family in found and _is_usable(entry.address):
-                found[entry.family].append((interface, entry.address))
-    return found[socket.AF_INET] or found[socket.AF_INET6]
+            if up and entry.family in by_family and _is_usable(entry.address):
+                by_family[entry.family].append((interface, entry.address))
+    return by_family[socket.AF_INET] or by_family[socket.AF_INET6]
 
 
 def _is_usable(address: str) -> bool:

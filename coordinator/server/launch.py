@@ -1,4 +1,4 @@
-"""Puts a coordinator together from what was typed: lock, store, certificates, broker, connection; then serves."""
+"""Builds a coordinator from the options of `coordinator start`: lock, store, certificates, broker, connection."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = ["StartOptions", "broker_password", "check", "start"]
 log = logging.getLogger(__name__)
 
 _USER = "coordinator"
-_OF_OURS = ("--listen", "--advertise", "--port", "--tls")
+_EMBEDDED_ONLY = ("--listen", "--advertise", "--port", "--tls")
 _CREDENTIAL = "broker-password"  # in the folder that systemd hands over (LoadCredential)
-# its broker is its own child, mostly: no need to be polite for long
+# the broker is mostly a child of this process: no need to back off for long
 _BACKOFF = Backoff(min_s=0.1, max_s=5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOptions:
-    """What `coordinator start` was told."""
+    """The options of `coordinator start`."""
 
     state_dir: Path
     listen: str | None = None  # None: as last time, or all addresses
@@ -55,7 +55,7 @@ class StartOptions:
     metrics_listen: str = "127.0.0.1"
 
     def retyped(self) -> str:
-        """The command again, without what it advertises."""
+        """The command as it was typed, without `--advertise`."""
         words = ["coordinator", "start"]
         words += ["--listen", self.listen] if self.listen is not None else []
         words += ["--port", str(self.port)] if self.port is not None else []
@@ -71,7 +71,7 @@ def start(options: StartOptions, commands: Callable[[Service], Answer], context:
     """
     supervisor = Supervisor.from_environment()  # before there are children, which must not answer for us
     durable.check_not_root(options.state_dir, "fedfit-coordinator")
-    check(options)  # before anything is made: a start that was mistyped leaves nothing behind
+    check(options)  # before anything is written: a mistyped start leaves nothing behind
     lock = durable.claim_state_dir(options.state_dir, kind=STATE_KIND, version=STATE_VERSION)
     store = SqliteStore(options.state_dir / "state.db")
     try:
@@ -83,13 +83,13 @@ def start(options: StartOptions, commands: Callable[[Service], Answer], context:
 
 
 def check(options: StartOptions) -> None:
-    """Raise for options that a first start would refuse; nothing is made. Later starts go by what is stored."""
+    """Raise for options that a first start would refuse, and write nothing; later starts also use what is stored."""
     if not durable.is_there(options.state_dir / "state.db"):
         _place(options)
 
 
 def _as_last_time(options: StartOptions, store: SqliteStore) -> StartOptions:
-    """Addresses that are not typed are those of the last start: they stand in the bundles."""
+    """Addresses that are not typed are those of the last start, because bundles hold them."""
     if options.broker is not None or options.listen is not None or options.advertise:
         return options
     advertised = tuple(filter(None, store.settings.get("advertise").split("\n")))
@@ -97,22 +97,24 @@ def _as_last_time(options: StartOptions, store: SqliteStore) -> StartOptions:
 
 
 def _place(options: StartOptions) -> Place | None:
-    """Of the embedded broker; somebody else's has its own."""
+    """Where the embedded broker listens; None for somebody else's broker."""
     if options.port is not None and not 0 <= options.port <= 65_535:
         raise InputError(f"--port: expected 0 to 65535, got {options.port}")
     if options.metrics_port is not None and not 0 <= options.metrics_port <= 65_535:
         raise InputError(f"--metrics-port: expected 0 to 65535, got {options.metrics_port}")
     if options.broker is None:
-        theirs = {"--broker-ca": options.broker_ca, "--broker-password-file": options.broker_password_file}
-        for name in [name for name, typed in theirs.items() if typed is not None]:
+        external_only = {"--broker-ca": options.broker_ca, "--broker-password-file": options.broker_password_file}
+        for name in [name for name, value in external_only.items() if value is not None]:
             raise InputError(f"{name} is of a broker of your own; name it with --broker")
         place = addresses.choose(options.listen, options.advertise, retype=options.retyped())
         addresses.check_listen(place.listen)
         return place
-    given = (options.listen is not None, bool(options.advertise), bool(options.port), options.tls)
-    of_ours = [name for name, is_there in zip(_OF_OURS, given, strict=True) if is_there]
-    if of_ours:
-        raise InputError(f"{', '.join(of_ours)}: of fedfit's own broker only; devices connect to the one of --broker")
+    typed = (options.listen is not None, bool(options.advertise), bool(options.port), options.tls)
+    embedded_only = [name for name, is_typed in zip(_EMBEDDED_ONLY, typed, strict=True) if is_typed]
+    if embedded_only:
+        raise InputError(
+            f"{', '.join(embedded_only)}: of fedfit's own broker only; devices connect to the one of --broker"
+        )
     _external_url(options)
     if options.broker_ca is not None:
         pki.read_foreign_ca(options.broker_ca)
@@ -145,7 +147,7 @@ def _serve(
     store.settings.set("external", "yes" if place is None else "")
     store.settings.set("listen", options.listen or "")
     store.settings.set("advertise", "\n".join(options.advertise))
-    if place is not None and place.found:
+    if place is not None and place.is_automatic:
         log.info("advertising %s, the only address of this machine; --advertise NAME names another", place.names[0])
     log.info("federation %s, devices connect to %s", topics.federation, ", ".join(brokers))
     service = Service(
@@ -170,7 +172,7 @@ def _serve(
 
 @contextlib.contextmanager
 def _metrics(options: StartOptions, service: Service) -> Iterator[None]:
-    """Answer whoever monitors, if that was asked for."""
+    """Serve metrics while the coordinator runs, if `--metrics-port` asks for them."""
     if options.metrics_port is None:
         yield
         return
@@ -186,10 +188,10 @@ def _metrics(options: StartOptions, service: Service) -> Iterator[None]:
 
 
 Connect = Callable[[Callable[[Event], None]], Transport]
-Parts = tuple[EmbeddedBroker | None, tuple[str, ...], str | None, Connect]
+BrokerAccess = tuple[EmbeddedBroker | None, tuple[str, ...], str | None, Connect]
 
 
-def _embedded(options: StartOptions, place: Place, store: SqliteStore, topics: Topics) -> Parts:
+def _embedded(options: StartOptions, place: Place, store: SqliteStore, topics: Topics) -> BrokerAccess:
     tls = options.tls or not (place.is_loopback or options.insecure)
     known_ca = "" if store.settings.get("external") else store.settings.get("ca")
     identity = pki.ensure_pki(options.state_dir / "pki", place.certified, known_ca=known_ca) if tls else None
@@ -215,7 +217,7 @@ def _embedded(options: StartOptions, place: Place, store: SqliteStore, topics: T
 
 
 def _port(options: StartOptions, store: SqliteStore, tls: bool) -> int:
-    """What was typed; 0 means any free port, but the same one as last time: it stands in the bundles."""
+    """The port of the broker; 0 means any free one, but the same as last time, because bundles hold it."""
     if options.port is None:
         return 8883 if tls else 1883
     if options.port == 0:
@@ -223,7 +225,7 @@ def _port(options: StartOptions, store: SqliteStore, tls: bool) -> int:
     return options.port
 
 
-def _external(options: StartOptions, topics: Topics) -> Parts:
+def _external(options: StartOptions, topics: Topics) -> BrokerAccess:
     url = _external_url(options)
     password = broker_password(options) or url.password or ""
     ca = pki.read_foreign_ca(options.broker_ca) if options.broker_ca is not None else None
@@ -236,7 +238,7 @@ def _external(options: StartOptions, topics: Topics) -> Parts:
 
 
 def broker_password(options: StartOptions) -> str:
-    """Of a broker that somebody else runs: from the file named, from the environment, or as systemd hands it over."""
+    """The password of somebody else's broker: from a file, from the environment, or as systemd hands it over."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     file = options.broker_password_file or (Path(folder) / _CREDENTIAL if folder else None)
     if options.broker_password_file is None and "FEDFIT_BROKER_PASSWORD" in os.environ:

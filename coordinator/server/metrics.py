@@ -1,8 +1,8 @@
-"""Figures of a running coordinator for monitoring (Prometheus): `coordinator start --metrics-port PORT`.
+"""Metrics of a running coordinator for Prometheus: `coordinator start --metrics-port PORT`.
 
-The loop takes a picture every few seconds (`Metrics.look`); a thread of prometheus-client's own answers with the last
-one, so that nobody reads the store beside the loop. No secrets are in it, and it listens on loopback unless told
-otherwise. Needs prometheus-client, of the extra `coordinator`, and loads it only then.
+The loop samples the coordinator every few seconds (`Metrics.look`); a thread of prometheus-client serves the newest
+samples, so that only the loop reads the store. They hold no secrets, and the listener is on loopback unless
+`--metrics-listen` names another address. Needs prometheus-client, of the extra `coordinator`, and loads it only then.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _RUN_STATES = ("queued", "running", "finished", "stopped", "failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A figure with its labels."""
+    """A value with its labels."""
 
     name: str
     value: float
     labels: Mapping[str, str]
 
 
-# name -> what it is; all are gauges: a coordinator that starts anew begins them anew
+# name -> help; all are gauges, because a coordinator that starts again begins at zero
 _HELP = {
     "fedfit_info": "version of fedfit and federation; always 1",
     "fedfit_broker_connected": "whether the coordinator is connected to its broker",
@@ -54,7 +54,7 @@ _HELP = {
 
 
 class Metrics:
-    """The last picture, and the listener that answers with it."""
+    """The newest samples, and the listener that serves them."""
 
     def __init__(self, port: int, listen: str = "127.0.0.1") -> None:
         """Listen; raises `MachineError` if that cannot be."""
@@ -75,20 +75,20 @@ class Metrics:
         self.port = int(self._server.server_port)
 
     def collect(self) -> Iterator[Any]:
-        """For prometheus-client, in its own thread."""
+        """Yield the samples to prometheus-client, whose thread calls this."""
         from prometheus_client.core import GaugeMetricFamily
 
         samples = self._samples
         for name, help_text in _HELP.items():
-            mine = [sample for sample in samples if sample.name == name]
-            if mine:
-                family = GaugeMetricFamily(name, help_text, labels=list(mine[0].labels))
-                for sample in mine:
+            named = [sample for sample in samples if sample.name == name]
+            if named:
+                family = GaugeMetricFamily(name, help_text, labels=list(named[0].labels))
+                for sample in named:
                     family.add_metric(list(sample.labels.values()), sample.value)
                 yield family
 
     def look(self, service: Service, now: float) -> None:
-        """Take a picture, if the last one is old enough; from the loop."""
+        """Sample the coordinator, if the newest samples are old enough; the loop calls this."""
         if now >= self._due:
             self._due = now + _EVERY_S
             self._samples = list(picture(service, now))
@@ -101,7 +101,7 @@ class Metrics:
 
 
 def picture(service: Service, now: float | None = None) -> Iterator[Sample]:
-    """How things stand."""
+    """Sample a coordinator."""
     moment = time.monotonic() if now is None else now
     with durable.disk_errors(f"cannot look at {service.state_dir}"):
         free = durable.free_bytes(service.state_dir)

@@ -1,8 +1,8 @@
-"""What a simulation tells of its rounds: a line for each in `rounds.jsonl`, and the result of all.
+"""The record of a simulation's rounds: a line for each in `rounds.jsonl`, and the summary of all.
 
-A line is written once, when the round's model was judged (or is not to be). Its bytes are what travelled between the
-announcement of the version before and its own, as the coordinator counted it; so a killed simulation goes on to count
-where it was.
+A line is written once, when the round's model was evaluated (or is not to be). Its bytes are those that travelled
+between the announcement of the version before and of this one, by the coordinator's count, so that a killed simulation
+continues to count where it was.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class RoundLog:
-    """The lines so far, and what the next ones need."""
+    """The lines so far, and the state that the next ones need."""
 
     def __init__(self, file: RunFile, store: Store, directory: RunDirectory, budgets: Mapping[str, int | None]) -> None:
         self._file = file
@@ -38,11 +38,11 @@ class RoundLog:
 
     @property
     def num_rounds(self) -> int:
-        """Rounds that have their line."""
+        """How many rounds have a line."""
         return len(self._lines)
 
     def announced(self, run: str, version: int) -> None:
-        """A version is there: what travelled until now belongs to its round."""
+        """Note the announcement of a version: all bytes until now belong to its round."""
         self._totals.setdefault(version, self._total(run))
 
     def _total(self, run: str) -> tuple[int, int]:
@@ -50,7 +50,7 @@ class RoundLog:
         return sum(up for up, _ in moved), sum(down for _, down in moved)
 
     def write(self, run: str, *, over: bool) -> Iterator[Json]:
-        """Write the lines that are due, and return them; `over`: the run has ended, nothing more will come."""
+        """Write the lines that are due, and return them; `over`: the run has ended."""
         while (version := len(self._lines) + 1) in self._totals or over:
             if self._store.models.get(run, version) is None or not (over or self._is_judged(run, version)):
                 return
@@ -61,7 +61,7 @@ class RoundLog:
             yield line
 
     def _keep_similarity(self, run: str, version: int) -> None:
-        """Before the round's line: a killed simulation does it again."""
+        """Copy the comparison of a round, before the round's line: a killed simulation does both again."""
         text = self._store.settings.get(similarity_record.setting_of(run))
         if text and similarity_record.is_due(self._file, version):
             self._directory.keep_similarity(text)
@@ -128,12 +128,12 @@ class RoundLog:
         return [{"device": lease.device, "code": lease.code, "detail": lease.detail} for lease in failed]
 
     def summary(self, run: str) -> Json:
-        """What the command prints, but for the model."""
+        """The result that the command prints, except for the model."""
         accuracies = [line["accuracy"] for line in self._lines]
         judged = [line for line in self._lines if line["accuracy"] is not None]
         last = judged[-1] if judged else None
         first = evaluation.summarize(0, self._store.evaluations.all(run, 0), len(self._file.classes))
-        row = self._store.runs.get(run)
+        run_row = self._store.runs.get(run)
         return {
             "name": self._file.name,
             "method": self._file.method.name,
@@ -149,8 +149,8 @@ class RoundLog:
             "rounds": len(self._lines),
             "devices": len(self._budgets),
             "seconds": round(sum(line["seconds"] for line in self._lines), 3),
-            "reason": row.reason if row is not None else "",
-            "environment": dict(row.environment) if row is not None else {},
+            "reason": run_row.reason if run_row is not None else "",
+            "environment": dict(run_row.environment) if run_row is not None else {},
             "peak_bytes": {
                 "coordinator": meter.peak_rss_bytes(),
                 "worker": max((device["peak"] for device in self._trained()), default=0),
@@ -158,9 +158,9 @@ class RoundLog:
             },
             "per_device": self._per_device(run),
             "left_out": [
-                {"device": found.device or None, "round": found.round, "code": found.code, "detail": found.detail}
-                for found in (evaluation.untested(self._store.evaluations.all(run)), *self._store.rounds.left_out(run))
-                if found is not None
+                {"device": row.device or None, "round": row.round, "code": row.code, "detail": row.detail}
+                for row in (evaluation.untested(self._store.evaluations.all(run)), *self._store.rounds.left_out(run))
+                if row is not None
             ],
         }
 
@@ -178,17 +178,17 @@ class RoundLog:
         return [
             {
                 "device": name,
-                "rounds": len(mine),
-                "samples": mine[-1]["samples"] if mine else None,
-                "plan": mine[-1]["plan"] if mine else "",
+                "rounds": len(reports),
+                "samples": reports[-1]["samples"] if reports else None,
+                "plan": reports[-1]["plan"] if reports else "",
                 "budget": self._budgets[name],
-                "predicted_training": mine[-1]["predicted_training"] if mine else None,
-                "training_peak": max((device["peak"] - device["base"] for device in mine), default=None),
+                "predicted_training": reports[-1]["predicted_training"] if reports else None,
+                "training_peak": max((device["peak"] - device["base"] for device in reports), default=None),
                 "bytes_up": traffic.get(name, (0, 0))[0],
                 "bytes_down": traffic.get(name, (0, 0))[1],
                 "failure": failed.get(name, ""),
             }
-            for name, mine in trained.items()
+            for name, reports in trained.items()
         ]
 
 

@@ -1,4 +1,4 @@
-"""What a simulation is to do, from a run file, from flags, or from both: flags are short for keys of the file.
+"""The runs of a simulation, from a run file, from flags, or from both: a flag stands for a key of the file.
 
     --method NAME[,NAME]    method.name          --data TEXT               simulate.data
     --model NAME            model.name           --partition TEXT          simulate.partition
@@ -7,8 +7,7 @@
     --seed N[,N]            seed                 --slices LIST             slices
     --set a.b=VALUE         any key; a bare NAME means method.NAME, but for slices and sharing
 
-Without a file, devices train 5 epochs per round with a momentum of 0.9; everything else is as in a file that says
-nothing of it.
+Without a file, devices train 5 epochs per round with a momentum of 0.9; every other key has its default.
 
 Covers: the resolved run file of each combination of methods and seeds, and what it means for virtual devices.
 Does not cover: opening the data (`coordinator.simulation.data`), the folder of a run
@@ -45,7 +44,7 @@ _WITHOUT_FILE: Table = {"train": {"epochs": 5, "momentum": 0.9}}  # as papers do
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """What was typed; None is what was not."""
+    """The flags as they were typed; None for those that were not."""
 
     file: Path | None = None
     name: str | None = None
@@ -64,7 +63,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """One run of a grid: its table, before the data told what is missing in it."""
+    """One run of a grid: its table, before the data completes it."""
 
     method: str
     seed: int
@@ -75,14 +74,14 @@ class Combination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """What the data tells where the run file does not."""
+    """The shape and the classes of the data, for run files that do not name them."""
 
     shape: tuple[int, ...] | None
     classes: tuple[str, ...]
 
 
 def combinations(flags: Flags) -> list[Combination]:
-    """One per method and seed, in the order in which they were typed; raises `InputError`."""
+    """One run per method and seed, in the order in which they were typed; raises `InputError`."""
     table = raw_table(flags)
     if flags.file is None and not ("model" in table and "data" in table.get("simulate", {})):
         raise InputError("without a run file, --model and --data are needed, such as --model small-cnn --data digits")
@@ -94,16 +93,16 @@ def combinations(flags: Flags) -> list[Combination]:
     seeds = [table.get("seed", 1)]
     if flags.seed is not None:
         seeds = [_whole(text) for text in _listed(flags.seed, "--seed")]
-    own = {key: value for key, value in _settings(flags.set) if key not in _RUN_KEYS}
-    _check_parameters(names, own)
-    made = []
+    settings = {key: value for key, value in _settings(flags.set) if key not in _RUN_KEYS}
+    _check_parameters(names, settings)
+    combined = []
     for name, seed in itertools.product(names, seeds):
-        mine = copy.deepcopy(table)
-        kept = method if method.get("name", "fedavg") == name else {}
-        mine |= {"method": {**kept, "name": name, **_parameters(name, own, names)}, "seed": seed}
+        run_table = copy.deepcopy(table)
+        parameters = method if method.get("name", "fedavg") == name else {}
+        run_table |= {"method": {**parameters, "name": name, **_parameters(name, settings, names)}, "seed": seed}
         several = len(names) > 1
-        made.append(Combination(method=name, seed=seed, table=mine, source=source, one_of_several=several))
-    return made
+        combined.append(Combination(method=name, seed=seed, table=run_table, source=source, one_of_several=several))
+    return combined
 
 
 def raw_table(flags: Flags) -> Table:
@@ -177,11 +176,11 @@ def _as_written(table: Table, name: str) -> str:
 
 
 def _listed(text: str, flag: str) -> list[str]:
-    found = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
     may_repeat = flag == "--training-budgets"
-    if not all(found) or (len(set(found)) != len(found) and not may_repeat):
+    if not all(parts) or (len(set(parts)) != len(parts) and not may_repeat):
         raise InputError(f"{flag}: expected different values with commas between them, got {text!r}")
-    return found
+    return parts
 
 
 def _whole(text: str) -> int:
@@ -190,17 +189,17 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _parameters(method: str, own: Mapping[str, Any], names: Sequence[str]) -> Table:
+def _parameters(method: str, settings: Mapping[str, Any], names: Sequence[str]) -> Table:
     """Bare names of --set that belong to this method; of several methods not all have the same."""
-    bare = {key: value for key, value in own.items() if "." not in key}
+    bare = {key: value for key, value in settings.items() if "." not in key}
     if len(names) == 1:
         return bare
     return {key: value for key, value in bare.items() if _problem(method, key, value) is None}
 
 
-def _check_parameters(names: Sequence[str], own: Mapping[str, Any]) -> None:
+def _check_parameters(names: Sequence[str], settings: Mapping[str, Any]) -> None:
     """With several methods, a parameter must be known to one of them at least."""
-    for key, value in own.items():
+    for key, value in settings.items():
         problems = [_problem(name, key, value) for name in names]
         if "." not in key and len(names) > 1 and None not in problems:
             raise InputError(f"--set {key}: none of the methods takes it; {problems[0]}")
@@ -215,7 +214,7 @@ def _problem(method: str, key: str, value: Any) -> FedfitError | None:
 
 
 def complete(combination: Combination, missing: Missing | None) -> RunFile:
-    """The resolved run file; `missing` is what the data tells, if the file does not have it. Raises `InputError`."""
+    """The resolved run file, completed by what the data knows (`missing`); raises `InputError`."""
     table = copy.deepcopy(combination.table)
     model = table.get("model")
     if missing is not None:
@@ -230,7 +229,7 @@ def complete(combination: Combination, missing: Missing | None) -> RunFile:
     file = parse_table(RunFile, table, source=combination.source)
     try:
         if "on" not in evaluate:
-            file = replace(file, evaluate=replace(file.evaluate, on=_judge(file)))
+            file = replace(file, evaluate=replace(file.evaluate, on=_evaluator(file)))
         check_run(file)
         check_simulation(file)
     except FedfitError as error:
@@ -238,15 +237,15 @@ def complete(combination: Combination, missing: Missing | None) -> RunFile:
     return file
 
 
-def _judge(file: RunFile) -> str:
-    """The server, unless a task's data is opened by its own functions, or the models live on the devices."""
+def _evaluator(file: RunFile) -> str:
+    """The server evaluates, unless only a task can open its data, or the models stay on the devices."""
     method = file.method
     judged_here = file.task is None and methods.has_global_model(method.name, method.parameters)
     return "simulate" if judged_here else "devices"
 
 
 def _count_devices(simulate: Table) -> None:
-    """`40MB*10, 80MB*6` are sixteen devices, unless somebody says how many there are."""
+    """`40MB*10, 80MB*6` are sixteen devices, unless the number is set."""
     budgets = simulate.get(_as_written(simulate, "training-budgets"), ())
     counts = [text.partition("*")[2] for text in budgets if isinstance(text, str)]
     if any(counts) and all(count.isdecimal() or not count for count in counts):

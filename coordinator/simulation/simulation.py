@@ -71,10 +71,10 @@ class Setup:
 
 
 class Observer(Protocol):
-    """Who is told how a simulation goes."""
+    """What watches a simulation."""
 
     def moved(self, round_: int, done: int, asked: int) -> None:
-        """So many of the devices that were asked in this round have answered."""
+        """`done` of the `asked` devices of this round have answered."""
 
     def round_done(self, line: Json) -> None:
         """A line of `rounds.jsonl` was written."""
@@ -82,19 +82,19 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """What trains and what aggregates: loaded once for all runs of a command."""
+    """The workers and the aggregator: loaded once for all runs of a command."""
 
     pool: WorkerPool
     aggregator: JobChild = field(default_factory=aggregator)
 
     def close(self) -> None:
-        """End them all, whatever they are doing."""
+        """End all of them, whatever they are doing."""
         self.pool.close()
         self.aggregator.close()
 
 
 def simulate(setup: Setup, processes: Processes, observer: Observer) -> Json:
-    """Run it to its end, or go on with it; returns the result, which is in the run's folder as well."""
+    """Run a simulation to its end, or continue it; returns the result, which the run's folder holds as well."""
     allow_many_files()
     directory = RunDirectory(setup.folder)
     directory.begin(setup.file)
@@ -168,7 +168,7 @@ class Simulation:
         return self._service.blobs.path(model.sha256)
 
     def run(self) -> None:
-        """Until the run has ended with a model; raises `RunFailedError` or `NothingFitsError`."""
+        """Run until there is a final model; raises `RunFailedError` or `NothingFitsError`."""
         begun = _only_run(self._store)
         if begun is None or begun.state != "finished":
             self._begin(begun)
@@ -185,7 +185,7 @@ class Simulation:
         self._tell(self._log.write(row.id, over=True))
 
     def result(self) -> Json:
-        """What came of it."""
+        """The result of the finished run."""
         model = self._store.models.last(self._run)
         assert model is not None
         path = self.model_path
@@ -248,7 +248,7 @@ class Simulation:
             device.close()
 
     def _watch_announcements(self) -> None:
-        """A round's end, as everybody in a federation hears of it."""
+        """Follow the announcements, which end every round, as a device of a federation does."""
 
         def heard(event: Event) -> None:
             if isinstance(event, Received):
@@ -299,7 +299,7 @@ class Simulation:
             self._observer.round_done(line)
 
     def _failure(self) -> FedfitError:
-        """A round that brought nothing: virtual devices would only fail again."""
+        """The error for a round without a result: virtual devices would only fail again."""
         last = self._store.rounds.last(self._run)
         assert last is not None
         failed = [lease for lease in self._store.leases.of_attempt(self._run, last.number, last.attempt) if lease.code]
@@ -310,7 +310,7 @@ class Simulation:
 
 
 def _pinned(file: RunFile) -> dict[str, dict[str, str]]:
-    """Without budgets there is nothing to choose slices by: as many devices in a row train each of them."""
+    """Without budgets nothing decides about slices: equally many devices in a row train each of them."""
     budgets, rungs = budgets_by_name(file), methods.rungs(file)
     if len(rungs) == 1 or any(budget is not None for budget in budgets.values()):
         return {}
@@ -318,7 +318,7 @@ def _pinned(file: RunFile) -> dict[str, dict[str, str]]:
 
 
 def _open_store(directory: RunDirectory) -> SqliteStore:
-    """The run's store; one whose run failed is begun anew, because the reason may be gone."""
+    """The run's store; that of a failed run is emptied, because the reason may be gone."""
     store = SqliteStore(directory.state / "state.db", sync=False)
     begun = _only_run(store)
     if begun is None or begun.state in ("queued", "running", "finished"):
@@ -336,23 +336,23 @@ def _new_row(name: str) -> DeviceRow:
     return DeviceRow(name=name, key=secrets.token_hex(32), password="")
 
 
-# nobody owns a virtual device: it shares all that a method asks for, as far as any device may
+# no owner restricts a virtual device: it shares all that a method needs, as far as any device may
 _SHARE = ShareSection(min_count=10, features=True, drafts=True)
 
 
 def _device_file(setup: Setup, index: int) -> DeviceFile:
-    """The device.toml of a virtual device: its part of what all share."""
+    """The device.toml of a virtual device: its part of the data of all."""
     section, task = setup.file.simulate, setup.file.task
     assert section is not None
     part = (index, section.devices)
     if setup.data is not None:
-        own = DataSection(
+        data_section = DataSection(
             source=f"npz:{setup.data.path}", partition=f"file:{setup.data.parts}", part=part, seed=setup.file.seed
         )
-        return DeviceFile(data=own, share=_SHARE)
+        return DeviceFile(data=data_section, share=_SHARE)
     kind, path = data.split_source(section.data) if section.data else ("", "")
-    own = DataSection(source=kind, train=path, partition=section.partition, part=part, seed=setup.file.seed)
-    return DeviceFile(data=own, share=_SHARE, tasks={task.name: setup.task_path} if task is not None else {})
+    data_section = DataSection(source=kind, train=path, partition=section.partition, part=part, seed=setup.file.seed)
+    return DeviceFile(data=data_section, share=_SHARE, tasks={task.name: setup.task_path} if task is not None else {})
 
 
 def _wait(fds: Sequence[int], timeout_s: float) -> list[int]:

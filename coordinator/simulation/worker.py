@@ -1,8 +1,8 @@
 """A worker of a simulation: `python -m coordinator.simulation.worker` does one assignment after another.
 
-It does each `WorkJob` and answers with the exit code that a worker for this assignment alone would have ended with.
-torch is loaded once; data that was opened stays open. Each assignment begins as in a new process: its peak is its own,
-and no limit of the one before holds.
+It answers each `WorkJob` with the exit code that a separate worker would have ended with. torch is loaded once, and
+open data stays open. Each assignment begins as in a new process: its peak is measured from zero, and no limit of the
+one before holds.
 
 Covers: the process. Does not cover: the work (`edge_client.worker.assignment`), whose turn it is
 (`coordinator.simulation.worker_pool`).
@@ -24,13 +24,13 @@ from edge_client.worker import process as worker
 
 __all__ = ["main"]
 
-_UNHARMED = (exit_codes.DONE, exit_codes.OVER_BUDGET, exit_codes.DECLINED)  # nothing of it stays in the process
+_UNHARMED = (exit_codes.DONE, exit_codes.OVER_BUDGET, exit_codes.DECLINED)  # these leave the process as it was
 
 
 def main() -> int:
     """Answer jobs until the input ends."""
     worker.stand_guard()
-    logging.disable(logging.ERROR)  # what an assignment says of itself is in its answer
+    logging.disable(logging.ERROR)  # the answer holds all that matters
     from edge_client.worker.process_cache import ProcessCache
 
     cache = ProcessCache()
@@ -40,7 +40,7 @@ def main() -> int:
         nonlocal failed
         assert isinstance(job, WorkJob)
         if failed:
-            sys.exit(1)  # the job is given to a new process
+            sys.exit(1)  # the pool gives the job to a new process
         guard.lift_limit()
         meter.reset_peak()
         code = worker.attempt(Path(job.folder), cache)

@@ -1,6 +1,6 @@
 """The worker processes that the virtual devices of a simulation share: each does one assignment after another.
 
-First come, first served. What a device gets back is what its own worker would have told it.
+First come, first served. A device gets back what a worker of its own would have answered.
 Does not cover: the work (`coordinator.simulation.worker`).
 """
 
@@ -24,7 +24,7 @@ Done = Callable[[Event], None]
 
 
 class WorkerPool:
-    """Used by the simulation's loop: `fds` are to be watched, `read` called with those that are readable."""
+    """Worker processes for the simulation's loop, which watches `fds` and calls `read` with the readable ones."""
 
     def __init__(self, num: int, *, threads: int = 1, module: str = WORKER) -> None:
         """`num` processes with `threads` threads each; they start when they are needed, or at `warm_up`."""
@@ -33,7 +33,7 @@ class WorkerPool:
         self._waiting: deque[tuple[str, Path, Done]] = deque()
 
     def warm_up(self) -> None:
-        """Let all load torch."""
+        """Let all processes load torch."""
         for child in self._children:
             child.warm_up()
 
@@ -43,7 +43,7 @@ class WorkerPool:
         return len(self._children)
 
     def pids(self) -> list[int]:
-        """Those of the processes that run."""
+        """The ids of the running processes."""
         return [child.pid for child in self._children if child.pid is not None]
 
     def submit(self, lease: str, folder: Path, done: Done) -> None:
@@ -52,7 +52,7 @@ class WorkerPool:
         self._give_out()
 
     def forget(self, lease: str) -> None:
-        """Nobody waits for this one any more; one that has begun ends by itself."""
+        """Drop a waiting assignment; one that has begun ends by itself."""
         self._waiting = deque(item for item in self._waiting if item[0] != lease)
 
     def _give_out(self) -> None:

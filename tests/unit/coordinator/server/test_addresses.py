@@ -49,7 +49,7 @@ def _choose(listen: str | None, *names: str) -> Place:
 def test_what_was_typed_decides(listen: str | None, typed: list[str], listens: str, names: list[str]) -> None:
     """Nothing is looked up; names that only this machine knows open no port to others."""
     place = _choose(listen, *typed)
-    assert (place.listen, list(place.names), place.found) == (listens, names, False)
+    assert (place.listen, list(place.names), place.is_automatic) == (listens, names, False)
 
 
 def test_the_only_address_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_the_only_address_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, interfaces | {"usb0": [(V4, "169.254.7.7")]}, down=("docker0",))
     for listen in ("0.0.0.0", None):
         place = _choose(listen)
-        assert (place.listen, place.names, place.found) == ("0.0.0.0", ("10.1.2.3",), True)
+        assert (place.listen, place.names, place.is_automatic) == ("0.0.0.0", ("10.1.2.3",), True)
         assert place.here == "127.0.0.1"
 
 
