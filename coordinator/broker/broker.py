@@ -4,8 +4,8 @@ Every user may use exactly its topics; the configuration with the passwords is a
 only its owner may read. NATS' store holds nothing but retained hints, which their owners publish again, so a store that
 cannot be opened is removed.
 
-Covers: configuration, start, health, reload, stop. Does not cover: certificates (`certificates`), topics
-(`edge_client.wire.topics`), external brokers (`--broker`).
+Covers: configuration, start, health, reload, stop. Does not cover: certificates (`certificates`), memory limits
+(`capacity`), topics (`edge_client.wire.topics`), external brokers (`--broker`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 
 import psutil
 
+from coordinator.broker.capacity import BrokerCapacity, reload_s
 from edge_client import durable, faults
 from edge_client.device import guard
 from edge_client.errors import MachineError
@@ -38,13 +39,9 @@ __all__ = ["DeviceAccess", "EmbeddedBroker", "TlsFiles", "find_binary", "new_pas
 
 log = logging.getLogger(__name__)
 
-_START_S = 5.0
-_RELOAD_S = 5.0
 _STOP_S = 3.0
 _PORT_TRIES = 5
 _ADDRESS_IN_USE = "address already in use"
-# NATS allocates memory for every message: collecting it less often saves about a third of the CPU time for 130 MB
-_GO_RUNTIME = {"GOGC": "400", "GOMEMLIMIT": "256MiB"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +107,7 @@ class EmbeddedBroker:
         self._config = self._directory / "nats.conf"
         self._log_file = self._directory / "nats.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._capacity = self._plan()  # of the process that runs, or ran last
 
     @property
     def port(self) -> int:
@@ -150,7 +148,10 @@ class EmbeddedBroker:
         return True
 
     def set_devices(self, devices: Iterable[DeviceAccess]) -> None:
-        """Allow exactly these devices from now on; disconnects only those that are gone or have a new password."""
+        """Allow exactly these devices from now on; disconnects only those that are gone or have a new password.
+
+        More devices than the process has memory for need a new process: then all connect again.
+        """
         allowed = _by_name(devices)
         if allowed == self._devices:
             return
@@ -160,7 +161,10 @@ class EmbeddedBroker:
         try:
             with durable.disk_errors(f"cannot write {self._config}"):
                 self._write_config()
-                self._reload()
+                if len(allowed) > self._capacity.num_devices:
+                    self._grow()
+                else:
+                    self._reload()
         except MachineError:
             self._devices = previous
             raise
@@ -202,10 +206,11 @@ class EmbeddedBroker:
         self._write_config()
         log_start = _size(self._log_file)
         parent = os.getpid()
+        self._capacity = self._plan()
         self._process = subprocess.Popen(
             [find_binary(), "-c", self._config],
             cwd=self._directory,
-            env={**_GO_RUNTIME, **os.environ},
+            env={**self._capacity.environment(), **os.environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -213,7 +218,7 @@ class EmbeddedBroker:
         )
         durable.write_bytes(self.pid_file, f"{self._process.pid}\n".encode("ascii"), point="broker.pid")
         address = (_connectable(self._host), self._port)
-        if _wait_until(_START_S, lambda: not self.alive() or _accepts_connections(address)) and self.alive():
+        if _wait_until(self._patience_s, lambda: not self.alive() or _accepts_connections(address)) and self.alive():
             log.info("embedded broker listens on %s:%d", self._host, self._port)
             return ""
         self.stop()
@@ -238,11 +243,27 @@ class EmbeddedBroker:
         assert self._process is not None
         log_start = _size(self._log_file)
         self._process.send_signal(signal.SIGHUP)
-        if not _wait_until(_RELOAD_S, lambda: _has_reloaded(_tail(self._log_file, log_start))):
-            raise MachineError(f"the embedded broker did not reload within {_RELOAD_S:g} s; see {self._log_file}")
+        if not _wait_until(self._patience_s, lambda: _has_reloaded(_tail(self._log_file, log_start))):
+            within = f"within {self._patience_s:.0f} s"
+            raise MachineError(f"the embedded broker did not reload {within}; see {self._log_file}")
         log_end = _tail(self._log_file, log_start)
         if "Failed to reload" in log_end:
             raise MachineError(f"the embedded broker did not take the new devices: {log_end}")
+
+    def _grow(self) -> None:
+        """Start a process with room for the devices of now; its port stays."""
+        before = self._capacity.num_devices
+        log.warning("more than %d devices: restarting the embedded broker with more memory", before)
+        self.stop()
+        self.start()
+
+    def _plan(self) -> BrokerCapacity:
+        memory = psutil.virtual_memory().total
+        return BrokerCapacity.plan(len(self._devices), has_tls=self._tls is not None, machine_bytes=memory)
+
+    @property
+    def _patience_s(self) -> float:
+        return reload_s(len(self._devices))
 
     def _end_orphan(self) -> None:
         """Kill the server of an earlier coordinator, which would share the store with the new one without any lock."""
@@ -263,7 +284,7 @@ class EmbeddedBroker:
         users = "\n".join(render_user(user) for user in self.users)
         tls = ""
         if self._tls is not None:
-            # a small device needs seconds for its handshake when a whole fleet reconnects at once
+            # a small device needs seconds for its handshake when a whole fleet reconnects at once, and for its CONNECT
             certificate, key = _quote(self._tls.certificate.absolute()), _quote(self._tls.key.absolute())
             tls = f"\n  tls {{ cert_file: {certificate}, key_file: {key}, timeout: 10 }}"
         return f"""\
@@ -282,6 +303,7 @@ mqtt {{
   reject_qos2_publish: true{tls}
 }}
 authorization {{
+timeout: 10
 users: [
 {users}
 ]

@@ -142,6 +142,22 @@ def test_killed_it_is_started_again_on_its_port_and_clients_come_back(
     assert listener.received == [(up, b"back")]
 
 
+def test_more_devices_than_it_has_memory_for_get_a_new_process_on_the_same_port(
+    embedded: EmbeddedBroker, broker_site: BrokerSite
+) -> None:
+    """Up to 3,000 devices its limit is 256 MiB; for 3,001 it is 64 + 0.08 * 3,752, rounded up, and all come back."""
+    coordinator, device = connected(broker_site, "coordinator"), connected(broker_site, "d1")
+    process, port = int(embedded.pid_file.read_text()), embedded.port
+    assert psutil.Process(process).environ()["GOMEMLIMIT"] == "256MiB"
+    many = [access_of(TOPICS, f"n{i}") for i in range(3001 - len(embedded.users[1:]))]
+    embedded.set_devices([*embedded.users[1:], *many])
+    successor = psutil.Process(int(embedded.pid_file.read_text()))
+    assert successor.pid != process
+    assert embedded.port == port
+    assert successor.environ()["GOMEMLIMIT"] == "365MiB"
+    pump(lambda: all(client.count(Connected) == 2 for client in (coordinator, device)), coordinator, device)
+
+
 def test_secrets_are_readable_by_the_owner_only(embedded: EmbeddedBroker) -> None:
     """Directory 0700, every file 0600; the passwords stand in one of them."""
     directory = embedded.pid_file.parent
