@@ -33,6 +33,7 @@ from coordinator.control_messages import (
     Request,
     ShowDevice,
 )
+from coordinator.store.base import Store
 from coordinator.store.rows import DeviceRow, LeaseRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client import __version__, durable
@@ -125,11 +126,12 @@ def _fresh(
     return rows
 
 
-def _check_known(names: Sequence[str], enrolled: Sequence[DeviceRow]) -> None:
-    known = [device.name for device in enrolled]
-    for name in names:
-        if name not in known:
-            raise NoSuchNameError.of("device", name, known)
+def _enrolled(name: str, store: Store) -> DeviceRow:
+    """The row of an enrolled device; raises `NoSuchNameError`, which names the known ones."""
+    row = store.devices.get(name)
+    if row is None:
+        raise NoSuchNameError.of("device", name, [device.name for device in store.devices.all()])
+    return row
 
 
 class DeviceCommands:
@@ -166,9 +168,7 @@ class DeviceCommands:
 
     def _show(self, request: ShowDevice) -> DeviceDetails:
         service, now = self._service, time.monotonic()
-        rows = service.store.devices.all()
-        _check_known([request.name], rows)
-        row = next(row for row in rows if row.name == request.name)
+        row = _enrolled(request.name, service.store)
         present = service.roster.presence(row.name)
         failures = service.store.leases.device_failures(row.name, _SHOWN_FAILURES)
         return DeviceDetails(
@@ -214,16 +214,15 @@ class DeviceCommands:
     def _label(self, request: LabelDevice) -> DeviceLabels:
         """Change the coordinator's labels of a device, which override those of the device's file."""
         service = self._service
-        rows = service.store.devices.all()
-        _check_known([request.name], rows)
-        labels = next(row.labels for row in rows if row.name == request.name)
+        labels = _enrolled(request.name, service.store).labels
         service.enrolment.set_labels(request.name, changed_labels(labels, request.put, request.drop))
         return DeviceLabels(id=request.name, labels=service.roster.labels_of(request.name))
 
     def _remove(self, request: RemoveDevices) -> RemovedDevices:
         """Forget devices; all, or none and an error."""
         names = tuple(dict.fromkeys(request.names))
-        _check_known(names, self._service.store.devices.all())
+        for name in names:
+            _enrolled(name, self._service.store)
         self._service.enrolment.remove(names)
         return RemovedDevices(removed=names, external=self._service.enrolment.is_external)
 
@@ -259,15 +258,15 @@ class StoredDevices:
 
     def label(self, request: LabelDevice) -> DeviceLabels:
         """Change the coordinator's labels of a device; those of the device's file are unknown."""
-        labels = next((row.labels for row in self._store.devices.all() if row.name == request.name), {})
-        labels = changed_labels(labels, request.put, request.drop)
+        labels = changed_labels(_enrolled(request.name, self._store).labels, request.put, request.drop)
         self._store.devices.set_labels(request.name, labels)
         return DeviceLabels(id=request.name, labels=labels)
 
     def remove(self, request: RemoveDevices) -> RemovedDevices:
         """Forget devices; all, or none and an error."""
         names = tuple(dict.fromkeys(request.names))
-        _check_known(names, self._store.devices.all())
+        for name in names:
+            _enrolled(name, self._store)
         for name in names:
             self._store.devices.remove(name)
         return RemovedDevices(removed=names, external=self._is_external)

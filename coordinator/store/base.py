@@ -63,6 +63,9 @@ class Devices(Protocol):
     def all(self) -> list[DeviceRow]:
         """Return every device, sorted by name."""
 
+    def get(self, name: str) -> DeviceRow | None:
+        """Return one device."""
+
     def add(self, *devices: DeviceRow, replace: bool = False) -> None:
         """Enrol devices, all or none; `ConflictError` if a name is taken and not to be replaced."""
 

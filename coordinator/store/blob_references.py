@@ -7,12 +7,12 @@ from coordinator.store.database import Database
 
 __all__ = ["BlobReferenceQueries"]
 
+# CROSS: SQLite is to begin with the few runs, and with the few rounds that are open, not with all their models and updates
 _KEPT_MODELS = """FROM (
-    SELECT m.sha256, m.sent_sha256 FROM run JOIN model m ON m.run = run.id
+    SELECT m.sha256, m.sent_sha256 FROM run CROSS JOIN model m ON m.run = run.id
     AND m.version > (SELECT max(n.version) FROM model n WHERE n.run = run.id) - ?1
     UNION ALL
-    SELECT m.sha256, m.sent_sha256 FROM run JOIN model m ON m.run = run.id AND m.version = run.best_version)"""
-# CROSS: few rounds are open, and there are many updates
+    SELECT m.sha256, m.sent_sha256 FROM run CROSS JOIN model m ON m.run = run.id AND m.version = run.best_version)"""
 _OPEN_UPDATES = """FROM round r CROSS JOIN update_ u ON r.run = u.run AND r.number = u.round AND r.attempt = u.attempt
                    WHERE r.state IN ('RUNNING', 'FROZEN')"""
 _OPEN_PARTS = "FROM part p JOIN run ON run.id = p.run WHERE run.state = 'running'"

@@ -23,6 +23,9 @@ class DeviceTable(Devices):
     def all(self) -> list[DeviceRow]:
         return self._database.all(DeviceRow, "SELECT * FROM device ORDER BY name")
 
+    def get(self, name: str) -> DeviceRow | None:
+        return self._database.first(DeviceRow, "SELECT * FROM device WHERE name = ?", name)
+
     def add(self, *devices: DeviceRow, replace: bool = False) -> None:
         with self._database.transaction("device") as transaction:
             for device in devices:

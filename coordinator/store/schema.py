@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["LAYOUT", "MIGRATIONS", "SCHEMA"]
 
-LAYOUT: Final = 7  # kept in the file as its `user_version`
+LAYOUT: Final = 8  # kept in the file as its `user_version`
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -67,6 +67,9 @@ CREATE TABLE left_out (
     run TEXT NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, round INTEGER NOT NULL, detail TEXT NOT NULL,
     PRIMARY KEY (run, device, code)
 ) STRICT;
+CREATE INDEX round_open ON round (run, number, attempt) WHERE state IN ('RUNNING', 'FROZEN');
+CREATE INDEX lease_device_failed ON lease (device, issue) WHERE state IN ('declined', 'refused', 'expired');
+CREATE INDEX lease_run_failed ON lease (run, issue) WHERE state IN ('declined', 'refused', 'expired');
 """
 MIGRATIONS: Final = {  # layout -> the statements that lead to the next one
     1: """
@@ -117,5 +120,10 @@ CREATE TABLE left_out (
     run TEXT NOT NULL, device TEXT NOT NULL, code TEXT NOT NULL, round INTEGER NOT NULL, detail TEXT NOT NULL,
     PRIMARY KEY (run, device, code)
 ) STRICT;
+""",
+    7: """
+CREATE INDEX round_open ON round (run, number, attempt) WHERE state IN ('RUNNING', 'FROZEN');
+CREATE INDEX lease_device_failed ON lease (device, issue) WHERE state IN ('declined', 'refused', 'expired');
+CREATE INDEX lease_run_failed ON lease (run, issue) WHERE state IN ('declined', 'refused', 'expired');
 """,
 }

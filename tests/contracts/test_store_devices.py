@@ -18,7 +18,9 @@ def test_devices_are_added_replaced_and_removed(store: Store) -> None:
         store.devices.add(device_row("a", key=digest("new")))
     store.devices.add(device_row("a", key=digest("new")), replace=True)
     assert store.devices.all()[0].key == digest("new")
+    assert store.devices.get("a") == device_row("a", key=digest("new"))
     store.devices.remove("a")
+    assert store.devices.get("a") is None
     with pytest.raises(NoSuchNameError, match="known: b"):
         store.devices.remove("a")
 
