@@ -7,7 +7,7 @@ from coordinator.store.database import Database
 
 __all__ = ["BlobReferenceQueries"]
 
-# CROSS: SQLite is to begin with the few runs, and with the few rounds that are open, not with all their models and updates
+# CROSS: SQLite is to begin with the few runs and the few open rounds, not with all their models and updates
 _KEPT_MODELS = """FROM (
     SELECT m.sha256, m.sent_sha256 FROM run CROSS JOIN model m ON m.run = run.id
     AND m.version > (SELECT max(n.version) FROM model n WHERE n.run = run.id) - ?1
