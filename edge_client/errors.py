@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 _OUT_OF_MEMORY = (
+    "ALLOC_FAILED",  # CUBLAS_STATUS_..., CUDNN_STATUS_...
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # a Jetson's GPU: torch asks for the numbers of its message in vain
     "can't allocate memory",
     "not enough memory",
     "could not create a memory",

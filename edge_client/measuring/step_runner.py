@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from edge_client.device import meter
+from edge_client.device.accelerator import device_of
 from edge_client.measuring.allocation_trace import BATCH, Trace, TracePair, mark, marks_gradient, profiled
 from edge_client.measuring.rehearsal import RandomSamples, Rehearsal
 from edge_client.models.contract import Model
-from edge_client.models.layout import precision
 from edge_client.records import TrainingPlan
 from edge_client.training.contract import Batch, Phase, Term
 from edge_client.training.evaluate import evaluate
@@ -135,7 +135,8 @@ class StepRunner:
     def _trace_forward(self, batch: int) -> Trace:
         samples = in_layout(_MarkedSamples(self.rehearsal.samples(batch)), channels_last=self.rehearsal.channels_last)
         self.model.eval()
-        with profiled() as trace, self._marked_units(), torch.no_grad(), precision(self.rehearsal.dtype):
+        autocast = device_of(self.model).autocast(self.rehearsal.dtype)
+        with profiled() as trace, self._marked_units(), torch.no_grad(), autocast:
             x, _ = samples.batch(torch.arange(batch))
             self.model(x)
             mark("end")

@@ -30,6 +30,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from edge_client.device.accelerator import Accelerator, device_of, same_randomness
 from edge_client.errors import InputError, PayloadError
 from edge_client.methods.base import Batch, Client, Job, Method, Outcome, Phase, PlainClient, Term
 from edge_client.methods.cards.fedepth import FeDepthParameters
@@ -141,8 +142,9 @@ class FeDepthClient(PlainClient):
         for group in self._groups.values():
             if group.is_last or (end := group.blocks[-1]) in learner.heads:
                 continue
-            with _seeded(self.job.rng(learner.head_key(end))):
-                head = learner.heads[end] = heads.auxiliary(learner.model, units[end])
+            device = device_of(learner.model)
+            with _seeded(self.job.rng(learner.head_key(end)), device):
+                head = learner.heads[end] = device.move(heads.auxiliary(learner.model, units[end]))
             if learner.key:
                 _fill(head, self.job.state, f"{learner.head_key(end)}.", optional=True)
             else:
@@ -322,9 +324,9 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str, *, opti
 
 
 @contextmanager
-def _seeded(generator: torch.Generator) -> Iterator[None]:
+def _seeded(generator: torch.Generator, device: Accelerator) -> Iterator[None]:
     """Inside, torch's global generator draws what this one would; afterwards it continues as before."""
-    with torch.random.fork_rng(devices=[]):
+    with same_randomness(device):
         torch.manual_seed(generator.initial_seed())
         yield
 

@@ -36,6 +36,7 @@ import torch
 from torch import Generator, Tensor
 
 from edge_client.config.run_file import RunFile
+from edge_client.device.accelerator import device_of
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeaturePairs, one
 from edge_client.methods.base import (
@@ -58,7 +59,6 @@ from edge_client.methods.class_means import device_number
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedprox import FedProxClient
 from edge_client.models.contract import Model
-from edge_client.models.layout import precision
 from edge_client.models.recompute import Begin
 from edge_client.models.taps import flat_width, tapped
 from edge_client.training.optimizers import Optimizer
@@ -144,11 +144,11 @@ class FedInClient(FedProxClient):
         super().after_step(params, learning_rate)
         if not self._maps or self._optimizer is None:
             return
-        plan = self.job.plan
+        plan, device = self.job.plan, device_of(self.job.model)
         terms = self._mapping()
         with torch.enable_grad():
             while True:
-                with precision(plan.dtype if plan is not None else "fp32"):  # as the loop computes its terms
+                with device.autocast(plan.dtype if plan is not None else "fp32"):  # as the loop computes its terms
                     term = next(terms, None)
                 if term is None:
                     break
@@ -207,25 +207,26 @@ def _unit_by_unit(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Ter
     what the units after it handed back, g: its gradient is that of l_IN, by the chain rule.
     """
     *units, last = _middle(model)
+    device = device_of(model)
     inputs, states, x = [], [], pairs.inputs
     with _whole_units(model), torch.no_grad(), InPieces():
         for unit in units:
             inputs.append(x)
-            states.append(torch.get_rng_state())
+            states.append(device.random_states())
             x = model.run_units([unit], x.clone() if model.overwrites(unit) else x)
     x = x.detach().requires_grad_()
     with InPieces():
         seen, _ = tapped(model, [_OUT], x.clone() if model.overwrites(last) else x, start=last)
-    after = torch.get_rng_state()
+    after = device.random_states()
     yield Term(name=_MAPPING, once=_distance(seen.pop(_OUT), pairs, count))
     while units:
         unit, g, x = units.pop(), x.grad, inputs.pop().detach().requires_grad_(bool(inputs))
         if g is None:  # the output does not depend on what is before
             return
-        torch.set_rng_state(states.pop())  # the same random numbers as in the first pass
+        device.set_random_states(states.pop())  # the same random numbers as in the first pass
         with _whole_units(model), InPieces():
             out = model.run_units([unit], x.clone() if model.overwrites(unit) else x)
-        torch.set_rng_state(after)
+        device.set_random_states(after)
         once = Begin.apply(out, g.to(out.dtype))  # type: ignore[no-untyped-call]
         del out, g
         yield Term(name=_MAPPING, once=once, told=False)

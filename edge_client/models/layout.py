@@ -4,20 +4,19 @@ channels_last: the channels of a pixel lie together. torch's convolutions work i
 copy what they get, which costs time and, in backward, an activation's worth of memory.
 bf16: convolutions and matrix products take and give bfloat16, half the bytes; weights, their gradients and statistics
 stay float32. Only worth it on a processor that has it (`device.probe.native_bf16`): others are 7 to 16 times slower.
-Does not cover: which of them is used (`planning`).
+Does not cover: which of them is used (`planning`), computing in a type (`device.accelerator`).
 """
 
 from __future__ import annotations
-
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from edge_client.device.accelerator import device_of, same_randomness
 from edge_client.models.contract import Model
 
-__all__ = ["allows_bf16", "allows_channels_last", "arranged", "precision", "to_channels_last"]
+__all__ = ["allows_bf16", "allows_channels_last", "arranged", "to_channels_last"]
 
 # torch 2.13 on processors with AVX2 and no more writes beyond its memory in backward of a 1x1 convolution with a stride
 # in this layout, unless all its channels are multiples of 8 ("free(): invalid pointer", or worse: nothing).
@@ -53,14 +52,14 @@ def _runs(model: Model) -> bool:
 @torch.no_grad()
 def _run(model: Model, x: Tensor) -> None:
     """Without a trace."""
-    modes, random = [(part, part.training) for part in model.modules()], torch.get_rng_state()
+    modes, device = [(part, part.training) for part in model.modules()], device_of(model)
     model.eval()
     try:
-        model(x)
+        with same_randomness(device):
+            model(device.move(x))
     finally:
         for part, mode in modes:
             part.training = mode
-        torch.set_rng_state(random)
 
 
 def allows_bf16(model: Model) -> bool:
@@ -93,11 +92,3 @@ def to_channels_last(model: Model) -> None:
 def arranged(x: Tensor) -> Tensor:
     """A batch of images in channels_last; any other batch as it is."""
     return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
-def precision(dtype: str) -> AbstractContextManager[object]:
-    """Around forward passes, not around backward: fp32 as it is, or bf16."""
-    if dtype not in ("fp32", "bf16"):
-        raise ValueError(f"expected a type of fp32, bf16, got {dtype!r}")
-    # the cache would hold a copy of every weight, and one that was made without gradient would be used with it
-    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if dtype == "bf16" else nullcontext()

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from edge_client.device.accelerator import Accelerator, States, of
 from edge_client.errors import InputError
 
-__all__ = ["Begin", "Fusible", "autocasts", "run_unit"]
+__all__ = ["Begin", "Fusible", "run_unit"]
 
-_NAMES_DEVICES = hasattr(torch, "get_autocast_dtype")  # since torch 2.4
 _KEEP_THEIR_INPUT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 
 
@@ -182,7 +182,7 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, name: str, unit: nn.Module, overwrites: bool, x: Tensor, *params: Tensor) -> Tensor:
-        ctx.unit, ctx.overwrites, ctx.before = unit, overwrites, _Before(unit)
+        ctx.unit, ctx.overwrites, ctx.before = unit, overwrites, _Before(unit, of(x.device))
         ctx.save_for_backward(x, *params)  # the parameters, so that a change of them in between is noticed
         version = x._version
         output: Tensor = unit(x.clone() if overwrites else x)
@@ -228,29 +228,37 @@ class Begin(torch.autograd.Function):
 class _Before:
     """What a unit's output depends on beside input and parameters, as it is before the first pass."""
 
-    def __init__(self, unit: nn.Module) -> None:
+    def __init__(self, unit: nn.Module, device: Accelerator) -> None:
+        self._device = device
         self._modes = _modes(unit)
         self._buffers = [(part, name, buffer.clone()) for part, name, buffer in _buffers(unit)]
-        self._random = torch.get_rng_state()
-        self._autocast = _autocast()
+        self._random = device.random_states()
+        self._autocast = device.autocast_again()
 
     def run_again(self, unit: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         """The unit's output with all of it as it was then; afterwards everything is as it is now.
 
         Only the graph of the output is right; its values may be missing.
         """
-        modes, buffers, random = _modes(unit), list(_buffers(unit)), torch.get_rng_state()
-        _set(self._modes, [(part, name, kept.clone()) for part, name, kept in self._buffers], self._random)
+        modes, buffers, random = _modes(unit), list(_buffers(unit)), self._device.random_states()
+        self._set(self._modes, [(part, name, kept.clone()) for part, name, kept in self._buffers], self._random)
         if isinstance(unit, Fusible):
             unit._like = grad
         try:
             with torch.enable_grad(), self._autocast:
                 output: Tensor = unit(x)
         finally:
-            _set(modes, buffers, random)
+            self._set(modes, buffers, random)
             if isinstance(unit, Fusible):
                 unit._like = None
         return output
+
+    def _set(self, modes: _Modes, buffers: _Buffers, random: States) -> None:
+        for part, mode in modes:
+            part.training = mode
+        for part, name, buffer in buffers:
+            setattr(part, name, buffer)  # another tensor in its place: what was saved of the old one stays valid
+        self._device.set_random_states(random)
 
 
 _Modes = list[tuple[nn.Module, bool]]
@@ -264,22 +272,3 @@ def _modes(unit: nn.Module) -> _Modes:
 def _buffers(unit: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     for part in unit.modules():
         yield from ((part, name, buffer) for name, buffer in part.named_buffers(recurse=False))
-
-
-def _set(modes: _Modes, buffers: _Buffers, random: Tensor) -> None:
-    for part, mode in modes:
-        part.training = mode
-    for part, name, buffer in buffers:
-        setattr(part, name, buffer)  # another tensor in its place: what was saved of the old one stays valid
-    torch.set_rng_state(random)
-
-
-def _autocast() -> torch.autocast:
-    """The present state once more; its cache would hand a weight's cast of the first pass, without gradient, on."""
-    dtype = torch.get_autocast_dtype("cpu") if _NAMES_DEVICES else torch.get_autocast_cpu_dtype()
-    return torch.autocast("cpu", dtype=dtype, enabled=autocasts(), cache_enabled=False)
-
-
-def autocasts() -> bool:
-    """Whether functions choose the type that they compute in."""
-    return torch.is_autocast_enabled("cpu") if _NAMES_DEVICES else torch.is_autocast_cpu_enabled()

@@ -172,9 +172,10 @@ class DeviceChecks:
                 "deploy/jetson/README.md names it" if profile.kind == "jetson" else "pip install a torch with CUDA",
             )
         works = self_check.check_torch()
-        if not works.cuda:
+        if not works.gpu:
             groups = "sudo usermod -aG video,render $USER, and log in again"
-            raise ProblemError(f"{names}: torch {works.version} (CUDA {build.cuda}) cannot use it", groups)
+            why = f"torch {works.version} (CUDA {build.cuda}) cannot use it: {works.no_gpu}"
+            raise ProblemError(f"{names}: {why}", groups)
         return f"{works.gpu}, torch built for CUDA {build.cuda}; this version of fedfit trains on the CPU"
 
     def _data(self) -> str:

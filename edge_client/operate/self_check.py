@@ -39,8 +39,8 @@ class TorchWorks:
     """The result of loading torch and multiplying two matrices."""
 
     version: Text
-    cuda: bool  # a GPU that this process may use
-    gpu: Text = ""
+    gpu: Text = ""  # that this process may use
+    no_gpu: Text = ""  # why there is none
     base_bytes: Count = 0  # what the process takes then
 
 
@@ -81,14 +81,16 @@ def _check_torch() -> TorchWorks:
     except (ImportError, OSError) as error:  # OSError: a library of another system
         raise MachineError(f"torch cannot be loaded: {' '.join(str(error).split())[:300]}") from error
 
-    from edge_client.device import meter
+    from edge_client.device import accelerator, meter
 
     ones = torch.ones(64, 64)
     if float((ones @ ones)[0, 0]) != 64.0:
         raise MachineError("torch computes wrongly: the product of two matrices of ones, 64 by 64, is not 64")
-    cuda = torch.cuda.is_available()
-    gpu = torch.cuda.get_device_name(0) if cuda else ""
-    return TorchWorks(version=torch.__version__, cuda=cuda, gpu=gpu, base_bytes=meter.peak_rss_bytes())
+    choice = accelerator.choose("auto")
+    gpu = choice.accelerator.fingerprint() if choice.accelerator is not accelerator.CPU else ""
+    return TorchWorks(
+        version=torch.__version__, gpu=gpu, no_gpu=choice.reason[:2000], base_bytes=meter.peak_rss_bytes()
+    )
 
 
 def _read_samples(job: CheckJob) -> ReadSets:

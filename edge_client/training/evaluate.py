@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from edge_client.models.layout import precision
+from edge_client.device.accelerator import device_of
 from edge_client.records import MATRIX_CLASSES
 from edge_client.training.inputs import in_layout
 from edge_client.training.loop import Data, Progress, pieces_of
@@ -49,14 +49,14 @@ def evaluate(
 ) -> Result:
     """Evaluate `predict`, which uses `model`, with the model in evaluation mode."""
     data = in_layout(data, channels_last=channels_last)
-    counts = _Counts(num_classes)
+    counts, device = _Counts(num_classes), device_of(model)
     loss_sum = 0.0
     pieces = pieces_of(torch.arange(len(data)), microbatch)
     was_training = model.training
     model.eval()
     for number, piece in enumerate(pieces, start=1):
         x, y = data.batch(piece)
-        with precision(dtype):
+        with device.autocast(dtype):
             logits = predict(x).float()
         loss_sum += float(cross_entropy(logits, y).sum(dtype=torch.float64))
         counts.add(y, logits.argmax(dim=1))

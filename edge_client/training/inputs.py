@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from edge_client.device.accelerator import device_of
 from edge_client.models.contract import Model
-from edge_client.models.layout import arranged, precision
+from edge_client.models.layout import arranged
 from edge_client.training.contract import Data, Phase
 from edge_client.training.row_file import RowFile, layout_of
 
@@ -176,7 +177,7 @@ class _Frozen:
             x = None if self._files else self._data.batch(filled)[0]
             for key, model in self._models.items():
                 source = x if x is not None else self._files[key].read(filled)
-                with precision(self._dtype):
+                with device_of(model).autocast(self._dtype):
                     rows = model.run_units(self._units[key], source)[: len(part)]
                 del source
                 if len(part) == len(chosen):

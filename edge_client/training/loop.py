@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from edge_client.device.accelerator import device_of
 from edge_client.models.contract import Model
-from edge_client.models.layout import precision
 from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
 from edge_client.training.contract import Batch, Client, Data, Phase, Term
@@ -301,7 +301,7 @@ class _Step:
         """The terms of the loss, computed in this type; what the caller does with a term is not."""
         terms = iter(self.client.terms(batch, self.phase))
         while True:
-            with precision(dtype):
+            with device_of(self.model).autocast(dtype):
                 term = next(terms, None)
             if term is None:
                 return

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from edge_client.models.recompute import autocasts
+from edge_client.device.accelerator import of
 
 __all__ = ["InPieces"]
 
@@ -40,7 +40,8 @@ class InPieces(TorchFunctionMode):
 
 def _is_large(weight: Tensor) -> bool:
     """Large enough to be worth it, and a plain leaf: no hook sees its gradient, no other type computes it."""
-    return weight.is_leaf and not weight._backward_hooks and weight.nbytes > _PIECE_BYTES and not autocasts()
+    plain = weight.is_leaf and not weight._backward_hooks and weight.nbytes > _PIECE_BYTES
+    return plain and not of(weight.device).autocasts()
 
 
 def _is_simple(x: Tensor, stride: Any = None, padding: Any = None, dilation: Any = None, groups: int = 0) -> bool:

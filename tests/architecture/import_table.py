@@ -24,7 +24,8 @@ LEAVES: dict[str, tuple[str, ...]] = {
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "edge_client": (
         ("config", "wire"),
-        ("device", "models", "data", "transport", "knowledge"),
+        ("device", "data", "transport", "knowledge"),
+        ("models",),
         ("task", "planning", "training"),
         ("methods",),
         ("measuring",),

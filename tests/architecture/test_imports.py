@@ -70,6 +70,18 @@ def imports_of_paho(path: Path, tree: ast.Module) -> Iterator[str]:
         yield from (name for name in imports_of(tree) if name.split(".")[0] == "paho")
 
 
+def knowledge_of_cuda(path: Path, tree: ast.Module) -> Iterator[str]:
+    """One module asks torch which accelerator there is and what it does; everybody else asks that one."""
+    if path == Path("edge_client/device/accelerator.py"):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (node.attr == "is_cuda" or ast.unparse(node).startswith("torch.cuda")):
+            yield ast.unparse(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+            yield ast.unparse(node.func)
+    yield from (name for name in imports_of(tree) if name.startswith("torch.cuda"))
+
+
 def code_from_data(path: Path, tree: ast.Module) -> Iterator[str]:
     """No pickle in any form, no eval, no torch.load; and nothing that loads torch's compiler."""
     for name in imports_of(tree):
@@ -135,6 +147,7 @@ RULES = [
     imports_of_the_coordinator,
     imports_up_the_layers,
     imports_of_paho,
+    knowledge_of_cuda,
     code_from_data,
     code_from_files,
     broad_handlers,
@@ -157,6 +170,10 @@ def test_no_file_has(rule: Callable[[Path, ast.Module], Iterator[str]]) -> None:
         ("edge_client/wire/frames.py", "def f():\n    from edge_client.client import daemon", imports_up_the_layers),
         ("edge_client/errors.py", "from edge_client.wire import frames", imports_up_the_layers),
         ("edge_client/transport/mqtt.py", "from paho.mqtt import client", imports_of_paho),
+        ("edge_client/worker/plan.py", "free = torch.cuda.mem_get_info()", knowledge_of_cuda),
+        ("edge_client/worker/plan.py", "on_gpu = tensor.is_cuda", knowledge_of_cuda),
+        ("edge_client/worker/plan.py", "model.cuda()", knowledge_of_cuda),
+        ("edge_client/worker/plan.py", "from torch.cuda import amp", knowledge_of_cuda),
         ("coordinator/state.py", "import torch.optim", code_from_data),
         ("coordinator/state.py", "np.load(path, allow_pickle=True)", code_from_data),
         ("coordinator/state.py", "torch.load(path)", code_from_data),

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edge_client.device.accelerator import CPU
 from edge_client.methods.base import Batch, Job, Phase, PlainClient, Term
 from edge_client.models import registry
 from edge_client.models.contract import Model, from_sequential
-from edge_client.models.layout import allows_bf16, allows_channels_last, arranged, precision, to_channels_last
+from edge_client.models.layout import allows_bf16, allows_channels_last, arranged, to_channels_last
 from edge_client.task.run_model import load_weights
 from edge_client.training import optimizers
 from edge_client.training.evaluate import evaluate
@@ -165,7 +166,7 @@ def test_models_whose_gradients_bf16_cannot_harm_are_known(build: Callable[[], M
     x, found = torch.randn(8, *model.input_shape), []
     for dtype in ("fp32", "bf16"):
         model.zero_grad()
-        with precision(dtype):
+        with CPU.autocast(dtype):
             out = model(x)
         out.float().square().mean().backward()
         found.append(torch.cat([param.grad.flatten() for param in model.parameters() if param.grad is not None]))
@@ -311,7 +312,7 @@ def test_recomputing_is_exact_in_bf16_and_channels_last(kind: str) -> None:
         model = _laid_out(_built("preresnet20", **options))
         model.recompute = recompute
         torch.manual_seed(3)
-        with precision("bf16"):
+        with CPU.autocast("bf16"):
             loss = cross_entropy(model(arranged(_Samples(4).x)), torch.arange(4)).sum()
         loss.backward()
         found.append([*(param.grad for param in model.parameters()), *model.buffers()])
@@ -342,4 +343,4 @@ def test_evaluation_uses_both() -> None:
 def test_an_unknown_type_is_named() -> None:
     """Plans can only hold these two."""
     with pytest.raises(ValueError, match="expected a type of fp32, bf16, got 'fp16'"):
-        precision("fp16")
+        CPU.autocast("fp16")
