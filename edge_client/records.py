@@ -8,7 +8,6 @@ annotations, finite floats. A key that starts with `x-` is ignored, so that a ne
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
 import types
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union
 
+from edge_client.decoding import Between, Matches, MismatchError, decoder, fields_of
 from edge_client.errors import PayloadError
 
 __all__ = [
@@ -45,22 +45,9 @@ __all__ = [
 
 R = TypeVar("R")
 
+_SCALARS = frozenset({str, int, float, bool, bytes, type(None)})
+
 MATRIX_CLASSES = 64  # above so many classes a confusion matrix would be larger than many a model
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """Inclusive range of a number."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """Whole-string pattern of a text."""
-
-    pattern: str
 
 
 Id = Annotated[str, Matches(r"[A-Za-z0-9_-]{1,64}")]  # device, run, lease: safe as a topic level and as a file name
@@ -217,8 +204,10 @@ class WorkOrder:
 
 def to_map(record: Any) -> Any:
     """Plain dicts, lists and scalars of a record; the inverse of `from_map`."""
+    if type(record) in _SCALARS:
+        return record
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {f.name: to_map(getattr(record, f.name)) for f in dataclasses.fields(record)}
+        return {name: to_map(getattr(record, name)) for name in fields_of(type(record))}
     if isinstance(record, Mapping):
         return {key: to_map(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):
@@ -226,22 +215,20 @@ def to_map(record: Any) -> Any:
     return record
 
 
-@functools.cache
-def _fields(cls: Any) -> dict[str, tuple[Any, bool]]:
-    """Name -> (annotation, required)."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    missing = dataclasses.MISSING
-    return {
-        f.name: (hints[f.name], f.default is missing and f.default_factory is missing) for f in dataclasses.fields(cls)
-    }
-
-
 def from_map(cls: type[R], data: object, *, where: str = "") -> R:
     """Decode and check plain data from a peer or a file."""
+    try:
+        return typing.cast(R, decoder(typing.cast(Any, cls))(data))
+    except (MismatchError, PayloadError, TypeError, ValueError):
+        return _from_map(cls, data, where)
+
+
+def _from_map(cls: type[R], data: object, where: str) -> R:
+    """The same, field by field, with a message for the first one that does not fit."""
     where = where or cls.__name__.lower()
     if not isinstance(data, Mapping):
         raise PayloadError("malformed", f"{where}: expected a map, got {type(data).__name__}")
-    known = _fields(typing.cast(Any, cls))
+    known = fields_of(typing.cast(Any, cls))
     values = {}
     for key, value in data.items():
         if not isinstance(key, str):
@@ -277,7 +264,7 @@ def check_value(annotation: Any, value: object, where: str) -> Any:
     if annotation is Any:
         return value
     if dataclasses.is_dataclass(annotation):
-        return from_map(typing.cast(type, annotation), value, where=where)
+        return _from_map(typing.cast(type, annotation), value, where)
     return _check_scalar(annotation, value, where)
 
 
