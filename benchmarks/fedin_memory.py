@@ -116,7 +116,7 @@ def _one(asked: dict[str, Any]) -> list[int]:
 
     from benchmarks.memory_cases import run_of
     from edge_client.knowledge.kinds import FeaturePairs
-    from edge_client.measuring.rehearsal import prepare
+    from edge_client.measuring.prepared_training import prepare
     from edge_client.methods.fedin import extractor
     from edge_client.models.taps import flat_width
     from edge_client.training.loop import train

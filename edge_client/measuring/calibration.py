@@ -140,9 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(job: CalibrationJob) -> ModelRows:
     """The rows, measured in this process; malloc must be pinned before torch is loaded."""
-    from edge_client.measuring import rehearsal, unit_costs  # torch
+    from edge_client.measuring import prepared_training, unit_costs  # torch
 
-    prepared = rehearsal.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
+    prepared = prepared_training.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
     method_code = user_methods.guard(job.run.method.name, "training on a few samples")
     with method_code, prepared.recipe.user_code("training it on a few samples"):
         return unit_costs.measure(prepared, key=job.key, limit_bytes=job.limit_bytes)

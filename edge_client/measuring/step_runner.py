@@ -17,7 +17,7 @@ from torch import Tensor
 from edge_client.device import meter
 from edge_client.device.accelerator import device_of
 from edge_client.measuring.allocation_trace import BATCH, Trace, TracePair, mark, marks_gradient, profiled
-from edge_client.measuring.rehearsal import RandomSamples, Rehearsal
+from edge_client.measuring.prepared_training import PreparedTraining, RandomSamples
 from edge_client.models.contract import Model
 from edge_client.records import TrainingPlan
 from edge_client.training.contract import Batch, Phase, Term
@@ -57,24 +57,24 @@ class TracedStep:
 class StepRunner:
     """Runs one model, and knows the two batches that it is measured with."""
 
-    rehearsal: Rehearsal
+    prepared: PreparedTraining
     batches: tuple[int, int]
     out_bytes: dict[str, int] = field(default_factory=dict)  # of one sample, by unit; known once a step was traced
 
     @property
     def model(self) -> Model:
         """That is measured."""
-        return self.rehearsal.model
+        return self.prepared.model
 
     @property
     def copied_bytes(self) -> int:
         """Copies of all weights that the method keeps: planners know of them by its rules."""
         weights = sum(param.nbytes for param in self.model.parameters())
-        return self.rehearsal.method.plans.weight_copies * weights
+        return self.prepared.method.plans.weight_copies * weights
 
     def single_blocks(self) -> Groups:
         """Each block as a group; none if the method trains no groups."""
-        if not self.rehearsal.method.plans.groups:
+        if not self.prepared.method.plans.groups:
             return ()
         return tuple((unit.name,) for unit in self.model.units if unit.kind == "block")
 
@@ -84,11 +84,11 @@ class StepRunner:
             evaluate(
                 self.model,
                 self.model,
-                self.rehearsal.samples(size),
-                num_classes=self.rehearsal.num_classes,
+                self.prepared.samples(size),
+                num_classes=self.prepared.num_classes,
                 microbatch=size,
-                channels_last=self.rehearsal.channels_last,
-                dtype=self.rehearsal.dtype,
+                channels_last=self.prepared.channels_last,
+                dtype=self.prepared.dtype,
             )
 
     def train(self, batch: int, groups: Groups, pieces: int = 1) -> list[int]:
@@ -100,9 +100,9 @@ class StepRunner:
     def _train_once(self, batch: int, groups: Groups, pieces: int) -> list[int]:
         plan = TrainingPlan(groups=groups, microbatch=batch, budget_bytes=0, predicted_bytes=0)
         settings = replace(
-            self.rehearsal.settings(pieces * batch, plan), optimizer="sgd", momentum=0.0, weight_decay=0.0
+            self.prepared.settings(pieces * batch, plan), optimizer="sgd", momentum=0.0, weight_decay=0.0
         )
-        client = self.rehearsal.client(plan)
+        client = self.prepared.client(plan)
         terms = client.terms
 
         def marked_terms(batch: Batch, phase: Phase) -> Iterator[Term]:
@@ -111,7 +111,7 @@ class StepRunner:
 
         client.terms = marked_terms  # type: ignore[method-assign]
         after: list[int] = []
-        samples = _MarkedSamples(self.rehearsal.samples(pieces * batch))
+        samples = _MarkedSamples(self.prepared.samples(pieces * batch))
         copied = self.copied_bytes
         train(self.model, client, samples, settings, progress=lambda *_: after.append(meter.rss_bytes() - copied))
         return after
@@ -133,9 +133,9 @@ class StepRunner:
         return TracePair(self.batches, *(self._trace_forward(batch) for batch in self.batches))
 
     def _trace_forward(self, batch: int) -> Trace:
-        samples = in_layout(_MarkedSamples(self.rehearsal.samples(batch)), channels_last=self.rehearsal.channels_last)
+        samples = in_layout(_MarkedSamples(self.prepared.samples(batch)), channels_last=self.prepared.channels_last)
         self.model.eval()
-        autocast = device_of(self.model).autocast(self.rehearsal.dtype)
+        autocast = device_of(self.model).autocast(self.prepared.dtype)
         with profiled() as trace, self._marked_units(), torch.no_grad(), autocast:
             x, _ = samples.batch(torch.arange(batch))
             self.model(x)

@@ -27,7 +27,7 @@ from edge_client.measuring import subprocess_call
 from edge_client.records import Count, Positive, TrainingPlan, from_map
 
 if TYPE_CHECKING:
-    from edge_client.measuring.rehearsal import Rehearsal
+    from edge_client.measuring.prepared_training import PreparedTraining
 
 __all__ = ["Trial", "TrialResult", "main", "measure", "run_trial"]
 
@@ -67,10 +67,10 @@ def run_trial(trial: Trial) -> TrialResult:
 
 def measure(trial: Trial) -> TrialResult:
     """Run a trial in this process; malloc must be pinned before torch is loaded."""
-    from edge_client.measuring.rehearsal import prepare
+    from edge_client.measuring.prepared_training import prepare
 
-    rehearsal = prepare(trial.run, trial.input_shape, task=trial.task, cut=trial.plan.slice, dtype=trial.plan.dtype)
-    rehearsal.model.recompute = trial.plan.recompute
+    prepared = prepare(trial.run, trial.input_shape, task=trial.task, cut=trial.plan.slice, dtype=trial.plan.dtype)
+    prepared.model.recompute = trial.plan.recompute
     if not meter.reset_peak():
         raise MachineError("this system does not let a process reset its peak memory (/proc/self/clear_refs)")
     base_bytes = meter.rss_bytes()
@@ -79,12 +79,12 @@ def measure(trial: Trial) -> TrialResult:
     batch = trial.run.train.batch
     rest = batch // 2 + trial.plan.microbatch // 4
     with tempfile.TemporaryDirectory(prefix="fedfit-trial-") as folder:
-        with rehearsal.recipe.user_code("training it"):
+        with prepared.recipe.user_code("training it"):
             if trial.evaluated:
-                _evaluate(rehearsal, trial.evaluated)
-            _train(rehearsal, trial, trial.whole_batches * batch + rest, Path(folder))
+                _evaluate(prepared, trial.evaluated)
+            _train(prepared, trial, trial.whole_batches * batch + rest, Path(folder))
         peak_bytes = meter.peak_rss_bytes() - base_bytes
-        spans = [_train(rehearsal, trial, trial.whole_batches * batch, Path(folder)) for _ in range(trial.repeats)]
+        spans = [_train(prepared, trial, trial.whole_batches * batch, Path(folder)) for _ in range(trial.repeats)]
     return TrialResult(
         base_bytes=base_bytes,
         peak_bytes=max(0, peak_bytes),
@@ -93,28 +93,28 @@ def measure(trial: Trial) -> TrialResult:
     )
 
 
-def _evaluate(rehearsal: Rehearsal, microbatch: int) -> None:
+def _evaluate(prepared: PreparedTraining, microbatch: int) -> None:
     from edge_client.training.evaluate import evaluate
 
     evaluate(
-        rehearsal.model,
-        rehearsal.model,
-        rehearsal.samples(microbatch + microbatch // 2),
-        num_classes=rehearsal.num_classes,
+        prepared.model,
+        prepared.model,
+        prepared.samples(microbatch + microbatch // 2),
+        num_classes=prepared.num_classes,
         microbatch=microbatch,
-        channels_last=rehearsal.channels_last,
-        dtype=rehearsal.dtype,
+        channels_last=prepared.channels_last,
+        dtype=prepared.dtype,
     )
 
 
-def _train(rehearsal: Rehearsal, trial: Trial, num_samples: int, folder: Path) -> tuple[float, float]:
+def _train(prepared: PreparedTraining, trial: Trial, num_samples: int, folder: Path) -> tuple[float, float]:
     """Train once; seconds per sample and epoch, by the clock and of the processor."""
     from edge_client.training.loop import train
 
     wall, cpu = time.perf_counter(), time.process_time()
-    client = rehearsal.client(trial.plan, epochs=trial.epochs)
-    settings = rehearsal.settings(trial.run.train.batch, trial.plan, folder)
-    train(rehearsal.model, client, rehearsal.samples(num_samples), settings)
+    client = prepared.client(trial.plan, epochs=trial.epochs)
+    settings = prepared.settings(trial.run.train.batch, trial.plan, folder)
+    train(prepared.model, client, prepared.samples(num_samples), settings)
     client.end()
     samples_trained = num_samples * trial.epochs
     return (time.perf_counter() - wall) / samples_trained, (time.process_time() - cpu) / samples_trained

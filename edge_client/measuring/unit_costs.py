@@ -21,7 +21,7 @@ from torch import nn
 from edge_client.device import guard, meter
 from edge_client.measuring.allocation_trace import TracePair
 from edge_client.measuring.hidden_memory import HiddenMemory, measure_hidden
-from edge_client.measuring.rehearsal import Rehearsal
+from edge_client.measuring.prepared_training import PreparedTraining
 from edge_client.measuring.step_runner import StepRunner, TracedStep, batches_for
 from edge_client.models.contract import Model, Unit
 from edge_client.planning.cost import measured_bytes
@@ -33,13 +33,13 @@ __all__ = ["measure"]
 _WORKER_BYTES = 4 * 10**6  # that a worker takes beside what is done here: its order, progress, results
 
 
-def measure(rehearsal: Rehearsal, *, key: str, limit_bytes: int = 0) -> ModelRows:
+def measure(prepared: PreparedTraining, *, key: str, limit_bytes: int = 0) -> ModelRows:
     """The rows of a model that is warm, in this process."""
     base_bytes = meter.rss_bytes()
     if limit_bytes:
         guard.limit_growth(limit_bytes)
-    model = rehearsal.model
-    runner = StepRunner(rehearsal=rehearsal, batches=batches_for(model))
+    model = prepared.model
+    runner = StepRunner(prepared=prepared, batches=batches_for(model))
     hidden = measure_hidden(runner)
     kinds = (None, *model.recompute_kinds)
     modes = {"plain" if kind is None else kind: _unit_rows(runner, kind, hidden) for kind in kinds}
@@ -47,8 +47,8 @@ def measure(rehearsal: Rehearsal, *, key: str, limit_bytes: int = 0) -> ModelRow
         key=key,
         torch=str(torch.__version__),
         machine=platform.machine(),
-        channels_last=rehearsal.channels_last,
-        dtype=rehearsal.dtype,
+        channels_last=prepared.channels_last,
+        dtype=prepared.dtype,
         batches=runner.batches,
         base_bytes=base_bytes + _WORKER_BYTES,
         model_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),

@@ -1,11 +1,12 @@
-"""A user's own module as a model: its units, in order, must be all of it.
+"""A user's own module as a model: its units in order, which must be all of it, or the whole module as one unit.
 
     parts(module, units)                    what needs no data: names, parameters, types
     adopt(module, units, input_shape=...)   also runs a random batch: the units one after another must give `forward()`
 
 A functional ReLU between two units would be lost without a sound when the units run by themselves, and a parameter
 outside of them would travel without ever being trained; both are errors that say what to change. Parameters keep the
-names that they have in the user's module.
+names that they have in the user's module. A module that is no sequence and has no named units is one unit, `model`, and
+its parameters have that name before their own: it trains whole, in microbatches and with recomputation.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _SEED = 0x0FED
 _BATCH = 2
 _MAX_TENSORS = 8192  # of a container, as are the characters of a name below its prefix
 _MAX_NAME_CHARS = 240
+_WHOLE = "model"  # the unit that a module without named units is
 _MEND = "put what forward() does there into a unit, as a module (nn.ReLU, nn.Flatten, ...), or name fewer, larger units"
 
 
@@ -38,10 +40,9 @@ def parts(module: object, units: Sequence[str] | None) -> Model:
     if not isinstance(module, nn.Module):
         raise InputError(f"model: expected a torch.nn.Module, got {type(module).__name__}")
     if units is None and not isinstance(module, nn.Sequential):
-        raise InputError(
-            f"model: expected an nn.Sequential, got {type(module).__name__}; name its parts in order, "
-            f"Task(units=[...]), out of {_some(children_of(module)) or 'none'}"
-        )
+        _check_names(module)
+        _check_tensors(module)
+        return Model({_WHOLE: module})
     if not children_of(module):
         raise InputError(f"model: {type(module).__name__} has no submodules; a model needs at least one unit")
     reserved = [name for name in children_of(module) if hasattr(Model, name) or name in Model.__annotations__]
@@ -74,23 +75,27 @@ def _outer(name: str) -> list[str]:
 
 def _check_owners(module: nn.Module, order: Sequence[str]) -> None:
     """Every parameter and every buffer that travels is in exactly one unit, under one name."""
+    _check_names(module)
+    units = set(order)
+    outside = [name for name in module.state_dict() if units.isdisjoint(_outer(name))]
+    if outside:
+        raise InputError(
+            f"model: {_some(outside)} belong{'s' if len(outside) == 1 else ''} to no unit ({_some(order)}); "
+            "add their module to units, or remove them"
+        )
+
+
+def _check_names(module: nn.Module) -> None:
+    """Every tensor has one name: under two it would travel twice."""
     names: dict[int, list[str]] = {}
     for name, tensor in (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ):
         names.setdefault(id(tensor), []).append(name)
-    state = module.state_dict()
     shared = [owners for owners in names.values() if len(owners) > 1]
     if shared:
         raise InputError(f"model: {_some(shared[0])} are one tensor under {len(shared[0])} names; give each its own")
-    units = set(order)
-    outside = [name for name in state if units.isdisjoint(_outer(name))]
-    if outside:
-        raise InputError(
-            f"model: {_some(outside)} belong{'s' if len(outside) == 1 else ''} to no unit ({_some(order)}); "
-            "add their module to units, or remove them"
-        )
 
 
 def _check_tensors(module: nn.Module) -> None:
@@ -122,15 +127,22 @@ def adopt(module: object, units: Sequence[str] | None, *, input_shape: Sequence[
     model = parts(module, units)
     assert isinstance(module, nn.Module)
     with _repeatable(module), torch.no_grad():
-        x = torch.randn(_BATCH, *input_shape, generator=torch.Generator().manual_seed(_SEED))
+        x = _random_batch(input_shape, may_be_negative=len(model.order) > 1)
         expected, calls = _watch(module, model, x)
         _check_logits(expected, num_classes, x)
-        if type(module).forward is not nn.Sequential.forward:  # where one activation may stand twice
+        # a sequence may have one activation twice; a single unit has no order
+        if type(module).forward is not nn.Sequential.forward and len(model.order) > 1:
             _check_chain(model.order, calls, x, expected)
         _check_result(model, x, expected)
         describe(model, input_shape=input_shape)
     _check_tensors(module)  # again: a lazy module has made its parameters now
     return model
+
+
+def _random_batch(input_shape: Sequence[int], *, may_be_negative: bool) -> Tensor:
+    """Two samples. Negative numbers show a ReLU between units; a module that looks up words takes none."""
+    draw = torch.randn if may_be_negative else torch.rand
+    return draw(_BATCH, *input_shape, generator=torch.Generator().manual_seed(_SEED))
 
 
 @contextmanager
@@ -158,15 +170,23 @@ class _Call:
 def _watch(module: nn.Module, model: Model, x: Tensor) -> tuple[object, list[_Call]]:
     """`forward()` and what it gave to each unit and got from it, in the order of the calls."""
     calls: list[_Call] = []
+    received: dict[str, tuple[object, ...]] = {}  # by the units that run: copied before they may change it in place
 
-    def watch(unit: str) -> Any:
+    def before(unit: str) -> Any:
+        def copy(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            received[unit] = tuple(_copy(item) for item in (*args, *kwargs.values()))
+
+        return copy
+
+    def after(unit: str) -> Any:
         def note(part: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
-            copies = (*args, *kwargs.values())
-            calls.append(_Call(unit, tuple(_copy(item) for item in copies), _copy(output)))
+            calls.append(_Call(unit, received.pop(unit), _copy(output)))
 
         return note
 
-    hooks = [model.get_submodule(unit).register_forward_hook(watch(unit), with_kwargs=True) for unit in model.order]
+    units = [(unit, model.get_submodule(unit)) for unit in model.order]
+    hooks = [part.register_forward_pre_hook(before(unit), with_kwargs=True) for unit, part in units]
+    hooks += [part.register_forward_hook(after(unit), with_kwargs=True) for unit, part in units]
     try:
         torch.manual_seed(_SEED)
         return module(x.clone()), calls
@@ -222,6 +242,8 @@ def _check_result(model: Model, x: Tensor, expected: object) -> None:
 
 def _same(one: object, other: object) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.shape != other.shape:
+        return False
+    if one.dtype != other.dtype:
         return False
     return bool(torch.equal(one, other) or torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True))
 

@@ -57,7 +57,7 @@ class Device:
 class Task:
     """A model and its data. The model is made on devices and server, the data only ever in a device's worker.
 
-    `model(num_classes)` returns an `nn.Sequential`, or any module if `units` names its parts in order.
+    `model(num_classes)` returns an `nn.Sequential`, or any module, of which `units` may name the parts in order.
     `train_data(device)` and `test_data(device)` return `image_folder`, `csv` or `npz` of this package, a map-style
     `Dataset`, or a pair of arrays (X, y). Without test data, `data.test-fraction` of the training data is kept for it.
     `input` is the shape of one sample; without it, it is that of the data.

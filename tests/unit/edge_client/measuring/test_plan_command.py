@@ -82,16 +82,13 @@ def test_what_cannot_be_is_said_before_anything_is_measured(options: tuple[str, 
     assert expected in line
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("whole", "expected an nn.Sequential, got Sum; name its parts in order"),
-        ("named", "forward() calls the units as 'left', 'right', 'head', Task(units=...) has 'right', 'left', 'head'"),
-    ],
-)
-def test_units_without_an_order_are_named(tmp_path: Path, name: str, expected: str) -> None:
-    """Two branches that are added are no chain of units."""
+def test_units_without_an_order_are_refused_and_without_names_are_one(tmp_path: Path) -> None:
+    """Two branches that are added are no chain of units; as a whole they train."""
     (tmp_path / "sum.py").write_text(UNORDERED)
-    done = typed("edge_client", "plan", "--task", f"{tmp_path}/sum.py:{name}", "--classes=3", "--budget=1GB")
+    done = typed("edge_client", "plan", "--task", f"{tmp_path}/sum.py:named", "--classes=3", "--budget=1GB")
     assert (done.returncode, done.stdout) == (3, "")
-    assert expected in done.stderr
+    order = "forward() calls the units as 'left', 'right', 'head', Task(units=...) has 'right', 'left', 'head'"
+    assert order in done.stderr
+    assert "full, microbatch 32" in ok(
+        "edge_client", "plan", "--task", f"{tmp_path}/sum.py:whole", "--classes=3", "--budget=1GB"
+    )

@@ -130,7 +130,6 @@ class Head(nn.Module):
         (Net, ["stem", "body", "body.block", "head"], "units 'body' and 'body.block' overlap"),
         (Net, ["stem", "stem", "body.block", "head"], "units 'stem' and 'stem' overlap"),
         (Net, ["stem", "block", "head"], "no unit 'block'; Net has 'stem', 'body', 'head'"),
-        (Net, None, r"expected an nn.Sequential, got Net; .* Task\(units=\[...\]\), out of 'stem', 'body', 'head'"),
     ],
 )
 def test_units_that_are_not_the_model_are_refused(
@@ -139,6 +138,61 @@ def test_units_that_are_not_the_model_are_refused(
     """Each case by its own message."""
     with pytest.raises(InputError, match=message):
         take(net(), units)
+
+
+def test_a_module_without_named_units_is_one_unit() -> None:
+    """Two branches with a parameter of the module itself, which no list of units covers; names get one prefix."""
+    module = Branches()
+    model = take(module, None)
+    assert [(unit.name, unit.kind, unit.in_shape, unit.out_shape) for unit in model.units] == [
+        ("model", "head", (1, 6, 6), (3,))
+    ]
+    assert list(model.state_dict()) == [f"model.{name}" for name in module.state_dict()]
+    x = torch.rand(2, 1, 6, 6)
+    assert torch.equal(model(x), module(x))
+
+
+class Branches(nn.Module):
+    """Its child has a name that fedfit's own models need, which is free inside of a unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units, self.right, self.shift = nn.Linear(36, 3), nn.Linear(36, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        return torch.relu_(self.units(flat)) + self.right(flat) + self.shift
+
+
+def test_a_unit_that_changes_its_input_in_place_got_what_the_unit_before_put_out() -> None:
+    """An in-place ReLU after a convolution: what it got is looked at before it runs."""
+    model = take(Rectified(), ["stem", "relu", "head"])
+    assert [unit.name for unit in model.units] == ["stem", "relu", "head"]
+
+
+class Rectified(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.relu = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(inplace=True)
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(144, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.relu(self.stem(x)))
+
+
+def test_data_of_another_type_between_units_is_named() -> None:
+    """The stem gives floats, the table of vectors gets whole numbers: no bare error of torch."""
+    with pytest.raises(InputError, match="units 'stem' and 'head': forward\\(\\) changes the data between them"):
+        take(Tokens(), ["stem", "head"])
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Flatten(), nn.EmbeddingBag(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stem(x).long().abs())
 
 
 def _tied() -> nn.Module:

@@ -33,7 +33,7 @@ from edge_client.training.loop import Settings, generator
 from edge_client.training.warmup import warm_up
 from edge_client.wire.container import EXTRA_PREFIX
 
-__all__ = ["RandomSamples", "Rehearsal", "prepare"]
+__all__ = ["PreparedTraining", "RandomSamples", "prepare"]
 
 # All that a worker loads: the base memory of a worker is measured in this process, and nothing else is used of it.
 import_module("edge_client.worker.assignment")
@@ -74,7 +74,7 @@ class _ParameterCopies(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsal:
+class PreparedTraining:
     """A model that is laid out and warmed up, and the method that trains it."""
 
     run: RunFile
@@ -153,7 +153,7 @@ class Rehearsal:
 
 def prepare(
     run: RunFile, input_shape: Sequence[int], *, task: str | None = None, cut: str = "full", dtype: str = "fp32"
-) -> Rehearsal:
+) -> PreparedTraining:
     """Build the run's model or a slice of it, lay it out, warm the process up; raises `InputError`."""
     torch.set_num_threads(run.train.threads)
     _open_some_data()
@@ -164,7 +164,7 @@ def prepare(
     channels_last = allows_channels_last(model)
     if channels_last:
         to_channels_last(model)
-    rehearsal = Rehearsal(
+    prepared = PreparedTraining(
         run=run,
         recipe=model_recipe,
         model=model,
@@ -174,8 +174,8 @@ def prepare(
         slice=cut,
     )
     with model_recipe.user_code("training it on two samples"):
-        warm_up(model, rehearsal.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))
-    return rehearsal
+        warm_up(model, prepared.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))
+    return prepared
 
 
 def _open_some_data() -> None:
