@@ -114,5 +114,5 @@ class PayloadError(FedfitError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that an allocation failed."""
-    says_so = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-    return says_so or isinstance(error, MemoryError)
+    is_torch_error = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+    return is_torch_error or isinstance(error, MemoryError)

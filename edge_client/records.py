@@ -114,9 +114,9 @@ class PlanRules:
     max_models: int = 1  # models that a device with surplus memory trains side by side
     weight_copies: int = 0  # of all weights, that a device keeps while it trains
     step_copies: int = 0  # of one parameter, that a device makes after a pass
-    kept_bytes: int = 0  # at most, that a device keeps beside copies of all weights, whatever the model
+    fixed_bytes: int = 0  # at most, that a device keeps beside copies of all weights, whatever the model
     again: int = 0  # samples that go through the model once more in a step, unit by unit, when all gradients are there
-    apart: bool = False  # the gradients of those are kept beside the others, and the pass is a whole one
+    separate_gradients: bool = False  # the gradients of those are kept beside the others, and the pass is a whole one
     optimizers: int = 1  # that each have a state
     recomputes: bool = True  # units may be made again in backward; not where the method looks inside of them
     cost: str = "measured"  # or table-1: groups by the rule of FeDepth's authors, to compare results with theirs

@@ -69,7 +69,7 @@ def _export(options: argparse.Namespace) -> None:
     data = to_map(exported)
     if not job.int8:
         del data["int8"]
-    show(options, data, lambda _: _told(exported))
+    show(options, data, lambda _: _summary(exported))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -153,7 +153,7 @@ def in_a_process(job: ExportJob) -> ExportedModel:
     return answer
 
 
-def _told(exported: ExportedModel) -> str:
+def _summary(exported: ExportedModel) -> str:
     lines = [
         f"{exported.onnx}: {exported.run} version {exported.version}, {exported.model} ({exported.architecture}), "
         f"{exported.precision}, {format_bytes(exported.bytes)}",

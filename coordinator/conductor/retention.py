@@ -29,14 +29,14 @@ class Retention:
         self._held: dict[str, str] = {}  # lease -> its update, while it is being checked
 
     def hold(self, lease: str, sha256: str) -> None:
-        """Keep the update of a lease until `let_go`: it is being checked, and no row names it yet."""
+        """Keep the update of a lease until `release`: it is being checked, and no row names it yet."""
         self._held[lease] = sha256
 
     def is_held(self, lease: str) -> bool:
         """Whether the update of a lease is being checked."""
         return lease in self._held
 
-    def let_go(self, lease: str) -> None:
+    def release(self, lease: str) -> None:
         """The update of a lease has been checked."""
         self._held.pop(lease, None)
 

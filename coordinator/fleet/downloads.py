@@ -69,7 +69,7 @@ class Downloads:
         if heard is None:
             self._shared.leave(device)
         elif not queue.sent_back:
-            self._shared.hear(device, sha256, heard)
+            self._shared.note_heard(device, sha256, heard)
         for index in expand(ranges, num_chunks(length)):
             if len(queue.chunks) * CHUNK_BYTES >= PULL_WINDOW_BYTES:
                 break

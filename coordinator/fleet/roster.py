@@ -113,7 +113,7 @@ class Roster:
         """Whether this device is one of them."""
         return self._quota.is_suspended(name, now)
 
-    def spoke(self, name: str, now: float) -> None:
+    def charge_message(self, name: str, now: float) -> None:
         """Charge a device a little for a message other than a chunk."""
         if name in self._devices:
             self._quota.charge(name, now, messages=_MESSAGE_COST)

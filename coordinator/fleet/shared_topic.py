@@ -50,8 +50,8 @@ class SharedTopic:
         listeners = self._listeners.items()
         return tuple(name for name, one in listeners if one.sha256 == sha256 and one.sent_back_at is None)
 
-    def hear(self, device: str, sha256: str, heard: int) -> None:
-        """A device says that it listens, and that the last chunk it heard of this blob was number `heard` - 1."""
+    def note_heard(self, device: str, sha256: str, heard: int) -> None:
+        """Note that a device listens, and that the last chunk of this blob that reached it was number `heard` - 1."""
         listener = self._listeners.setdefault(device, _Listener(sha256, self._position))
         listener.sha256 = sha256
         position, _ = self._published.get((sha256, heard - 1), (0, 0.0))

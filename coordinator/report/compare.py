@@ -229,10 +229,10 @@ def summarize(group: Group, metric: str, target: float | None) -> Row:
         worst_device=Spread.of(_worst_device(run) for run in runs),
         per_architecture=_per_architecture(runs),
         to_target=_reached(runs, metric, target) if target is not None else None,
-        bytes_up=statistics.fmean(sum(found.bytes_up or 0 for found in run.rounds) for run in runs),
-        bytes_down=statistics.fmean(sum(found.bytes_down or 0 for found in run.rounds) for run in runs),
+        bytes_up=statistics.fmean(sum(round_.bytes_up or 0 for round_ in run.rounds) for run in runs),
+        bytes_down=statistics.fmean(sum(round_.bytes_down or 0 for round_ in run.rounds) for run in runs),
         peak=_peak(runs),
-        seconds=statistics.fmean(sum(found.seconds or 0.0 for found in run.rounds) for run in runs),
+        seconds=statistics.fmean(sum(round_.seconds or 0.0 for round_ in run.rounds) for run in runs),
     )
 
 

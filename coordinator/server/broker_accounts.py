@@ -48,7 +48,7 @@ class BrokerAccounts:
         """Whether somebody else keeps the accounts."""
         return self._broker is None
 
-    def let_in(self, devices: Iterable[DeviceRow]) -> None:
+    def set_accounts(self, devices: Iterable[DeviceRow]) -> None:
         """Give accounts to these devices and to nobody else; the broker disconnects those that lost theirs."""
         if self._broker is not None:
             allowed = [device for device in devices if device.name not in self._suspended]
@@ -64,7 +64,7 @@ class BrokerAccounts:
             change = "suspended: flooding" if name in names else "let in again"
             log.warning("%s is %s", name, change, extra=about(device=name))
         try:
-            self.let_in(self._store.devices.all())
+            self.set_accounts(self._store.devices.all())
         except DiskFullError:
             raise
         except MachineError as error:  # a broker under a flood may be slow; the roster ignores these devices anyway

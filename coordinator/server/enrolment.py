@@ -59,12 +59,12 @@ class Enrolment:
         before = self._store.devices.all()
         names = {row.name for row in rows}
         others = [device for device in before if not (replace and device.name in names)]
-        self._accounts.let_in([*others, *rows])  # first: a device without an account is worse than the reverse
+        self._accounts.set_accounts([*others, *rows])  # first: a device without an account is worse than the reverse
         try:
             self._store.devices.add(*rows, replace=replace)
         except FedfitError:
             with contextlib.suppress(MachineError):
-                self._accounts.let_in(before)
+                self._accounts.set_accounts(before)
             raise
         self._roster.set_devices(self._store.devices.all())
         for name in names if replace else ():
@@ -87,7 +87,7 @@ class Enrolment:
             self._downloads.forget(name)
             self._conductor.removed(name, time.monotonic())
             self._deployments.removed(name)
-        self._accounts.let_in(devices)
+        self._accounts.set_accounts(devices)
 
     def _dismiss(self, name: str) -> None:
         """Tell a device that it is removed: the embedded broker does so itself, another one may let it in for years."""

@@ -40,7 +40,7 @@ _HELP = {
     "fedfit_paused": "whether runs pause, because the disk is nearly full",
     "fedfit_disk_free_bytes": "free below the state directory",
     "fedfit_devices": "enrolled devices by state",
-    "fedfit_device_online": "whether a device spoke lately",
+    "fedfit_device_online": "whether a device sent a message lately",
     "fedfit_device_last_seen_seconds": "since a device's last word",
     "fedfit_device_budget_bytes": "what a worker may use on a device",
     "fedfit_device_free_disk_bytes": "free on a device's disk",

@@ -192,7 +192,7 @@ class Service:
         devices = self.store.devices.all()
         self.roster = Roster(self.federation, devices, epoch=self.epoch, heartbeat_s=options.heartbeat_s)
         self.accounts = BrokerAccounts(self._broker, self.store, self.topics)
-        self.accounts.let_in(devices)
+        self.accounts.set_accounts(devices)
         self._arrivals.clear()
         opened.callback(self._aggregation.forget_jobs)
         self._transport = transport = self._connect(self._on_event)
@@ -246,7 +246,7 @@ class Service:
             conductor=self.conductor,
             deployments=self.deployments,
             outbox=self.outbox,
-            hurry=self._hurry,
+            tick_now=self._tick_now,
         )
         self.enrolment = Enrolment(
             store=self.store,
@@ -269,7 +269,7 @@ class Service:
         if self._transport is not None:
             self._transport.wake()
 
-    def _hurry(self, now: float) -> None:
+    def _tick_now(self, now: float) -> None:
         self._tick_at = now
 
     # the loop

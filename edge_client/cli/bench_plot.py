@@ -55,8 +55,8 @@ def draw(bench: Bench) -> bytes:
         memory.tick_params(axis="y", length=0)
         time.tick_params(axis="y", length=0)
         run = bench.what.run
-        told = f"Training {run.what} with {run.method.name}, batches of {run.train.batch}, on {bench.device}"
-        figure.suptitle(told, fontsize=12, fontweight="bold")
+        title = f"Training {run.what} with {run.method.name}, batches of {run.train.batch}, on {bench.device}"
+        figure.suptitle(title, fontsize=12, fontweight="bold")
         handles, names = memory.get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower left", ncols=3)
         out = io.BytesIO()
@@ -65,7 +65,7 @@ def draw(bench: Bench) -> bytes:
 
 
 def _label(rung: Rung) -> str:
-    """The budget, and below it what is done."""
+    """The budget, and below it the plan."""
     done = rung.plan.describe() if rung.plan is not None else "nothing fits"
     return f"budget {format_bytes(rung.budget_bytes)}\n{done}"
 
@@ -73,17 +73,17 @@ def _label(rung: Rung) -> str:
 def _memory(axes: Axes, bench: Bench) -> None:
     rungs = bench.rungs
     scale = 1e6
-    told = [rung.plan.training_bytes / scale if rung.plan is not None else 0 for rung in rungs]
-    found = [rung.measured.peak_bytes / scale if rung.measured is not None else 0 for rung in rungs]
-    axes.barh(range(len(rungs)), told, height=0.62, color=_PREDICTED, label="predicted peak")
-    axes.barh(range(len(rungs)), found, height=0.34, color=_MEASURED, label="measured peak")
+    predicted = [rung.plan.training_bytes / scale if rung.plan is not None else 0 for rung in rungs]
+    measured = [rung.measured.peak_bytes / scale if rung.measured is not None else 0 for rung in rungs]
+    axes.barh(range(len(rungs)), predicted, height=0.62, color=_PREDICTED, label="predicted peak")
+    axes.barh(range(len(rungs)), measured, height=0.34, color=_MEASURED, label="measured peak")
     for place, rung in enumerate(rungs):
         budget = rung.budget_bytes / scale
         axes.plot([budget, budget], [place - 0.4, place + 0.4], color=_BUDGET, lw=2, label="_" if place else "budget")
         over = rung.measured is not None and rung.measured.peak_bytes > rung.budget_bytes
-        end = max(budget, told[place], found[place])
+        end = max(budget, predicted[place], measured[place])
         axes.annotate(
-            _told(rung),
+            _prediction(rung),
             (end, place),
             xytext=(6, 0),
             textcoords="offset points",
@@ -91,12 +91,12 @@ def _memory(axes: Axes, bench: Bench) -> None:
             fontsize=8,
             color=_OVER if over else _INK,
         )
-    axes.set_xlim(0, 1.35 * max(max(told), *(rung.budget_bytes / scale for rung in rungs)))
+    axes.set_xlim(0, 1.35 * max(max(predicted), *(rung.budget_bytes / scale for rung in rungs)))
     axes.set_title("Memory: nothing may pass the black line", loc="left", fontsize=10)
     axes.set_xlabel(f"MB on top of the {format_bytes(bench.base_bytes)} of a worker that does not train yet")
 
 
-def _told(rung: Rung) -> str:
+def _prediction(rung: Rung) -> str:
     if rung.measured is None:
         what, _, why = rung.note.partition(": ")
         return what if rung.plan is not None else why

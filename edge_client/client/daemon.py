@@ -275,13 +275,13 @@ class Daemon:
 
     def _receive(self, topic: str, payload: bytes) -> None:
         if topic == self._topics.coordinator_state:
-            self._hear_coordinator(payload)
+            self._take_coordinator_state(payload)
         elif not self._transfers.receive(topic, payload):
             message = self._link.receive(topic, payload)
             if message is not None:
                 self._take(message)
 
-    def _hear_coordinator(self, payload: bytes) -> None:
+    def _take_coordinator_state(self, payload: bytes) -> None:
         """A hint without authority: one with another epoch does not know us yet, and one that was away may."""
         epoch = payload[:64]
         if epoch.startswith(b"online"):

@@ -6,7 +6,7 @@
     test/            job, result and log of the newest self-test; may vanish
 
 The order that makes a crash harmless: the record names what is wanted, then the old file gets its second name, then the
-new file its place, then the record says so. `mend` finds out after a restart how far that went.
+new file its place, then the record says so. `repair` finds out after a restart how far that went.
 Covers: files. Does not cover: deciding, downloading and testing (`deploying`).
 """
 
@@ -123,7 +123,7 @@ class DeployedFolder:
         self._write(replace(self.record, current=deploy, wanted=None, attempts=0, outcome=active))
         return True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """After a start, whatever ended the process before: the files decide, and the record follows."""
         record = self.record
         if record.current is None and record.wanted is None:

@@ -85,7 +85,7 @@ class Deploying:
         self._command = self_test_process.COMMAND if command is None else command
         with durable.disk_errors("cannot look at the deployed model"):
             self._files = DeployedFolder(state_dir)
-            self._files.mend()
+            self._files.repair()
         self._test: SelfTest | None = None
         self._has_less = False  # the test has less memory than usual
         self._forget_progress()

@@ -144,7 +144,7 @@ class ClientTransfers:
         """Look at the header first: the chunk may be of a blob that only others fetch, or here already."""
         header = peek_chunk(payload)
         download = self._downloads.get(header[0]) if header is not None else None
-        if header is not None and download is not None and download.part.chunks.overhear(header[1]):
+        if header is not None and download is not None and download.part.chunks.note_shared_chunk(header[1]):
             self._receive_chunk(payload)
 
     def _receive_chunk(self, payload: bytes) -> None:

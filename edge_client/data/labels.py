@@ -99,8 +99,8 @@ def _unknown(
     """`free`: classes that the device does not have under their own names, of which one is proposed."""
     listed = unknown[:_MAX_LISTED]
     more = f" and {len(unknown) - len(listed)} more" if len(unknown) > len(listed) else ""
-    mended = {**rename, **{name: _nearest(name, free) for name in listed}}
-    line = ", ".join(f"{_key(name)} = {json.dumps(to, ensure_ascii=False)}" for name, to in mended.items())
+    renamed = {**rename, **{name: _nearest(name, free) for name in listed}}
+    line = ", ".join(f"{_key(name)} = {json.dumps(to, ensure_ascii=False)}" for name, to in renamed.items())
     shown = ", ".join(f"{name!r} (renamed to {rename[name]!r})" if name in rename else repr(name) for name in listed)
     return (
         f"{where}: {'class' if len(unknown) == 1 else 'classes'} {shown}{more} not in the run, which has "

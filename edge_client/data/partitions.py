@@ -138,9 +138,9 @@ def _draw_classes(proportions: NDArray[np.float64], left: Indices, turns: Indice
     num_classes = len(left)
     # all parts' distribution functions one after another, part k from k to k + 1: one search for all turns
     steps = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1) + np.arange(len(weights))[:, None]
-    found = np.searchsorted(steps.ravel(), turns + rng.random(len(turns)), side="right") - turns * num_classes
+    drawn_class = np.searchsorted(steps.ravel(), turns + rng.random(len(turns)), side="right") - turns * num_classes
     last = num_classes - 1 - np.argmax(weights[:, ::-1] > 0, axis=1)  # rounding must not lead beyond
-    drawn: Indices = np.minimum(found, last[turns])
+    drawn: Indices = np.minimum(drawn_class, last[turns])
     return drawn
 
 

@@ -219,7 +219,7 @@ def _quota_v2(tree: Tree, at: str) -> tuple[int, int]:
     if match := re.fullmatch(r"(\d{1,18}) (\d{1,18})", text.strip()):
         return int(match[1]), int(match[2])
     if not text.startswith("max"):
-        tree.note_nonsense(f"{at}/cpu.max", text)
+        tree.add_unreadable_note(f"{at}/cpu.max", text)
     return 0, 0
 
 

@@ -78,7 +78,7 @@ def report_system(root: Path, limit: int | None, *, nvml: Nvml | None = None) ->
         swaps=system.swaps,
         torch=find_torch() if here else None,
         budget_bytes=budget.num_bytes,
-        reasons=(*budget.reasons, *_aside(system)),
+        reasons=(*budget.reasons, *_memory_reasons(system)),
         notes=(*system.notes, *_advice(system)),
     )
 
@@ -110,7 +110,7 @@ def _gpu_memory(accelerators: tuple[Accelerator, ...]) -> str:
     return accelerators[0].memory if accelerators else "none"
 
 
-def _aside(system: System) -> Iterator[str]:
+def _memory_reasons(system: System) -> Iterator[str]:
     if any(accelerator.memory == "unified" for accelerator in system.accelerators):
         yield "the GPU uses the same memory: it is counted once"
     if system.swaps:

@@ -68,10 +68,10 @@ class Tree:
         try:
             return int(text)
         except ValueError:
-            self.note_nonsense(path, text)
+            self.add_unreadable_note(path, text)
             return None
 
-    def note_nonsense(self, path: str, text: str) -> None:
+    def add_unreadable_note(self, path: str, text: str) -> None:
         """Add a note that a file makes no sense and is ignored."""
         self.notes.append(f"{printable(self.place(path))} says {printable(text, 40)!r}, which makes no sense; ignored")
 

@@ -29,12 +29,12 @@ __all__ = [
     "CLASS_KINDS",
     "HELD_BACK",
     "KINDS",
+    "KNOWLEDGE_PART",
     "KNOWLEDGE_PREFIX",
     "MAX_ABS",
     "MIN_COUNT_FLOOR",
     "PUBLIC_PART",
     "SAMPLE_KINDS",
-    "TOLD_PART",
     "KnowledgeRules",
     "Limits",
     "check_entries",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 KNOWLEDGE_PREFIX = "knowledge/"
-TOLD_PART = "knowledge:"  # what the key of an assignment's part begins with that tells a device something
+KNOWLEDGE_PART = "knowledge:"  # what the key of an assignment's part begins with that tells a device something
 PUBLIC_PART = "public"  # the part with shared samples
 HELD_BACK = "x-held-back"  # in the meta of an update: why knowledge is not in it
 CLASS_KINDS = ("class/feature", "class/logit")

@@ -200,7 +200,7 @@ class FeDepthClient(PlainClient):
         self._logits = [self._forward(*pair, group) for pair in zip(self._learners, inputs, strict=True)]
         yield from self._base.terms(batch, phase)
         for number, learner in enumerate(self._learners[1:], start=1):
-            yield Term(name=learner.key, each=_losses(self._logits, number, batch.y), told=False)
+            yield Term(name=learner.key, each=_losses(self._logits, number, batch.y), reported=False)
         self._logits = []
 
     def _model_losses(self, batch: Batch, phase: Phase) -> Tensor:

@@ -100,9 +100,9 @@ class FedInClient(FedProxClient):
 
     def phases(self) -> Sequence[Phase]:
         """One phase; the gradient of the mapping is kept apart where the two must be compared."""
-        apart = self._maps and (self._parameters.alleviation == "projection" or self._rescales)
+        separate_gradients = self._maps and (self._parameters.alleviation == "projection" or self._rescales)
         taps = frozenset({_tap(self.job.model), _OUT}) if self._parameters.pairs else frozenset[str]()
-        keep = frozenset({_MAPPING}) if apart else frozenset[str]()
+        keep = frozenset({_MAPPING}) if separate_gradients else frozenset[str]()
         return [replace(phase, taps=taps, keep=keep) for phase in super().phases()]
 
     @property
@@ -117,9 +117,9 @@ class FedInClient(FedProxClient):
         for term in super().terms(batch, phase):
             yield replace(term, weight=term.weight / 2) if halved else term
         if self._maps and batch.first and self._parameters.alleviation != "sequential":
-            yield from self._mapping(apart=bool(phase.keep))
+            yield from self._mapping(separate_gradients=bool(phase.keep))
 
-    def _mapping(self, *, apart: bool = False) -> Iterator[Term]:
+    def _mapping(self, *, separate_gradients: bool = False) -> Iterator[Term]:
         """l_IN in pieces of a microbatch, also beside a small last batch: their shares are of the mean over all."""
         model, pairs = self.job.model, one(self.job.knowledge, FeaturePairs)
         assert pairs is not None
@@ -129,7 +129,7 @@ class FedInClient(FedProxClient):
             rows = slice(first, min(first + size, count))
             part = FeaturePairs(inputs=pairs.inputs[rows], outputs=pairs.outputs[rows])
             with _restored_buffers(model):  # until its gradient has been taken
-                yield from _at_once(model, part, count) if apart else _unit_by_unit(model, part, count)
+                yield from _at_once(model, part, count) if separate_gradients else _unit_by_unit(model, part, count)
 
     def adjust(self, name: str, param: Tensor, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Eq. 13; or Eq. 14 with the whole gradient outside of the middle."""
@@ -229,7 +229,7 @@ def _unit_by_unit(model: Model, pairs: FeaturePairs, count: int) -> Iterator[Ter
         device.set_random_states(after)
         once = Begin.apply(out, g.to(out.dtype))  # type: ignore[no-untyped-call]
         del out, g
-        yield Term(name=_MAPPING, once=once, told=False)
+        yield Term(name=_MAPPING, once=once, reported=False)
 
 
 def _middle(model: Model) -> list[str]:

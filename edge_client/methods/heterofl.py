@@ -72,7 +72,7 @@ class HeteroFLClient(PlainClient):
         if self._parameters.scaler and ratio < 1 and not any(isinstance(part, _NORMS) for part in job.model.modules()):
             for layer in _sliced_layers(job.model):
                 layer.register_forward_hook(partial(_scale, ratio))
-        if self._parameters.mask and job.told_count is not None:
+        if self._parameters.mask and job.class_min_count is not None:
             self._present = torch.tensor([count > 0 for count in job.class_counts])
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
@@ -85,9 +85,9 @@ class HeteroFLClient(PlainClient):
 
     def end(self) -> Outcome:
         """With a mask, the classes that the device has, of those that its owner lets out."""
-        if self._present is None or self.job.told_count is None:
+        if self._present is None or self.job.class_min_count is None:
             return Outcome()
-        least = max(1, self.job.told_count)
+        least = max(1, self.job.class_min_count)
         classes = [number for number, count in enumerate(self.job.class_counts) if count >= least]
         return Outcome(scalars={f"{_CLASS}{number}": 1.0 for number in classes})
 

@@ -78,9 +78,9 @@ def plan_rules(name: str, parameters: Mapping[str, Any]) -> PlanRules:
         rules[deciding],  # says how a device trains; what other parts keep and make comes on top
         weight_copies=sum(part.weight_copies for part in rules),
         step_copies=max(part.step_copies for part in rules),
-        kept_bytes=sum(part.kept_bytes for part in rules),
+        fixed_bytes=sum(part.fixed_bytes for part in rules),
         again=max(part.again for part in rules),
-        apart=any(part.apart for part in rules),
+        separate_gradients=any(part.separate_gradients for part in rules),
         optimizers=max(part.optimizers for part in rules),
         recomputes=all(part.recomputes for part in rules),
     )

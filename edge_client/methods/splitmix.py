@@ -57,7 +57,7 @@ from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
 
 __all__ = ["SplitMixClient", "SplitMixServer", "method"]
 
-_OWN = "own"  # note: tensors that have no channels; those of each base lie beside the model
+_WITHOUT_CHANNELS = "own"  # note: tensors that have no channels; those of each base lie beside the model
 _ACROSS = (nn.LayerNorm, nn.GroupNorm)  # what mixes the channels of bases
 
 
@@ -96,7 +96,7 @@ class SplitMixClient(PlainClient):
         """Of one base after the other: each is freed before the next runs."""
         yield from super().terms(batch, phase)
         for key, base in self._others.items():
-            yield Term(name=key, each=cross_entropy(base(batch.x), batch.y), told=False)
+            yield Term(name=key, each=cross_entropy(base(batch.x), batch.y), reported=False)
 
     def end(self) -> Outcome:
         """All bases travel."""
@@ -119,7 +119,7 @@ class SplitMixServer(CoverageServer):
 
     def fold(self, state: State, frozen: Frozen, *, round: int) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the new state."""
-        without_channels = frozenset(state.notes.get(_OWN, ()))
+        without_channels = frozenset(state.notes.get(_WITHOUT_CHANNELS, ()))
         names = state.names()
         for name in names:
             old = state.tensor(name)
@@ -192,7 +192,7 @@ def _split(num_bases: int, model: Model, build: Callable[[str], Model]) -> None:
 
 def _notes(num_bases: int, model: Model) -> Mapping[str, Any]:
     names = _Bases(model, num_bases).without_channels
-    return {_OWN: names} if names else {}
+    return {_WITHOUT_CHANNELS: names} if names else {}
 
 
 def _check(num_bases: int, rungs: Sequence[str], model: Model) -> None:

@@ -200,11 +200,11 @@ def check_vit(name: str, shape: _Shape, options: VitOptions) -> None:
     _check_tokens(name, shape, "height and width", "resize the images", options)
 
 
-def _check_tokens(name: str, shape: _Shape, sides: str, mend: str, options: VitOptions | HarTransformerOptions) -> None:
+def _check_tokens(name: str, shape: _Shape, sides: str, fix: str, options: VitOptions | HarTransformerOptions) -> None:
     patch = options.patch
     if any(side % patch for side in shape[1:]):
         raise InputError(
-            f"model {name!r}: expected {sides} in multiples of patch = {patch}, got {list(shape)}; {mend}, or set patch"
+            f"model {name!r}: expected {sides} in multiples of patch = {patch}, got {list(shape)}; {fix}, or set patch"
         )
     if options.width % options.heads:
         raise InputError(

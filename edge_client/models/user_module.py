@@ -32,7 +32,7 @@ _BATCH = 2
 _MAX_TENSORS = 8192  # of a container, as are the characters of a name below its prefix
 _MAX_NAME_CHARS = 240
 _WHOLE = "model"  # the unit that a module without named units is
-_MEND = "put what forward() does there into a unit, as a module (nn.ReLU, nn.Flatten, ...), or name fewer, larger units"
+_FIX = "put what forward() does there into a unit, as a module (nn.ReLU, nn.Flatten, ...), or name fewer, larger units"
 
 
 def parts(module: object, units: Sequence[str] | None) -> Model:
@@ -214,7 +214,7 @@ def _check_chain(order: Sequence[str], calls: Sequence[_Call], x: Tensor, expect
     called = [call.unit for call in calls]
     for unit in order:
         if called.count(unit) != 1:
-            raise InputError(f"model: forward() calls unit {unit!r} {called.count(unit)} times, expected once; {_MEND}")
+            raise InputError(f"model: forward() calls unit {unit!r} {called.count(unit)} times, expected once; {_FIX}")
     if called != list(order):
         raise InputError(f"model: forward() calls the units as {_some(called)}, Task(units=...) has {_some(order)}")
     received: object = x
@@ -223,13 +223,13 @@ def _check_chain(order: Sequence[str], calls: Sequence[_Call], x: Tensor, expect
         if len(call.inputs) != 1 or not _same(call.inputs[0], received):
             raise InputError(
                 f"model: units {before} and {call.unit!r}: forward() changes the data between them, the units in "
-                f"order do not; {_MEND}"
+                f"order do not; {_FIX}"
                 if before != "the input"
-                else f"model: forward() changes its input before unit {call.unit!r}; {_MEND}"
+                else f"model: forward() changes its input before unit {call.unit!r}; {_FIX}"
             )
         received, before = call.output, repr(call.unit)
     if not _same(expected, received):
-        raise InputError(f"model: forward() changes the output of the last unit {before}; {_MEND}")
+        raise InputError(f"model: forward() changes the output of the last unit {before}; {_FIX}")
 
 
 def _check_result(model: Model, x: Tensor, expected: object) -> None:
@@ -237,7 +237,7 @@ def _check_result(model: Model, x: Tensor, expected: object) -> None:
     torch.manual_seed(_SEED)
     result = model(x.clone())
     if not _same(result, expected):
-        raise InputError(f"model: units {_some(model.order)} in order give another result than forward(); {_MEND}")
+        raise InputError(f"model: units {_some(model.order)} in order give another result than forward(); {_FIX}")
 
 
 def _same(one: object, other: object) -> bool:

@@ -38,7 +38,7 @@ class Workload:
     weight_decay: float = 0.0
     weight_copies: int = 0  # of all weights, that the method keeps
     step_copies: int = 0  # of one parameter, that the method makes after a pass
-    kept_bytes: int = 0  # that the method keeps, whatever the model
+    fixed_bytes: int = 0  # that the method keeps, whatever the model
     second_pass: int = 0  # samples that the method lets through once more, when all gradients are there
     separate_gradients: bool = False  # it keeps the gradients of that pass beside the others
     optimizers: int = 1  # with a state each
@@ -57,9 +57,9 @@ class Workload:
             weight_decay=train.weight_decay,
             weight_copies=rules.weight_copies,
             step_copies=rules.step_copies,
-            kept_bytes=rules.kept_bytes,
+            fixed_bytes=rules.fixed_bytes,
             second_pass=rules.again,
-            separate_gradients=rules.apart,
+            separate_gradients=rules.separate_gradients,
             optimizers=rules.optimizers,
             recomputes=rules.recomputes,
             sample_bytes=sample_bytes,
@@ -99,7 +99,7 @@ def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
         for number, group in enumerate(groups)
     )
     copies = (workload.weight_copies + shape.num_models - 1) * rows.model_bytes
-    lasting = copies + workload.kept_bytes + _observed(rows, workload)
+    lasting = copies + workload.fixed_bytes + _observed(rows, workload)
     predicted = (lasting + worst) * _MARGIN * rows.margin + _SLACK_BYTES
     return int(predicted * faults.scale("planning.predicted"))
 

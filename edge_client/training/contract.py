@@ -55,7 +55,7 @@ class Term:
     mask: Tensor | None = None  # [b] of 0 and 1; then `denominator` is its sum over the whole batch
     denominator: float | None = None  # default: num_whole
     once: Tensor | None = None  # counted in the first piece of a batch only
-    told: bool = True  # part of the loss that is reported; not so for a model beside the run's
+    reported: bool = True  # part of the loss that is reported; not so for a model beside the run's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Job:
     build: Callable[[str], Model] | None = None  # purpose -> another model of this kind with random weights of its own
     data: Data | None = None  # the device's own samples, for passes that are no training
     knowledge: Iterable[Knowledge] = ()  # what came with the assignment beside weights, read anew in every pass over it
-    told_count: int | None = 1  # samples of a class that may be told of; None: of none, as this device's owner wants it
+    class_min_count: int | None = 1  # samples that a class needs before its presence is revealed; None: it never is
     clip_norm: float | None = None  # of what a sample adds to a class mean, as this device's owner wants it
     optimizer: Callable[[], Optimizer] | None = None  # a fresh one of the run's kind
     # what a method that is put over another tells that one:

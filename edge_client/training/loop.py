@@ -292,7 +292,7 @@ class _Step:
         with _tapped(self.model, self.phase) as taps:
             for term in self._terms(batch, settings.dtype):
                 share = _backward(term, batch, self.params, separate.get(term.name))
-                loss += share if term.told else 0.0
+                loss += share if term.reported else 0.0
             if self.phase.taps:
                 self.client.observe(batch, taps, self.phase)
         return loss

@@ -111,11 +111,11 @@ class Hub:
             self._retained[topic] = payload
         elif retain:
             self._retained.pop(topic, None)
-        heard_by = dict(self._listeners.get(topic, {}))
+        subscribers = dict(self._listeners.get(topic, {}))
         for pattern, members in self._wild_listeners.items():
             if matches(pattern, topic):
-                heard_by |= members
-        for member in heard_by:
+                subscribers |= members
+        for member in subscribers:
             self._deliver(member, Received(topic=topic, payload=payload))
 
     def _deliver(self, member: InprocTransport, message: Received) -> None:

@@ -117,7 +117,7 @@ class Reassembly:
         """The shared topic is not heard any more."""
         self.heard = None
 
-    def overhear(self, index: int) -> bool:
+    def note_shared_chunk(self, index: int) -> bool:
         """A chunk came on the shared topic: whether it is missing here."""
         if index >= self.num_chunks:
             return False

@@ -29,7 +29,7 @@ def release(items: tuple[Knowledge, ...], assignment: Assignment) -> ReleasedKno
     if not items:
         return ReleasedKnowledge()
     order, run = assignment.order, assignment.run
-    allowed = assignment.gate.let_out(items, run=order.run, round=order.round, noise=fresh_noise())
+    allowed = assignment.gate.release(items, run=order.run, round=order.round, noise=fresh_noise())
     limits = methods.knowledge_limits(run)
     accepted: list[Knowledge] = []
     withheld: list[str] = []

@@ -76,7 +76,7 @@ def begin_client(assignment: Assignment, loaded: Loaded, plan: TrainingPlan, ext
                 build=builder.build,
                 data=loaded.data.train,
                 knowledge=StoredKnowledge(knowledge_paths(order), codec=run.rounds.codec, classes=len(run.classes)),
-                told_count=gate.told_count,
+                class_min_count=gate.class_min_count,
                 clip_norm=gate.clip_norm,
                 optimizer=optimizer,
             )

@@ -14,7 +14,7 @@ from typing import Any
 from edge_client.config.device_file import DeviceFile
 from edge_client.config.run_file import RunFile
 from edge_client.errors import MachineError, PayloadError
-from edge_client.knowledge.schema import PUBLIC_PART, TOLD_PART
+from edge_client.knowledge.schema import KNOWLEDGE_PART, PUBLIC_PART
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.records import WorkOrder, from_map
 from edge_client.worker.privacy import Gate, Ledger
@@ -64,7 +64,7 @@ def model_path(order: WorkOrder) -> Path:
 def knowledge_paths(order: WorkOrder) -> list[Path]:
     """The received knowledge; empty for methods that share none."""
     parts = order.parts.items()
-    return [Path(path) for key, path in parts if key == PUBLIC_PART or key.startswith(TOLD_PART)]
+    return [Path(path) for key, path in parts if key == PUBLIC_PART or key.startswith(KNOWLEDGE_PART)]
 
 
 def _read_run(path: Path) -> tuple[RunFile, Mapping[str, object]]:

@@ -130,7 +130,7 @@ class Gate:
         return max(MIN_COUNT_FLOOR, self.share.min_count)
 
     @property
-    def told_count(self) -> int | None:
+    def class_min_count(self) -> int | None:
         """Samples that a class needs before its presence may be revealed; None: it never is."""
         return self.min_count if self.share.class_statistics else None
 
@@ -176,7 +176,7 @@ class Gate:
             "all (share.epsilon in device.toml)",
         )
 
-    def let_out(
+    def release(
         self, items: Iterable[Knowledge], *, run: str, round: int, noise: torch.Generator
     ) -> tuple[Knowledge, ...]:
         """The items that may leave, noisy where the owner wants it; writes the ledger before it returns."""

@@ -157,7 +157,7 @@ def test_what_is_not_in_the_ledger_is_not_released(tmp_path: Path, monkeypatch: 
     table = ClassTable(label="logit", counts=torch.tensor([40]), values=torch.ones(1, 1))
 
     def release(number: int) -> None:
-        assert len(gate.let_out([table], run="r-1", round=number, noise=torch.Generator())) == 1
+        assert len(gate.release([table], run="r-1", round=number, noise=torch.Generator())) == 1
 
     release(1)
     for point in LEDGER:

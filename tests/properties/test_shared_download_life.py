@@ -55,7 +55,7 @@ class _Device:
             else:
                 place = peek_chunk(what)
                 assert place is not None
-                if not shared or self.chunks.overhear(place[1]):
+                if not shared or self.chunks.note_shared_chunk(place[1]):
                     self._take(what, now)
                 if self.chunks.complete and self.chunks.heard is not None:
                     self.chunks.unlisten()

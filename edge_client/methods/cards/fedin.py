@@ -49,12 +49,12 @@ class FedInParameters:
 def _plans(parameters: FedInParameters) -> PlanRules:
     """As FedProx; all gradients are there while the pairs go through; where two are compared, both are."""
     projects, steps = parameters.alleviation == "projection", parameters.alleviation == "sequential"
-    apart = projects or (not steps and parameters.rescale_outer)
+    separate_gradients = projects or (not steps and parameters.rescale_outer)
     return PlanRules(
         step_copies=2 if projects else int(parameters.mu > 0),
-        kept_bytes=KEPT_ANCHOR_BYTES if parameters.mu > 0 else 0,
+        fixed_bytes=KEPT_ANCHOR_BYTES if parameters.mu > 0 else 0,
         again=parameters.pairs,
-        apart=apart and parameters.pairs > 0,
+        separate_gradients=separate_gradients and parameters.pairs > 0,
         optimizers=2 if steps and parameters.pairs else 1,
     )
 

@@ -27,7 +27,7 @@ KEPT_ANCHOR_BYTES = 2**17  # at most: anchors of small parameters, which a devic
 
 def _plans(parameters: FedProxParameters) -> PlanRules:
     """Of one parameter at a time the anchor, which becomes the proximal term's gradient; small anchors stay."""
-    return PlanRules(step_copies=1, kept_bytes=KEPT_ANCHOR_BYTES) if parameters.mu > 0 else PlanRules()
+    return PlanRules(step_copies=1, fixed_bytes=KEPT_ANCHOR_BYTES) if parameters.mu > 0 else PlanRules()
 
 
 def load(parameters: FedProxParameters) -> Method:

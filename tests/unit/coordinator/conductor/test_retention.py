@@ -116,7 +116,7 @@ def test_an_update_stays_while_it_is_checked_or_expected(make_bench: Callable[..
     bench.uploads.expect("b", offer)
     bench.retention.drop(sha256)
     assert bench.blobs.has(sha256)
-    bench.retention.let_go("lease-1")
+    bench.retention.release("lease-1")
     bench.retention.drop(sha256)
     assert bench.blobs.has(sha256)
     bench.uploads.drop("b")

@@ -11,7 +11,7 @@ ALL = frozenset({"a", "b", "c"})
 def _listening(*names: str) -> SharedTopic:
     topic = SharedTopic()
     for name in names:
-        topic.hear(name, "x", 0)
+        topic.note_heard(name, "x", 0)
     return topic
 
 
@@ -24,9 +24,9 @@ def test_the_slowest_listener_sets_the_pace() -> None:
     """A window goes out; a heard all of it, b nothing: no room. When b heard the first chunk there is room for one."""
     topic = _listening("a", "b")
     _publish(topic, *range(SHARED_WINDOW_CHUNKS))
-    topic.hear("a", "x", SHARED_WINDOW_CHUNKS)
+    topic.note_heard("a", "x", SHARED_WINDOW_CHUNKS)
     assert not topic.has_room
-    topic.hear("b", "x", 1)
+    topic.note_heard("b", "x", 1)
     assert topic.has_room
     _publish(topic, SHARED_WINDOW_CHUNKS)
     assert not topic.has_room
@@ -36,7 +36,7 @@ def test_who_comes_later_owes_nothing_for_what_went_before() -> None:
     """c has the whole window for itself; the chunk it missed is not under way to it, the next one is."""
     topic = _listening("a", "b")
     _publish(topic, *range(SHARED_WINDOW_CHUNKS - 1))
-    topic.hear("c", "x", 0)
+    topic.note_heard("c", "x", 0)
     assert topic.has_room
     _publish(topic, SHARED_WINDOW_CHUNKS - 1)
     assert not topic.is_under_way("c", "x", 0, 0.0)
@@ -49,7 +49,7 @@ def test_a_chunk_is_under_way_until_it_was_heard_or_must_be_lost() -> None:
     _publish(topic, 0, 1, now=10.0)
     assert topic.is_under_way("a", "x", 0, 12.9)
     assert not topic.is_under_way("a", "x", 0, 13.1)
-    topic.hear("b", "x", 2)
+    topic.note_heard("b", "x", 2)
     assert not topic.is_under_way("b", "x", 0, 10.0)
     assert not topic.is_under_way("stranger", "x", 0, 10.0)
 
@@ -58,7 +58,7 @@ def test_a_listener_that_needs_more_than_two_seconds_for_a_window_is_sent_back()
     """b heard nothing of a window that went out at 10: at 11.9 it may, at 12 it is told, at 14 again; a is never."""
     topic = _listening("a", "b")
     _publish(topic, *range(SHARED_WINDOW_CHUNKS), now=10.0)
-    topic.hear("a", "x", SHARED_WINDOW_CHUNKS)
+    topic.note_heard("a", "x", SHARED_WINDOW_CHUNKS)
     assert list(topic.send_back(ALL, 11.9)) == []
     assert list(topic.send_back(ALL, 12.0)) == [("b", "x")]
     assert list(topic.send_back(ALL, 13.0)) == []
@@ -75,8 +75,8 @@ def test_a_listener_that_moves_but_too_slowly_is_sent_back_too() -> None:
     """b takes one chunk a second and always fills its window again: the oldest one it has not heard is 2 s old."""
     topic = _listening("a", "b")
     _publish(topic, *range(SHARED_WINDOW_CHUNKS), now=0.0)
-    topic.hear("a", "x", SHARED_WINDOW_CHUNKS)
-    topic.hear("b", "x", 1)
+    topic.note_heard("a", "x", SHARED_WINDOW_CHUNKS)
+    topic.note_heard("b", "x", 1)
     _publish(topic, SHARED_WINDOW_CHUNKS, now=1.0)
     assert list(topic.send_back(ALL, 1.0)) == []
     assert list(topic.send_back(ALL, 2.0)) == [("b", "x")]
@@ -94,7 +94,7 @@ def test_who_is_gone_or_never_leaves_holds_nobody_up() -> None:
     """b is not online any more; c was told to leave 30 s ago and is there: both count no longer."""
     topic = _listening("a", "b", "c")
     _publish(topic, *range(SHARED_WINDOW_CHUNKS), now=0.0)
-    topic.hear("a", "x", SHARED_WINDOW_CHUNKS)
+    topic.note_heard("a", "x", SHARED_WINDOW_CHUNKS)
     assert list(topic.send_back(ALL - {"b"}, 3.0)) == [("c", "x")]
     assert set(topic.listeners) == {"a", "c"}
     list(topic.send_back(ALL, 33.1))

@@ -70,7 +70,7 @@ def test_a_process_that_ends_half_way_leaves_a_whole_model_and_the_next_one_goes
         files.swap(blob)
     assert (tmp_path / "deployed/current.onnx").read_bytes() in (OLD, NEW)
     again = DeployedFolder(tmp_path)
-    again.mend()
+    again.repair()
     if again.record.wanted is not None:
         assert (tmp_path / "deployed/current.onnx").read_bytes() == OLD
         assert again.swap(blob)
@@ -89,7 +89,7 @@ def test_a_damaged_model_is_replaced_by_the_one_before(tmp_path: Path, damage: b
     if damage is not None:
         current.write_bytes(damage)
     files = DeployedFolder(tmp_path)
-    files.mend()
+    files.repair()
     assert current.read_bytes() == OLD
     assert files.record.current == FIRST
     assert files.record.outcome is not None
@@ -102,7 +102,7 @@ def test_a_damaged_model_without_one_before_is_none(tmp_path: Path) -> None:
     put(tmp_path, OLD, FIRST)
     (tmp_path / "deployed/current.onnx").write_bytes(OLD[:-1])
     files = DeployedFolder(tmp_path)
-    files.mend()
+    files.repair()
     assert files.record.current is None
     with pytest.raises(InputError, match="no model is deployed on this device"):
         deployed.model_path(tmp_path)
@@ -152,7 +152,7 @@ def test_a_record_that_makes_no_sense_leaves_the_model_alone(tmp_path: Path, tex
     files = put(tmp_path, OLD, FIRST)
     (files.folder / "record.json").write_text(text)
     again = DeployedFolder(tmp_path)
-    again.mend()
+    again.repair()
     assert again.record == Record()
     assert durable.sha256_file(again.current) == FIRST.sha256
     put(tmp_path, NEW, SECOND)

@@ -461,7 +461,7 @@ def test_the_mean_over_several_peers_is_taken() -> None:
     client = begun(linear_model([0.0, 0.0]), plan_of(num_models=3), parameters={"mutual": 3}, build=peers.__getitem__)
     y = torch.tensor([0])
     terms = list(client.terms(Batch(x=torch.ones(1, 1), y=y, num_whole=1, whole_y=y, first=True), client.phases()[0]))
-    assert [(term.name, term.told) for term in terms] == [
+    assert [(term.name, term.reported) for term in terms] == [
         ("cross_entropy", True),
         ("peer/1", False),
         ("peer/2", False),
@@ -575,7 +575,7 @@ def test_parameters_of_all_parts_stand_in_one_table(name: str, parameters: dict[
 def test_what_a_planner_may_choose_follows_from_the_parameters() -> None:
     """Known without torch, and the same in the loaded method."""
     rules = registry.plan_rules("m-fedepth+fedprox", {"partial": False, "mutual": 3, "averaging": "plain"})
-    copies = {"step_copies": 1, "kept_bytes": 2**17}  # FedProx's
+    copies = {"step_copies": 1, "fixed_bytes": 2**17}  # FedProx's
     assert rules == PlanRules(groups=True, partial=False, auxiliary=True, max_models=3, masked=False, **copies)
     assert registry.get("fedepth", {}).plans == registry.plan_rules("fedepth", {})
     assert registry.plan_rules("fedavg", {}) == registry.plan_rules("fedprox", {"mu": 0})

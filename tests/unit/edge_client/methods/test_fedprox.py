@@ -121,8 +121,8 @@ def test_what_is_kept_of_small_anchors_has_a_bound() -> None:
     client = registry.get("fedprox", {"mu": 1.0}).client()
     client.begin(dataclasses.replace(_client(1.0, [3.0, 4.0]).job, model=model, received=stored))
     assert stored.read == [f"p{number}" for number in range(128)]
-    assert registry.plan_rules("fedprox", {}).kept_bytes == 128 * 256 * 4
-    assert registry.plan_rules("fedprox", {"mu": 0}).kept_bytes == 0
+    assert registry.plan_rules("fedprox", {}).fixed_bytes == 128 * 256 * 4
+    assert registry.plan_rules("fedprox", {"mu": 0}).fixed_bytes == 0
 
 
 def test_anchors_of_another_plan_are_what_was_received_though_they_have_been_trained() -> None:

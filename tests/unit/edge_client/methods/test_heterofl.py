@@ -37,7 +37,7 @@ def _fleet(method: str, slices: dict[str, str], rounds: int = 1, **parameters: A
 
 
 def _client(
-    cut: str, counts: tuple[int, ...] = (1, 1, 1), told_count: int | None = 1, **parameters: Any
+    cut: str, counts: tuple[int, ...] = (1, 1, 1), class_min_count: int | None = 1, **parameters: Any
 ) -> tuple[Client, Model]:
     model = _mlp(cut)
     client = registry.get("heterofl", parameters).client()
@@ -48,7 +48,7 @@ def _client(
         epochs=1,
         learning_rate=0.1,
         class_counts=counts,
-        told_count=told_count,
+        class_min_count=class_min_count,
         slice=cut,
         rng=lambda purpose: generator(1, purpose),
     )
@@ -81,8 +81,12 @@ def test_a_device_that_may_not_tell_its_classes_has_no_mask() -> None:
     A mask alone would tell, too: the rows of masked classes do not move. Where classes are told, only those with enough
     samples are; the loss has all that are there.
     """
-    for told_count, expected, told in ((None, 2.407606, set()), (32, 1.407606, {"class/0"}), (1, 1.407606, None)):
-        client, model = _client("full", (40, 5, 0), told_count, mask=True)
+    for class_min_count, expected, told in (
+        (None, 2.407606, set()),
+        (32, 1.407606, {"class/0"}),
+        (1, 1.407606, None),
+    ):
+        client, model = _client("full", (40, 5, 0), class_min_count, mask=True)
         with torch.no_grad():
             tensors = dict(model.named_parameters())
             tensors["head.weight"].zero_()

@@ -58,7 +58,7 @@ def test_what_methods_keep_counts_in_the_plan() -> None:
 def test_what_fedin_needs_counts_in_the_plan(parameters: dict[str, Any], expected: tuple[int, int, bool, int]) -> None:
     """Copies of a parameter, foreign samples, whether their gradients are kept apart, optimizers with a state."""
     rules = registry.plan_rules("fedin", parameters)
-    assert (rules.step_copies, rules.again, rules.apart, rules.optimizers) == expected
+    assert (rules.step_copies, rules.again, rules.separate_gradients, rules.optimizers) == expected
 
 
 def test_learning_from_shared_samples_counts_in_the_plan() -> None:

@@ -42,7 +42,7 @@ def test_with_one_sample_gradients_count_more_than_activations() -> None:
         ({"momentum": 0.9}, ALL),
         ({"optimizer": "adam"}, 2 * ALL),
         ({"weight_copies": 2}, 2 * ALL),
-        ({"kept_bytes": 77}, 77),
+        ({"fixed_bytes": 77}, 77),
     ],
 )
 def test_copies_of_all_parameters_and_what_else_is_kept_come_on_top(changes: dict[str, object], extra: int) -> None:

@@ -423,7 +423,7 @@ class Beside(PlainClient):
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         assert not batch.x.requires_grad
         yield Term(name="ce", each=nn.functional.cross_entropy(self.own(batch.x), batch.y, reduction="none"))
-        yield Term(name="silent", weight=0.0, once=self.own.weight.sum() + 5.0, told=False)
+        yield Term(name="silent", weight=0.0, once=self.own.weight.sum() + 5.0, reported=False)
 
 
 def test_modules_beside_the_model_are_trained_by_their_key() -> None:

@@ -35,23 +35,23 @@ def table(*counts: int, label: str = "feature", width: int = 3) -> ClassTable:
     return ClassTable(label=label, counts=torch.tensor(counts), values=torch.ones(there, width))
 
 
-def let_out(owner: Gate, *items: Knowledge) -> tuple[Knowledge, ...]:
+def release(owner: Gate, *items: Knowledge) -> tuple[Knowledge, ...]:
     """With a known generator."""
-    return owner.let_out(items, run="r-1", round=3, noise=torch.Generator().manual_seed(1))
+    return owner.release(items, run="r-1", round=3, noise=torch.Generator().manual_seed(1))
 
 
 def test_only_classes_with_enough_samples_leave(tmp_path: Path) -> None:
     """Counts 31, 32, 0, 100 with the default of 32: the second and the fourth; the others look absent."""
-    (left,) = let_out(gate(tmp_path), table(31, 32, 0, 100))
+    (left,) = release(gate(tmp_path), table(31, 32, 0, 100))
     assert isinstance(left, ClassTable)
     assert left.counts.tolist() == [0, 32, 0, 100]
     assert left.values.shape == (2, 3)
-    assert let_out(gate(tmp_path), table(31, 0, 5, 1)) == ()
+    assert release(gate(tmp_path), table(31, 0, 5, 1)) == ()
 
 
 def test_no_owner_can_go_below_ten(tmp_path: Path) -> None:
     """A section made by hand with 1; a file that says so is refused."""
-    (left,) = let_out(gate(tmp_path, min_count=1), table(9, 10))
+    (left,) = release(gate(tmp_path, min_count=1), table(9, 10))
     assert isinstance(left, ClassTable)
     assert left.counts.tolist() == [0, 10]
     path = tmp_path / "device.toml"
@@ -62,10 +62,10 @@ def test_no_owner_can_go_below_ten(tmp_path: Path) -> None:
 
 def test_nothing_of_single_samples_leaves_unless_the_owner_allows_it(tmp_path: Path) -> None:
     """Pairs and maps need `features`, drafts and logits for shared samples need `drafts`; neither is the default."""
-    assert let_out(gate(tmp_path), *SAMPLES) == ()
-    assert let_out(gate(tmp_path, features=True), *SAMPLES) == (PAIRS, MAPS)
-    assert let_out(gate(tmp_path, drafts=True), *SAMPLES) == (DRAFTS, LOGITS)
-    assert let_out(gate(tmp_path, class_statistics=False), table(50)) == ()
+    assert release(gate(tmp_path), *SAMPLES) == ()
+    assert release(gate(tmp_path, features=True), *SAMPLES) == (PAIRS, MAPS)
+    assert release(gate(tmp_path, drafts=True), *SAMPLES) == (DRAFTS, LOGITS)
+    assert release(gate(tmp_path, class_statistics=False), table(50)) == ()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_noise_that_a_budget_buys(count: int, releases: int, sigma: float) -
 def test_noise_has_the_size_that_was_asked_for(tmp_path: Path) -> None:
     """noise 3, clip 2: standard deviation 3 x 2 x 2 / n = .12 at 100 samples, .3 at 40; over 20,000 numbers each."""
     owner = gate(tmp_path, noise=3.0, clip=2.0)
-    (left,) = let_out(owner, table(100, 40, width=20_000))
+    (left,) = release(owner, table(100, 40, width=20_000))
     assert isinstance(left, ClassTable)
     spread = (left.values - 1).std(dim=1)
     assert spread.tolist() == pytest.approx([0.12, 0.3], rel=0.03)
@@ -122,7 +122,7 @@ def test_without_noise_values_stay_and_nothing_is_written_down(tmp_path: Path) -
     """And nobody calls it private."""
     owner = gate(tmp_path, clip=1.0)
     given = table(40)
-    (left,) = let_out(owner, given)
+    (left,) = release(owner, given)
     assert isinstance(left, ClassTable)
     assert torch.equal(left.values, given.values)
     assert owner.ledger.releases() == []
@@ -132,7 +132,7 @@ def test_without_noise_values_stay_and_nothing_is_written_down(tmp_path: Path) -
 def test_the_ledger_adds_up_over_tables_rounds_and_processes(tmp_path: Path) -> None:
     """noise 5: rho 1/50 per table; two tables in each of two rounds: 4/50 = .08; epsilon .08 + 2 sqrt(.08 ln 1e5)."""
     for _ in range(2):
-        let_out(gate(tmp_path, noise=5.0, clip=1.0), table(40, 64), table(40, 64, label="logit"))
+        release(gate(tmp_path, noise=5.0, clip=1.0), table(40, 64), table(40, 64, label="logit"))
     again = gate(tmp_path, noise=5.0, clip=1.0, epsilon=9.0)
     assert again.ledger.spent() == pytest.approx(0.08)
     first = again.ledger.releases()[0]
@@ -148,12 +148,12 @@ def test_a_device_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
     both = (table(40), table(40, label="logit"))
     for _ in range(2):
         assert owner.refusal(kinds) is None
-        assert len(let_out(owner, *both)) == 2
+        assert len(release(owner, *both)) == 2
     refused = owner.refusal(kinds)
     assert refused is not None
     assert refused.code == "privacy_budget"
     assert "one more release would make epsilon 2.47, this device's owner allows 2 in all" in refused.detail
-    assert let_out(owner, *both) == ()  # whoever did not ask gets nothing
+    assert release(owner, *both) == ()  # whoever did not ask gets nothing
     assert epsilon_of(owner.ledger.spent()) <= 2
 
 
@@ -161,7 +161,7 @@ def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path) -> None:
     """What was spent is unknown: fail, do not begin anew."""
     (tmp_path / "ledger").write_text('{"run": "r-1"')
     with pytest.raises(MachineError, match="is damaged; it says what was spent"):
-        let_out(gate(tmp_path, noise=5.0, clip=1.0), table(40))
+        release(gate(tmp_path, noise=5.0, clip=1.0), table(40))
 
 
 def test_noise_is_drawn_from_the_system_and_not_from_the_run() -> None:
@@ -212,7 +212,7 @@ def test_whatever_is_asked(
     owner = Gate(share=share, ledger=Ledger(tmp_path_factory.mktemp("g") / "ledger"))
     for _ in range(rounds):
         given_ = [table(*counts)] if any(counts) else []
-        for item in let_out(owner, *given_, *SAMPLES):
+        for item in release(owner, *given_, *SAMPLES):
             if isinstance(item, ClassTable):
                 there = item.counts[item.counts > 0]
                 assert int(there.min()) >= max(10, min_count)
