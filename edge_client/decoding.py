@@ -19,9 +19,9 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, Union
+from typing import Annotated, Any, NamedTuple, TypeVar, Union
 
-__all__ = ["Between", "Decoder", "Matches", "MismatchError", "decoder", "fields_of"]
+__all__ = ["Between", "Decoder", "Matches", "MismatchError", "RecordField", "decoder", "fields_of"]
 
 R = TypeVar("R")
 Decoder = Callable[[Any], Any]  # plain data -> checked value
@@ -48,29 +48,50 @@ class Matches:
     pattern: str
 
 
+class RecordField(NamedTuple):
+    """A field of a record, as maps have it."""
+
+    key: str  # in the map; the field's name, unless `records.later` gave it another one
+    name: str
+    annotation: Any
+    required: bool
+    later: bool  # earlier versions do not know it: left out while it has its default
+    default: Any
+
+
 @functools.cache
-def fields_of(cls: Any) -> dict[str, tuple[Any, bool]]:
-    """Name of a field -> (annotation, required)."""
+def fields_of(cls: Any) -> dict[str, RecordField]:
+    """The fields of a record by their keys in a map."""
     hints = typing.get_type_hints(cls, include_extras=True)
     missing = dataclasses.MISSING
-    return {
-        f.name: (hints[f.name], f.default is missing and f.default_factory is missing) for f in dataclasses.fields(cls)
-    }
+    fields = (
+        RecordField(
+            key=f.metadata.get("key") or f.name,
+            name=f.name,
+            annotation=hints[f.name],
+            required=f.default is missing and f.default_factory is missing,
+            later=bool(f.metadata.get("later")),
+            default=f.default,
+        )
+        for f in dataclasses.fields(cls)
+    )
+    return {field.key: field for field in fields}
 
 
 @functools.cache
 def decoder(cls: Any) -> Decoder:
     """The compiled decoder of a dataclass; it raises `MismatchError`, or what the class itself raises."""
-    fields = {name: _compile(annotation) for name, (annotation, _) in fields_of(cls).items()}
+    fields = {key: (field.name, _compile(field.annotation)) for key, field in fields_of(cls).items()}
 
     def decode(data: Any) -> Any:
         if type(data) is not dict:
             raise MismatchError
         values = {}
         for key, value in data.items():
-            check = fields.get(key)
-            if check is not None:
-                values[key] = check(value)
+            field = fields.get(key)
+            if field is not None:
+                name, check = field
+                values[name] = check(value)
             elif type(key) is not str or not key.startswith("x-"):
                 raise MismatchError
         return cls(**values)  # a TypeError if a field is missing that has no default

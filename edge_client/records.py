@@ -2,7 +2,8 @@
 
 `to_map` makes plain dicts, lists and scalars (for msgpack and JSON); `from_map` takes such data from anywhere and
 returns the record or raises `PayloadError`: exact keys, exact types (a bool is not an int), ranges from the
-annotations, finite floats. A key that starts with `x-` is ignored, so that a newer peer may add one.
+annotations, finite floats. A key that starts with `x-` is ignored, so that a newer peer may add one. A field that
+earlier versions do not know is declared with `later`, which says how they stay able to read the record.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ __all__ = [
     "check_value",
     "from_map",
     "is_id",
+    "later",
     "to_map",
 ]
 
@@ -56,6 +58,15 @@ Text = Annotated[str, Matches(r"(?s).{0,2000}")]  # for people
 SliceText = Annotated[str, Matches(r"[A-Za-z0-9_.:/-]{1,64}")]  # a part of a model: `models.slicing`
 Count = Annotated[int, Between(0, 2**53)]
 Positive = Annotated[int, Between(1, 2**53)]
+
+
+def later(default: Any, *, key: str = "") -> Any:
+    """Declare a field that earlier versions do not know.
+
+    It is left out of the map while it has its default, so that they read the record as before. With a `key` that starts
+    with `x-` it is written under that key, which they ignore: for what must be sent to a peer of any version.
+    """
+    return dataclasses.field(default=default, metadata={"later": True, "key": key})
 
 
 def is_id(text: str) -> bool:
@@ -207,7 +218,8 @@ def to_map(record: Any) -> Any:
     if type(record) in _SCALARS:
         return record
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {name: to_map(getattr(record, name)) for name in fields_of(type(record))}
+        fields = ((field, getattr(record, field.name)) for field in fields_of(type(record)).values())
+        return {field.key: to_map(value) for field, value in fields if not (field.later and value == field.default)}
     if isinstance(record, Mapping):
         return {key: to_map(value) for key, value in record.items()}
     if isinstance(record, (list, tuple)):
@@ -234,10 +246,11 @@ def _from_map(cls: type[R], data: object, where: str) -> R:
         if not isinstance(key, str):
             raise PayloadError("malformed", f"{where}: expected text keys, got {type(key).__name__}")
         if key in known:
-            values[key] = check_value(known[key][0], value, f"{where}.{key}")
+            field = known[key]
+            values[field.name] = check_value(field.annotation, value, f"{where}.{key}")
         elif not key.startswith("x-"):
             raise PayloadError("malformed", f"{where}: unknown key {key[:40]!r}")
-    lacking = [name for name, (_, required) in known.items() if required and name not in values]
+    lacking = [field.name for field in known.values() if field.required and field.name not in values]
     if lacking:
         raise PayloadError("malformed", f"{where}: missing {', '.join(lacking)}")
     return cls(**values)

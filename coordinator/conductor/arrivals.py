@@ -161,7 +161,7 @@ class Arrivals:
             num_samples=offer.num_samples,
             max_samples=file.devices.max_samples,
             num_classes=len(file.classes),
-            epochs=file.train.epochs,
+            epochs=file.train.most_epochs,
             rules=methods.plan_rules(file.method.name, file.method.parameters),
             knowledge=methods.knowledge_limits(file) if run.knowledge is not None else None,
             slice=lease.slice,

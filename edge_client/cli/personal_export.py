@@ -146,7 +146,7 @@ def _personal_model(
                 model=model,
                 round=last_model.round,
                 num_rounds=run.stop.rounds,
-                epochs=run.train.epochs,
+                epochs=run.train.most_epochs,  # nothing is trained here
                 learning_rate=0.0,
                 class_counts=(0,) * len(run.classes),
                 slice=last_model.slice,

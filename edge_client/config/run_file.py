@@ -6,13 +6,14 @@ imports this module: a run file passes through it as bytes for its workers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from edge_client.config.tables import Options, Seconds, described, parse_table, read_toml
+from edge_client.config.tables import Auto, Options, Seconds, described, parse_table, read_toml
 from edge_client.errors import InputError
 from edge_client.records import Between, Count, Id, Matches, Positive, SliceText, Text
 
@@ -34,6 +35,8 @@ Budget = Annotated[str, Matches(r"[0-9.]{1,20} ?[A-Za-z]{0,3}(\*[1-9][0-9]{0,5})
 _MAX_RUN_NAME = 48  # an id has 64 characters at most, with "-dry-" and a number
 _ANOTHER = "model:"  # what a slice begins with that is another model
 _MAX_OTHER_NAME = 58  # a slice has 64 characters at most
+_AUTO_STEPS = 50  # of a device in a round, which epochs = "auto" comes close to
+_MOST_AUTO_EPOCHS = 10
 _INIT_HELP = "starting weights: random, or run:ID for the last model of a run, run:ID@best, run:ID@VERSION"
 
 
@@ -79,7 +82,9 @@ class TaskSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSection:
     batch: Annotated[int, Between(1, 65536)] = described("samples per step", 32)
-    epochs: Annotated[int, Between(1, 1000)] = described("passes over a device's data per round", 1)
+    epochs: Annotated[int, Auto(), Between(1, 1000)] | None = described(
+        'passes over a device\'s data per round; "auto": as many as make about 50 steps, 1 to 10', 1
+    )
     max_steps: Positive | None = described("end a round's training after so many steps", None)
     optimizer: Annotated[str, Matches(r"sgd|adam")] = described("sgd or adam", "sgd")
     lr: Annotated[float, Between(0, 1000)] = described("learning rate", 0.05)
@@ -89,10 +94,25 @@ class TrainSection:
         "learning rate over the rounds: constant, cosine (to 0 at stop.rounds), exponential:FACTOR (per round)",
         "constant",
     )
+    warm_up: bool = described(
+        "in the first round step s of S has the rate lr * s / S; later rounds have the schedule's", False, later=True
+    )
     dtype: Annotated[str, Matches(r"fp32|auto")] = described(
         "of activations; auto: bf16 on a device whose processor has it and on which fp32 does not fit", "fp32"
     )
     threads: Annotated[int, Between(1, 1024)] = described("CPU threads of a worker; part of the result's bits", 1)
+
+    def epochs_of(self, num_samples: int) -> int:
+        """The passes over so many samples in a round."""
+        if self.epochs is not None:
+            return self.epochs
+        steps_per_epoch = max(1, math.ceil(num_samples / self.batch))
+        return max(1, min(self.most_epochs, round(_AUTO_STEPS / steps_per_epoch)))
+
+    @property
+    def most_epochs(self) -> int:
+        """The passes in a round that no device exceeds."""
+        return self.epochs if self.epochs is not None else _MOST_AUTO_EPOCHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

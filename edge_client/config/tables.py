@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 from edge_client import records
 from edge_client.config.quantities import parse_bytes, parse_duration
+from edge_client.config.toml_text import toml_value
 from edge_client.errors import InputError, PayloadError
 from edge_client.records import Between
 
@@ -68,13 +69,17 @@ _NOT_YET: Mapping[str, Sequence[str]] = {
 }
 
 
-def described(help_text: str, default: Any = dataclasses.MISSING) -> Any:
-    """Declare a key of a file: a dataclass field with a help text, and with a default unless the key is required."""
+def described(help_text: str, default: Any = dataclasses.MISSING, *, later: bool = False) -> Any:
+    """Declare a key of a file: a dataclass field with a help text, and with a default unless the key is required.
+
+    `later`: clients of earlier versions do not know the key; it does not travel while it has its default.
+    """
+    metadata = {"help": help_text, "later": later}
     if default is dataclasses.MISSING:
-        return field(metadata={"help": help_text})
+        return field(metadata=metadata)
     if isinstance(default, type) or callable(default):
-        return field(default_factory=default, metadata={"help": help_text})
-    return field(default=default, metadata={"help": help_text})
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -130,6 +135,8 @@ def to_table(record: Any) -> dict[str, Any]:
             table[f.name.replace("_", "-")] = to_table(value)
         elif item_of_tables(hints[f.name]) is not None:
             table[f.name] = {key: to_table(inner) for key, inner in value.items()}
+        elif value is None and _is_auto(hints[f.name]):
+            table[f.name.replace("_", "-")] = "auto"
         elif value is not None:
             table[f.name.replace("_", "-")] = list(value) if isinstance(value, tuple) else value
     return table
@@ -161,12 +168,30 @@ def _value(hint: Any, value: Any, source: str, place: str, help_text: str) -> An
         for extra in getattr(hint, "__metadata__", ()):
             if isinstance(extra, Auto) and value == "auto":
                 return None
+            if isinstance(extra, Auto) and not _is_number(value) and not _has_unit(hint):
+                raise InputError(f'expected a number {_range(hint)} or "auto", got {toml_value(value)}')
             if isinstance(extra, Unit) and isinstance(value, str):
                 value = parse_bytes(value) if extra.kind == "bytes" else parse_duration(value)
         return records.check_value(hint, value, place)
     except (InputError, PayloadError) as error:
         detail = error.detail if isinstance(error, PayloadError) else f"{place}: {error}"
         raise InputError(f"{source}: {detail} ({help_text})") from None
+
+
+def _is_auto(hint: Any) -> bool:
+    return any(isinstance(extra, Auto) for extra in getattr(without_none(hint), "__metadata__", ()))
+
+
+def _has_unit(hint: Any) -> bool:
+    return any(isinstance(extra, Unit) for extra in hint.__metadata__)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _range(hint: Any) -> str:
+    return next(f"from {e.low:.15g} to {e.high:.15g}" for e in hint.__metadata__ if isinstance(e, Between))
 
 
 def item_of_tables(hint: Any) -> Any:

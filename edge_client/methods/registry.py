@@ -177,7 +177,7 @@ def knowledge_limits(run: RunFile) -> Limits:
         max_bytes=rules.max_bytes,
         kinds=rules.kinds,
         min_count=MIN_COUNT_FLOOR,
-        max_count=run.devices.max_samples * max(1, run.train.epochs),
+        max_count=run.devices.max_samples * run.train.most_epochs,
     )
 
 

@@ -63,7 +63,7 @@ class Workload:
             optimizers=rules.optimizers,
             recomputes=rules.recomputes,
             sample_bytes=sample_bytes,
-            epochs=train.epochs,
+            epochs=train.epochs_of(num_samples),
             num_samples=num_samples,
         )
 

@@ -57,6 +57,11 @@ class Settings:
     folder: Path | None = None  # for files that may vanish
     channels_last: bool = False  # layout of images; the model's weights have been laid out like that
     dtype: str = "fp32"  # of activations
+    warm_up: bool = False  # step s of S has the rate learning_rate * s / S
+
+    def rate(self, step: int, num_steps: int) -> float:
+        """The learning rate of a step, counted from 1."""
+        return self.learning_rate * step / num_steps if self.warm_up else self.learning_rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +160,8 @@ class _Training:
                 if len(chosen) == 0:
                     continue
                 step = _Step(self.model, self.client, phase, params, take, data.labels[chosen], last_epoch)
-                self._record(step.run(chosen, optimizer, self.settings))
+                rate = self.settings.rate(self.steps + 1, self._total)
+                self._record(step.run(chosen, optimizer, rate, self.settings.microbatch, self.settings.dtype))
         self._finished.add(phase.name)
         if self._plan is not None and self.schedule:
             self.client.replan(self._plan)
@@ -254,28 +260,28 @@ class _Step:
     labels: Tensor  # of the whole batch
     last_epoch: bool
 
-    def run(self, chosen: Tensor, optimizer: Optimizer, settings: Settings) -> float:
+    def run(self, chosen: Tensor, optimizer: Optimizer, rate: float, microbatch: int, dtype: str) -> float:
         """Gradients of all pieces, then the step; returns the loss."""
         separate: dict[str, dict[str, Tensor]] = {name: {} for name in self.phase.keep}
         loss = 0.0
-        for number, piece in enumerate(pieces_of(chosen, settings.microbatch)):
-            loss += self._piece(piece, settings, separate, first=number == 0)
+        for number, piece in enumerate(pieces_of(chosen, microbatch)):
+            loss += self._piece(piece, microbatch, dtype, separate, first=number == 0)
         for name, param in self.params.items():
             grad = param.grad if param.grad is not None else torch.zeros_like(param)
             with torch.no_grad():
                 of_terms = {term: grads[name] for term, grads in separate.items() if name in grads}
                 self.client.adjust(name, param, grad, of_terms)
-            optimizer.step(name, param, grad, settings.learning_rate)
+            optimizer.step(name, param, grad, rate)
             param.grad = None  # freed one by one: the next batch's activations take its place
         with torch.no_grad():
-            self.client.after_step(self.params, settings.learning_rate)
+            self.client.after_step(self.params, rate)
         return loss
 
     def _piece(
-        self, piece: Tensor, settings: Settings, separate: dict[str, dict[str, Tensor]], *, first: bool
+        self, piece: Tensor, microbatch: int, dtype: str, separate: dict[str, dict[str, Tensor]], *, first: bool
     ) -> float:
         """Back-propagate all terms of one piece; returns its share of the loss."""
-        beside, y = self.take(piece, settings.microbatch)
+        beside, y = self.take(piece, microbatch)
         x = beside.pop("")
         batch = Batch(
             x=x,
@@ -283,14 +289,14 @@ class _Step:
             num_whole=len(self.labels),
             whole_y=self.labels,
             first=first,
-            most=settings.microbatch,
+            most=microbatch,
             positions=piece,
             last_epoch=self.last_epoch,
             beside=beside,
         )
         loss = 0.0
         with _tapped(self.model, self.phase) as taps:
-            for term in self._terms(batch, settings.dtype):
+            for term in self._terms(batch, dtype):
                 share = _backward(term, batch, self.params, separate.get(term.name))
                 loss += share if term.reported else 0.0
             if self.phase.taps:

@@ -109,6 +109,7 @@ def loop_settings(assignment: Assignment, plan: TrainingPlan | None = None, *, c
         folder=assignment.workdir,
         channels_last=channels_last,
         dtype=plan.dtype if plan is not None else "fp32",
+        warm_up=section.warm_up and order.round == 1,
     )
 
 

@@ -63,7 +63,7 @@ def begin_client(assignment: Assignment, loaded: Loaded, plan: TrainingPlan, ext
                 model=loaded.model,
                 round=order.round,
                 num_rounds=order.num_rounds,
-                epochs=run.train.epochs,
+                epochs=run.train.epochs_of(len(loaded.data.train)),
                 learning_rate=order.learning_rate,
                 class_counts=loaded.data.train.class_counts(len(run.classes)),
                 slice=order.slice,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from rows import PLAN, report
 
 from edge_client.errors import PayloadError
-from edge_client.records import DeviceProfile, Evaluation, PartRef, Report, TrainingPlan, from_map, is_id, to_map
+from edge_client.records import DeviceProfile, Evaluation, PartRef, Report, TrainingPlan, from_map, is_id, later, to_map
 
 PROFILE = {"budget_bytes": 5, "memory_bytes": 6, "cores": 2, "kind": "jetson", "machine": "Orin"}
 
@@ -105,3 +106,26 @@ def test_what_is_an_id() -> None:
     """Letters, digits, dash and underscore, up to 64."""
     assert is_id("Jetson_3-b")
     assert is_id("a" * 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Newer:
+    """A record that got two fields after its first release."""
+
+    name: str
+    warm: bool = later(False)
+    edition: int = later(0, key="x-edition")
+
+
+def test_a_later_field_does_not_travel_while_it_has_its_default() -> None:
+    """So that an earlier version, which refuses unknown keys, reads what it knows."""
+    assert to_map(_Newer(name="a")) == {"name": "a"}
+    assert from_map(_Newer, {"name": "a"}) == _Newer(name="a")
+
+
+def test_a_later_field_travels_under_its_key() -> None:
+    """`x-edition` is ignored by an earlier version; `warm` is not, so it goes only to peers that know it."""
+    record = _Newer(name="a", warm=True, edition=1)
+    assert to_map(record) == {"name": "a", "warm": True, "x-edition": 1}
+    assert from_map(_Newer, to_map(record)) == record
+    assert _refused(_Newer, {"name": "a", "edition": 1}).code == "malformed"  # it has no other key

@@ -560,3 +560,27 @@ def test_buffered_outputs_need_a_folder() -> None:
     """A mistake of the caller."""
     with pytest.raises(ValueError, match="need a folder"):
         _train(_model("mlp"), _data(), buffered=True)
+
+
+class _Rates(PlainClient):
+    """Notes the rate of each step."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def after_step(self, params: Mapping[str, Tensor], learning_rate: float) -> None:
+        self.rates.append(learning_rate)
+
+
+def test_a_warm_up_raises_the_rate_step_by_step_to_that_of_the_run() -> None:
+    """24 samples in batches of 8, two epochs: step s of 6 has 0.6 * s / 6."""
+    client = _Rates()
+    _train(_model(), _data(), client, epochs=2, learning_rate=0.6, warm_up=True)
+    assert client.rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+
+
+def test_without_a_warm_up_every_step_has_the_same_rate() -> None:
+    """What run files of before train with."""
+    client = _Rates()
+    _train(_model(), _data(), client, learning_rate=0.6)
+    assert client.rates == [0.6, 0.6, 0.6]
