@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,12 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "she
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_ATTRIBUTES = {"torch.load", "torch.save", "torch.compile", "torch.optim"}
 FORBIDDEN_PREFIXES = ("torch.optim", "torch.utils.checkpoint")  # they load dynamo: 68 MB
+IO_MODULES = {"asyncio", "io", "os", "pathlib", "select", "shutil", "socket", "sqlite3", "subprocess", "tempfile"}
+CLOCKS_AND_THREADS = {"datetime", "multiprocessing", "queue", "signal", "threading", "time"}
+LONGEST_FILE, LONGEST_CLASS = 500, 350  # in lines
+LONG: list[
+    str
+] = []  # five longer ones at most, "path" or "path: class"; the docstring of each says why it is one thing
 LOADERS = {"exec_module", "load_module", "spec_from_file_location", "run_path", "run_module", "SourceFileLoader"}
 
 
@@ -103,6 +110,19 @@ def code_from_files(path: Path, tree: ast.Module) -> Iterator[str]:
         yield from (attributes | {name.split(".")[-1] for name in imports_of(tree)}) & LOADERS
 
 
+def io_in_decisions(path: Path, tree: ast.Module) -> Iterator[str]:
+    """What `rounds` decides follows from events alone: no file, socket, clock or thread, and of the store only rows."""
+    if not path.is_relative_to("coordinator/rounds"):
+        return
+    for name in imports_of(tree):
+        is_query = name.startswith("coordinator.store.") and not name.startswith("coordinator.store.rows")
+        if name.split(".")[0] in IO_MODULES | CLOCKS_AND_THREADS or is_query:
+            yield name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"open", "print"}:
+            yield node.func.id
+
+
 def broad_handlers(path: Path, tree: ast.Module) -> Iterator[str]:
     """`except Exception` hides bugs; `except:` hides the end of the process as well."""
     for node in ast.walk(tree):
@@ -150,6 +170,7 @@ RULES = [
     knowledge_of_cuda,
     code_from_data,
     code_from_files,
+    io_in_decisions,
     broad_handlers,
     missing_docstrings,
     wrong_public_names,
@@ -178,6 +199,9 @@ def test_no_file_has(rule: Callable[[Path, ast.Module], Iterator[str]]) -> None:
         ("coordinator/state.py", "np.load(path, allow_pickle=True)", code_from_data),
         ("coordinator/state.py", "torch.load(path)", code_from_data),
         ("coordinator/state.py", "loader.exec_module(module)", code_from_files),
+        ("coordinator/rounds/machine.py", "import time", io_in_decisions),
+        ("coordinator/rounds/machine.py", "from coordinator.store.sqlite import SqliteStore", io_in_decisions),
+        ("coordinator/rounds/machine.py", "open(path)", io_in_decisions),
         ("coordinator/state.py", "try:\n    f()\nexcept Exception:\n    pass", broad_handlers),
         ("coordinator/state.py", "x = 1", missing_docstrings),
         ("coordinator/state.py", "__all__ = ['x', 'y']\nx = 1", wrong_public_names),
@@ -217,12 +241,26 @@ def test_no_themes_import_each_other_in_a_circle(package: str) -> None:
 
 @pytest.mark.parametrize("package", list(import_table.LAYERS))
 def test_every_folder_says_what_lives_in_it(package: str) -> None:
-    """A docstring of two or three sentences that ends with what the theme may import, and no code."""
+    """A docstring of two or three sentences and of what the theme may import; no code, except the SDK's own exports."""
     for theme in import_table.themes(package):
-        tree = TREES[Path(package, theme, "__init__.py")]
-        text = ast.get_docstring(tree) or ""
-        assert len(tree.body) == 1, f"{package}/{theme}/__init__.py has code"
-        assert " ".join(text.split()).endswith(import_table.sentence(package, theme)), f"{package}/{theme}: {HOW}"
+        text = " ".join((ast.get_docstring(TREES[Path(package, theme, "__init__.py")]) or "").split())
+        about, allowed, _ = text.partition(import_table.sentence(package, theme))
+        assert text.endswith(allowed or HOW), f"{package}/{theme}: {HOW}"
+        assert 2 <= len(re.findall(r"\.(?:\s|$)", about)) <= 3, f"{package}/{theme}: expected two or three sentences"
+    doors = [path for path in TREES if path.name == "__init__.py" and path != Path("edge_client/__init__.py")]
+    assert [str(path) for path in doors if len(TREES[path].body) != 1] == [], "code in an __init__"
+
+
+def test_files_and_classes_are_short() -> None:
+    """A file has at most 500 lines, a class at most 350."""
+    long: list[str] = []
+    for path, tree in TREES.items():
+        if len((ROOT / path).read_text(encoding="utf-8").splitlines()) > LONGEST_FILE:
+            long.append(str(path))
+        classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        long += [f"{path}: {node.name}" for node in classes if (node.end_lineno or 0) - node.lineno >= LONGEST_CLASS]
+    assert long == LONG
+    assert len(LONG) <= 5
 
 
 def test_contributing_draws_the_packages() -> None:
