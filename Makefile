@@ -1,9 +1,10 @@
 PYTHON ?= python3
+ACCELERATOR ?= cuda:0
 STAMP := .venv/.installed
 PIP := .venv/bin/python -m pip install --quiet --retries 10 --timeout 60 -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check bench
+.PHONY: help install demo test test-gpu test-slow check bench
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +37,11 @@ test: check ## check, then the tests
 
 test-slow: $(STAMP) ## the tests that take minutes
 	@.venv/bin/python -m pytest -q -m slow
+
+# The tests of accelerators on a real one, with this machine's own torch if .venv has been made of it; one process: two
+# would share the memory.
+test-gpu: $(STAMP) ## the tests of accelerators on this machine's GPU (ACCELERATOR=cuda:0)
+	@FEDFIT_TEST_ACCELERATOR=$(ACCELERATOR) .venv/bin/python -m pytest -q -rs -m accelerator
 
 bench: $(STAMP) ## measurements; they are no part of the tests
 	@.venv/bin/python -m benchmarks
