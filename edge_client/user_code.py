@@ -19,12 +19,12 @@ class UserCode:
     cause by calling it, pass unchanged, and so does running out of memory.
     """
 
-    def __init__(self, path: str, doing: str, *, own_lines_only: bool = False) -> None:
-        """`own_lines_only`: around code of ours that calls the user's now and then; an error that never passed
+    def __init__(self, path: str, doing: str, *, user_lines_only: bool = False) -> None:
+        """`user_lines_only`: around code of ours that calls the user's now and then; an error that never passed
         through the user's file is ours."""
         self._path = path
         self._doing = doing
-        self._own_lines_only = own_lines_only
+        self._user_lines_only = user_lines_only
 
     def __enter__(self) -> UserCode:
         return self
@@ -37,7 +37,7 @@ class UserCode:
         if is_out_of_memory(error):
             return
         where, message = self._line(trace), str(error)
-        if self._own_lines_only and not where:
+        if self._user_lines_only and not where:
             return
         if isinstance(error, SyntaxError):
             where, message = f"line {error.lineno}" if error.lineno else "", error.msg

@@ -127,8 +127,8 @@ class SliceExtractor:
 
     def client(self, slice_name: str, model: Model, reader: ContainerReader) -> Client:
         """The client half of the method on a device with this slice, ready to predict."""
-        received = zip(self.sources(slice_name, reader.header), self.tensors(slice_name, reader), strict=True)
-        extra = {name.removeprefix(EXTRA_PREFIX): value for name, value in received if name.startswith(EXTRA_PREFIX)}
+        sent = zip(self.sources(slice_name, reader.header), self.tensors(slice_name, reader), strict=True)
+        extra = {name.removeprefix(EXTRA_PREFIX): value for name, value in sent if name.startswith(EXTRA_PREFIX)}
         client, run = self.method.client(), self._recipe.run
         network = parse(self.method.slices.network(slice_name))
         job = Job(

@@ -65,11 +65,11 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _list_table(names: Sequence[str]) -> str:
-    rows = [[name, _shape(registry.default_input(name)), _own_options(name)] for name in names]
+    rows = [[name, _shape(registry.default_input(name)), _options_of(name)] for name in names]
     return columns.align(["model", "usual input", "options"], rows)
 
 
-def _own_options(name: str) -> str:
+def _options_of(name: str) -> str:
     fields = dataclasses.fields(registry.options_type(name))
     return " ".join(f"{field.name.replace('_', '-')}={json.dumps(field.default)}" for field in fields)
 

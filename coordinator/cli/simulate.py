@@ -178,7 +178,7 @@ def _run_one(run: _Run, processes: Processes) -> Json:
     )
     progress = simulation_report.Progress(run.file)
     watched = progress.watching(simulation_report.header(setup, processes.pool.size))
-    asking = user_methods.guard(run.file.method.name, "on the server", own_lines_only=True)
+    asking = user_methods.guard(run.file.method.name, "on the server", user_lines_only=True)
     with watched, _logging_to(run.folder / "state"), asking:
         return {**simulation.simulate(setup, processes, progress), "out": str(run.folder)}
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from coordinator.results.training_budgets import budgets_of
 from coordinator.run_check import check_run
-from edge_client.config.run_file import RunFile, SimulateSection, refuse_own_method
+from edge_client.config.run_file import RunFile, SimulateSection, refuse_user_method
 from edge_client.config.tables import parse_table, read_toml
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError
@@ -87,7 +87,7 @@ def combinations(flags: Flags) -> list[Combination]:
         raise InputError("without a run file, --model and --data are needed, such as --model small-cnn --data digits")
     source = str(flags.file) if flags.file is not None else _SOURCE
     if flags.method is None:
-        refuse_own_method(table, source)
+        refuse_user_method(table, source)
     method = table.get("method", {"name": "fedavg"})
     names = _listed(flags.method, "--method") if flags.method is not None else [str(method.get("name", "fedavg"))]
     seeds = [table.get("seed", 1)]

@@ -342,9 +342,9 @@ def _leave(options: argparse.Namespace) -> None:
     if not options.yes:
         confirm(f"device {bundle.device} leaves federation {bundle.federation}: identity and work are removed; go on?")
     with durable.as_owner(options.state_dir):
-        was_told = leaving.leave(options.state_dir, bundle)
+        coordinator_knows = leaving.leave(options.state_dir, bundle)
     print(f"{bundle.device} has left federation {bundle.federation}; device.toml stays")
-    if not was_told:
+    if not coordinator_knows:
         print("the coordinator could not be told")
     print(f"on the server: coordinator device remove {bundle.device}")
 

@@ -66,7 +66,7 @@ class ClientTransfers:
         """`send` sends a message to the coordinator, `is_online` tells whether it would listen; `on_event` hears of
         every part that has arrived.
         """
-        self._own_topic, self._shared_topic = topics.device(device, "down"), topics.shared_down
+        self._device_topic, self._shared_topic = topics.device(device, "down"), topics.shared_down
         self._update_topic = topics.device(device, "data")
         self._transport = transport
         self._store = store
@@ -132,7 +132,7 @@ class ClientTransfers:
 
     def receive(self, topic: str, payload: bytes) -> bool:
         """Take what came on a topic; False if chunks do not come there. Raises `PayloadError` for a wrong chunk."""
-        if topic == self._own_topic:
+        if topic == self._device_topic:
             self._receive_chunk(payload)
         elif topic == self._shared_topic:
             self._receive_shared(payload)

@@ -27,7 +27,7 @@ __all__ = [
     "TaskSection",
     "check_run_file",
     "load_run_file",
-    "refuse_own_method",
+    "refuse_user_method",
 ]
 
 Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?")]
@@ -247,7 +247,7 @@ class RunFile:
 def load_run_file(path: Path) -> RunFile:
     """Read and check a run file; raises `InputError`."""
     table = read_toml(path)
-    refuse_own_method(table, str(path))
+    refuse_user_method(table, str(path))
     file = parse_table(RunFile, table, source=str(path))
     try:
         check_run_file(file)
@@ -256,7 +256,7 @@ def load_run_file(path: Path) -> RunFile:
     return file
 
 
-def refuse_own_method(table: Mapping[str, Any], source: str) -> None:
+def refuse_user_method(table: Mapping[str, Any], source: str) -> None:
     """Reject a run file whose method is a Python file, which only simulations accept; raises `InputError`."""
     method = table.get("method")
     name = method.get("name") if isinstance(method, Mapping) else method

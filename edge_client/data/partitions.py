@@ -98,10 +98,10 @@ def _draw(
 
 def _normalised(proportions: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Zero for those that hold their fair share already; the rest sums to one."""
-    kept = proportions * has_room
-    if kept.sum() <= 0:  # a tiny alpha underflows: what is left goes in equal parts to those with room
-        kept = has_room.astype(np.float64)
-    shares: NDArray[np.float64] = kept / kept.sum()
+    weights = proportions * has_room
+    if weights.sum() <= 0:  # a tiny alpha underflows: what is left goes in equal parts to those with room
+        weights = has_room.astype(np.float64)
+    shares: NDArray[np.float64] = weights / weights.sum()
     return shares
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from edge_client.device.tree import Tree, printable
 
-__all__ = ["Cgroups", "CpuQuota", "MemoryLimit", "own_group", "read_cgroups"]
+__all__ = ["Cgroups", "CpuQuota", "MemoryLimit", "group_of_this_process", "read_cgroups"]
 
 _UNLIMITED = 2**62  # version 1 writes 9223372036854771712 for "no limit": 2^63 - 1, rounded down to a page
 _MAX_LEVELS = 64
@@ -87,7 +87,7 @@ def read_cgroups(tree: Tree) -> Cgroups:
     )
 
 
-def own_group(tree: Tree) -> str | None:
+def group_of_this_process(tree: Tree) -> str | None:
     """The directory of this process's own group in version 2; None where it is not visible."""
     groups = dict(_memberships(tree.text("/proc/self/cgroup") or ""))
     unified = _hierarchy("", groups, list(_mounts(tree)))

@@ -36,7 +36,7 @@ class WorkerGroup:
     def open(cls, root: Path = Path("/")) -> WorkerGroup | None:
         """Create the group and move this process into a group beside it; None where that is not delegated to us."""
         tree = Tree(root)
-        group = cgroups.own_group(tree)
+        group = cgroups.group_of_this_process(tree)
         if group is None:
             return None
         base = os.path.dirname(group) if os.path.basename(group) == _CLIENT else group

@@ -114,9 +114,11 @@ class FedGktClient(PersonalClient):
             self._answers["logits"][answers.ids] = answers.values
             self._answers["known"][answers.ids] = 1.0
         elif answers is not None:
-            received = (int(answers.ids[-1]), answers.values.shape[1])
+            largest_id_and_classes = (int(answers.ids[-1]), answers.values.shape[1])
             _log.warning(
-                "answers up to sample %d, of %d classes, are not for this device's %d of %d", *received, *shape
+                "answers up to sample %d, of %d classes, are not for this device's %d of %d",
+                *largest_id_and_classes,
+                *shape,
             )
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:

@@ -298,15 +298,15 @@ class PairPool:
     outputs: Tensor  # [n, width]
 
     @classmethod
-    def of(cls, received: Sequence[tuple[str, FeaturePairs]], *, first: int = 0) -> PairPool:
+    def of(cls, uploads: Sequence[tuple[str, FeaturePairs]], *, first: int = 0) -> PairPool:
         """Uploads of one signature, by device; they are numbered from `first` on."""
-        sizes = [len(pairs.inputs) for _, pairs in received]
-        numbers = [device_number(device) for device, _ in received]
+        sizes = [len(pairs.inputs) for _, pairs in uploads]
+        numbers = [device_number(device) for device, _ in uploads]
         return cls(
             devices=torch.repeat_interleave(torch.tensor(numbers), torch.tensor(sizes)),
             uploads=torch.repeat_interleave(torch.arange(first, first + len(sizes)), torch.tensor(sizes)),
-            inputs=torch.cat([pairs.inputs for _, pairs in received]),
-            outputs=torch.cat([pairs.outputs for _, pairs in received]),
+            inputs=torch.cat([pairs.inputs for _, pairs in uploads]),
+            outputs=torch.cat([pairs.outputs for _, pairs in uploads]),
         )
 
     def newest(self, most: int) -> PairPool:
@@ -343,16 +343,16 @@ class PairPool:
 
 
 def fold_pairs(
-    pools: Mapping[str, PairPool], received: Iterable[tuple[str, FeaturePairs]], *, most: int
+    pools: Mapping[str, PairPool], uploads: Iterable[tuple[str, FeaturePairs]], *, most: int
 ) -> dict[str, PairPool]:
     """The pools by signature after a round, each with its newest `most` uploads."""
     groups: dict[str, list[tuple[str, FeaturePairs]]] = {}
-    for device, pairs in received:
+    for device, pairs in uploads:
         groups.setdefault(pairs.signature, []).append((device, pairs))
     folded = dict(pools)
-    for signature, uploads in groups.items():
+    for signature, group in groups.items():
         old = folded.get(signature)
-        new = PairPool.of(uploads, first=int(old.uploads[-1]) + 1 if old is not None else 0)
+        new = PairPool.of(group, first=int(old.uploads[-1]) + 1 if old is not None else 0)
         folded[signature] = (new if old is None else old.followed_by(new)).newest(most)
     return folded
 

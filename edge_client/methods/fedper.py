@@ -28,7 +28,7 @@ from edge_client.methods.base import Job, Method, Outcome, Phase, PlainClient, T
 from edge_client.methods.cards.fedper import FedPerParameters
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.models.contract import Model
-from edge_client.models.slicing import FULL, index_map, kept_units, parse
+from edge_client.models.slicing import FULL, index_map, parse, units_of_slice
 from edge_client.wire.container import MODEL_PREFIX
 
 __all__ = ["PersonalClient", "everything", "method", "shared", "size_of"]
@@ -106,7 +106,7 @@ def size_of(model: Model, cut: str = "full") -> Size:
     if spec == FULL:
         units, places = list(model.order), dict.fromkeys(state)
     else:
-        units, places = [unit.name for unit in kept_units(model, spec)], index_map(model, spec)
+        units, places = [unit.name for unit in units_of_slice(model, spec)], index_map(model, spec)
     shapes = {
         name: tuple(state[name].shape) if place is None else tuple(len(indices) for indices in place)
         for name, place in places.items()

@@ -65,7 +65,7 @@ class FedProxClient(PlainClient):
                 self._small.add(name)
                 room -= param.nbytes
 
-    def _received(self, name: str) -> Tensor:
+    def _anchor_copy(self, name: str) -> Tensor:
         """A copy, which may be overwritten."""
         anchor = self._anchor.get(name)
         if anchor is not None:
@@ -84,7 +84,7 @@ class FedProxClient(PlainClient):
         if small:
             yield self._proximal([_flat(params, small)], [_flat(self._anchor, small)])
         for names in _groups({name: params[name].numel() for name in trained if name not in self._small}):
-            yield self._proximal([params[name] for name in names], [self._received(name) for name in names])
+            yield self._proximal([params[name] for name in names], [self._anchor_copy(name) for name in names])
 
     def _proximal(self, now: Sequence[Tensor], anchors: Sequence[Tensor]) -> Term:
         distances = [_Distance.apply(*pair) for pair in zip(now, anchors, strict=True)]  # type: ignore[no-untyped-call]

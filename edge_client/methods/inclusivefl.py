@@ -34,7 +34,7 @@ from edge_client.methods.cards.inclusivefl import InclusiveFLParameters
 from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.slices import architecture, slice_places
 from edge_client.models.contract import Model, Unit
-from edge_client.models.slicing import kept_units, parse
+from edge_client.models.slicing import parse, units_of_slice
 from edge_client.params import coverage_mean, is_buffer
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
 
@@ -87,7 +87,7 @@ class _Sizes:
     def __init__(self, model: Model, rungs: Sequence[str]) -> None:
         self.rungs = tuple(rungs)
         self.head = model.units[-1]
-        self.blocks = {rung: _by_stage(kept_units(model, parse(rung))) for rung in rungs}
+        self.blocks = {rung: _by_stage(units_of_slice(model, parse(rung))) for rung in rungs}
         stages = sorted({stage for by_stage in self.blocks.values() for stage in by_stage})
         self.differing = [stage for stage in stages if len({len(self._blocks(rung, stage)) for rung in rungs}) > 1]
 
@@ -166,7 +166,7 @@ def _check(rungs: Sequence[str], model: Model) -> None:
         raise InputError(
             "method 'inclusivefl' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
         )
-    names = {rung: {unit.name for unit in kept_units(model, parse(rung))} for rung in rungs}
+    names = {rung: {unit.name for unit in units_of_slice(model, parse(rung))} for rung in rungs}
     for larger, rung in pairwise(rungs):
         if not names[rung] < names[larger]:
             raise InputError(

@@ -45,7 +45,7 @@ class MoonClient(PlainClient):
     def __init__(self, parameters: MoonParameters) -> None:
         self._mu = parameters.mu
         self._temperature = parameters.temperature
-        self._received: Model | None = None
+        self._received_model: Model | None = None
         self._previous: Model | None = None
 
     def begin(self, job: Job) -> None:
@@ -53,7 +53,7 @@ class MoonClient(PlainClient):
         super().begin(job)
         _check(job.model)
         if self._mu > 0 and job.state:
-            self._received, self._previous = _frozen_copy(job.model), _frozen_copy(job.model)
+            self._received_model, self._previous = _frozen_copy(job.model), _frozen_copy(job.model)
             for name, tensor in self._previous.state_dict().items():
                 value = job.state.get(name)
                 if value is None or value.shape != tensor.shape:
@@ -62,14 +62,14 @@ class MoonClient(PlainClient):
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """One term: both losses come from one pass."""
-        if self._received is None or self._previous is None:
+        if self._received_model is None or self._previous is None:
             yield from super().terms(batch, phase)
             return
         with torch.no_grad():
-            received, _ = _represent(self._received, batch.x)
-            previous, _ = _represent(self._previous, batch.x)
+            z_received, _ = _represent(self._received_model, batch.x)
+            z_previous, _ = _represent(self._previous, batch.x)
         z, logits = _represent(self.job.model, batch.x)
-        each = cross_entropy(logits, batch.y) + self._mu * contrast(z, received, previous, self._temperature)
+        each = cross_entropy(logits, batch.y) + self._mu * contrast(z, z_received, z_previous, self._temperature)
         del z, logits
         yield Term(name="cross_entropy+contrast", each=each)
 
@@ -78,10 +78,10 @@ class MoonClient(PlainClient):
         return Outcome(state=self.job.model.state_dict()) if self._mu > 0 else Outcome()
 
 
-def contrast(z: Tensor, received: Tensor, previous: Tensor, temperature: float) -> Tensor:
+def contrast(z: Tensor, z_received: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
     """l_con of each sample: [b, F] three times -> [b]."""
-    near = functional.cosine_similarity(z, received, dim=1)
-    far = functional.cosine_similarity(z, previous, dim=1)
+    near = functional.cosine_similarity(z, z_received, dim=1)
+    far = functional.cosine_similarity(z, z_previous, dim=1)
     return functional.softplus((far - near) / temperature)
 
 

@@ -62,7 +62,7 @@ class ScaffoldClient(PlainClient):
     """Cross entropy, and a correction after every step."""
 
     def __init__(self) -> None:
-        self._received: dict[str, Tensor] = {}  # x
+        self._received_weights: dict[str, Tensor] = {}  # x
         self._correction: dict[str, Tensor] = {}  # c - c_i
         self._distance = 0.0  # K eta_l
 
@@ -71,15 +71,15 @@ class ScaffoldClient(PlainClient):
         super().begin(job)
         for name, param in job.model.named_parameters():
             if param.requires_grad:
-                self._received[name] = param.detach().clone()
+                self._received_weights[name] = param.detach().clone()
                 self._correction[name] = self._correction_of(name, param)
 
     def _correction_of(self, name: str, param: Tensor) -> Tensor:
         """In the layout of the parameter; c_i is zero before this device's first round."""
         control = self.job.extra.get(_CONTROL + name)
         if control is None or control.shape != param.shape:
-            received = "none" if control is None else str(list(control.shape))
-            raise PayloadError("names", f"expected a control variate {list(param.shape)} for {name!r}, got {received}")
+            shape = "none" if control is None else str(list(control.shape))
+            raise PayloadError("names", f"expected a control variate {list(param.shape)} for {name!r}, got {shape}")
         correction = torch.empty_like(param, requires_grad=False).copy_(control)
         if name in self.job.state:
             correction.sub_(self.job.state[name])
@@ -97,8 +97,8 @@ class ScaffoldClient(PlainClient):
             return Outcome()
         weights = dict(self.job.model.named_parameters())
         controls, state = {}, {}
-        for name, received in self._received.items():  # in place: both are as large as the model
-            step = received.sub_(weights[name].detach()).div_(self._distance)
+        for name, weight in self._received_weights.items():  # in place: both are as large as the model
+            step = weight.sub_(weights[name].detach()).div_(self._distance)
             controls[_CONTROL + name] = step
             state[name] = self._correction[name].neg_().add_(step)
         return Outcome(extra=controls, state=state, scalars={} if self.job.state else {_FIRST: 1.0})

@@ -47,7 +47,7 @@ from edge_client.methods.slices import slice_places
 from edge_client.models import heads
 from edge_client.models.axes import CHANNELS
 from edge_client.models.contract import Model
-from edge_client.models.slicing import kept_units, parse, place_of
+from edge_client.models.slicing import parse, place_of, units_of_slice
 from edge_client.training.objectives import cross_entropy, divergence
 from edge_client.wire.container import EXTRA_PREFIX, MODEL_PREFIX
 
@@ -69,10 +69,8 @@ class ScaleFLClient(PlainClient):
             for name, tensor in head.state_dict().items():
                 value = job.extra.get(_exit_name(exit_, name))
                 if value is None or value.shape != tensor.shape:
-                    received = "none" if value is None else str(list(value.shape))
-                    raise PayloadError(
-                        "names", f"expected {name!r} {list(tensor.shape)} of exit {exit_}, got {received}"
-                    )
+                    shape = "none" if value is None else str(list(value.shape))
+                    raise PayloadError("names", f"expected {name!r} {list(tensor.shape)} of exit {exit_}, got {shape}")
                 tensor.copy_(value)
             self._exits[exit_] = head
 
@@ -191,7 +189,7 @@ def _check(rungs: Sequence[str], model: Model) -> None:
             "method 'scalefl' needs the shape of a sample on the server, too; tell it, Task(input=(3, 96, 96))"
         )
     for rung in rungs if _early(rungs, "full") else ():
-        kept_units(model, parse(rung))
+        units_of_slice(model, parse(rung))
     _all_exit_tensors(rungs, model)
 
 

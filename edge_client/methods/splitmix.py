@@ -79,8 +79,8 @@ class SplitMixClient(PlainClient):
             for name, tensor in self._others[key].state_dict().items():
                 value = job.extra.get(f"{key}/{name}")
                 if value is None or value.shape != tensor.shape:
-                    received = "none" if value is None else str(list(value.shape))
-                    raise PayloadError("names", f"expected {name!r} {list(tensor.shape)} of {key}, got {received}")
+                    shape = "none" if value is None else str(list(value.shape))
+                    raise PayloadError("names", f"expected {name!r} {list(tensor.shape)} of {key}, got {shape}")
                 tensor.copy_(value)
 
     def modules(self) -> Mapping[str, nn.Module]:

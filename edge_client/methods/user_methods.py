@@ -101,15 +101,15 @@ def find(name: str) -> Card | None:
     return _loaded.get(name)
 
 
-def guard(method: str, doing: str, *, own_lines_only: bool = False) -> AbstractContextManager[object]:
+def guard(method: str, doing: str, *, user_lines_only: bool = False) -> AbstractContextManager[object]:
     """Guard our code that calls a method: whatever goes wrong with a user's method becomes an `InputError`.
 
-    That includes what fails in our code because of it, such as a term without a value; not so with `own_lines_only`.
+    That includes what fails in our code because of it, such as a term without a value; not so with `user_lines_only`.
     """
     places = [place for name, place in _places().items() if name in method.split("+")]
     if not places:
         return nullcontext()
-    return UserCode(places[0].rpartition(":")[0], doing, own_lines_only=own_lines_only)
+    return UserCode(places[0].rpartition(":")[0], doing, user_lines_only=user_lines_only)
 
 
 def _places() -> dict[str, str]:

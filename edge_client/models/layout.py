@@ -34,8 +34,10 @@ def _is_harmless(model: Model) -> bool:
     if len(model.input_shape) != 3 or not convs:
         return False
     first, *others = convs
-    own = first.in_channels == model.input_shape[0] and (max(first.kernel_size) > 1 or max(first.stride) == 1)
-    channels = [first.out_channels // first.groups, *([] if own else [first.in_channels // first.groups])]
+    takes_the_image = first.in_channels == model.input_shape[0] and (
+        max(first.kernel_size) > 1 or max(first.stride) == 1
+    )
+    channels = [first.out_channels // first.groups, *([] if takes_the_image else [first.in_channels // first.groups])]
     channels += [count // conv.groups for conv in others for count in (conv.in_channels, conv.out_channels)]
     return all(isinstance(conv, nn.Conv2d) for conv in convs) and all(count % _MULTIPLE == 0 for count in channels)
 

@@ -20,8 +20,8 @@ def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int]
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Flatten())
     width, stages = math.prod(input_shape), [0]
     least = [int(number == 0 or wide != hidden[number - 1]) for number, wide in enumerate(hidden)]
-    for number, kept in enumerate(cut.blocks([1] * len(hidden), least, exits=True)):
-        if kept:
+    for number, is_there in enumerate(cut.blocks([1] * len(hidden), least, exits=True)):
+        if is_there:
             next_width = cut.channels(hidden[number])
             linear = nn.Linear(width, next_width)
             units[f"block{number + 1}"] = nn.Sequential(OrderedDict(linear=linear, relu=nn.ReLU()))

@@ -241,7 +241,7 @@ class _Before:
         Only the graph of the output is right; its values may be missing.
         """
         modes, buffers, random = _modes(unit), list(_buffers(unit)), self._device.random_states()
-        self._set(self._modes, [(part, name, kept.clone()) for part, name, kept in self._buffers], self._random)
+        self._set(self._modes, [(part, name, buffer.clone()) for part, name, buffer in self._buffers], self._random)
         if isinstance(unit, Fusible):
             unit._like = grad
         try:

@@ -41,12 +41,12 @@ __all__ = [
     "FULL",
     "SliceSpec",
     "index_map",
-    "kept_units",
     "parse",
     "place_of",
     "shorten",
     "take",
     "take_tensor",
+    "units_of_slice",
 ]
 
 
@@ -170,7 +170,7 @@ def index_map(model: Model, spec: SliceSpec, *, part: int = 0) -> dict[str, Inde
     `part`: of the slices of this width that lie side by side, another than the first. Raises `InputError` if the model
     has no such slice.
     """
-    units = kept_units(model, spec)
+    units = units_of_slice(model, spec)
     tensors = {name for unit in units for name in (*unit.parameters, *unit.buffers)}
     state: Mapping[str, Tensor] = model.state_dict()
     if not spec.narrows:
@@ -190,7 +190,7 @@ def _channel_axes(model: Model, spec: SliceSpec) -> Axes:
     return model.channel_axes
 
 
-def kept_units(model: Model, spec: SliceSpec) -> list[Unit]:
+def units_of_slice(model: Model, spec: SliceSpec) -> list[Unit]:
     """The units of a slice: a block may only be missing if its output has the shape of its input."""
     if spec.model:
         raise InputError(f"slice {str(spec)!r} is another model, no part of this one")
@@ -264,7 +264,7 @@ def shorten(model: Model, spec: SliceSpec) -> Model:
         raise InputError(f"slice {str(spec)!r}: only built-in models have slices of their width; use depth or layers")
     if spec.exit is not None:
         raise InputError(f"slice {str(spec)!r}: only built-in models have exits; use depth or layers")
-    units = kept_units(model, spec)
+    units = units_of_slice(model, spec)
     names = [unit.name for unit in units]
     for unit in model.units:
         if unit.name not in names:

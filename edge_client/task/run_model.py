@@ -44,7 +44,7 @@ class Recipe:
 
     def user_code(self, doing: str) -> AbstractContextManager[object]:
         """Guard our code that runs the model or reads the data; without a task every error in it is ours."""
-        return UserCode(self.path, doing, own_lines_only=True) if self.task is not None else nullcontext()
+        return UserCode(self.path, doing, user_lines_only=True) if self.task is not None else nullcontext()
 
     def parameter_sizes(self, cut: SliceSpec = FULL) -> list[int]:
         """Elements of each parameter and buffer, before memory is taken for them; empty for a task's model."""
@@ -135,8 +135,8 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
         if model_name not in state:
             unknown.add(model_name)
         elif value.shape != state[model_name].shape:
-            received, expected = tuple(value.shape), tuple(state[model_name].shape)
-            raise PayloadError("shape", f"tensor {model_name!r} is {received}, expected {expected}")
+            shape, expected = tuple(value.shape), tuple(state[model_name].shape)
+            raise PayloadError("shape", f"tensor {model_name!r} is {shape}, expected {expected}")
         else:
             state[model_name].copy_(value)
             missing.discard(model_name)

@@ -69,8 +69,8 @@ class Topics:
 
     def device_subscribes(self, name: str) -> tuple[str, ...]:
         """What a device subscribes to on every connection."""
-        own = tuple(self.device(name, channel) for channel in _TO_DEVICE)
-        return (*own, self.coordinator_state, self.announcement)
+        topics = tuple(self.device(name, channel) for channel in _TO_DEVICE)
+        return (*topics, self.coordinator_state, self.announcement)
 
     def device_may_subscribe(self, name: str) -> tuple[str, ...]:
         """All that a device may subscribe to; exact topics, never a wildcard."""

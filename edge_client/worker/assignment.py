@@ -20,7 +20,7 @@ from edge_client.wire.container import EXTRA_PREFIX
 from edge_client.worker.allowance import Allowance
 from edge_client.worker.declined import DeclinedError, declines, declines_user_method
 from edge_client.worker.loading import Loaded, load
-from edge_client.worker.local_training import LocalTraining, begin_client, evaluate_received, train_locally
+from edge_client.worker.local_training import LocalTraining, begin_client, evaluate_received_model, train_locally
 from edge_client.worker.method_state import write_state
 from edge_client.worker.model_building import seed_generators
 from edge_client.worker.order_files import Assignment, model_path, part_path, read_assignment
@@ -82,7 +82,7 @@ def _evaluate_and_train(
     client = begin_client(assignment, loaded, plan, extra)
     seed_generators(order.seed)  # what the client half has drawn or built changes nothing that follows
     progress.report("load", 1, 1)
-    evaluation = evaluate_received(assignment, loaded, client, plan, progress)
+    evaluation = evaluate_received_model(assignment, loaded, client, plan, progress)
     training = LocalTraining()
     if order.train:
         training = train_locally(assignment, loaded, client, in_force, progress)
@@ -108,15 +108,15 @@ def _write(assignment: Assignment, loaded: Loaded, results: Results, allowance: 
         base_bytes=loaded.warm_bytes,
         seconds=time.monotonic() - started,
     )
-    received = model_path(order) if order.train else None
+    model_file = model_path(order) if order.train else None
     rules = loaded.setup.method.plans
     manifest = write_update(
         assignment.workdir,
         report,
-        update_tensors(results, loaded.model, rules, received) if received is not None else [],
+        update_tensors(results, loaded.model, rules, model_file) if model_file is not None else [],
         codec=codec,
         confusion=results.evaluation.confusion if results.evaluation is not None else None,
         withheld=training.withheld,
-        received=received,
+        model_file=model_file,
     )
     write_manifest(assignment.workdir, manifest)

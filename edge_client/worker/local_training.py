@@ -32,7 +32,7 @@ from edge_client.worker.plan_in_force import PlanInForce
 from edge_client.worker.progress import Progress
 from edge_client.worker.stored_tensors import StoredKnowledge, StoredTensors
 
-__all__ = ["LocalTraining", "begin_client", "evaluate_received", "train_locally"]
+__all__ = ["LocalTraining", "begin_client", "evaluate_received_model", "train_locally"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class LocalTraining:
 def begin_client(assignment: Assignment, loaded: Loaded, plan: TrainingPlan, extra: Mapping[str, Tensor]) -> Client:
     """The method's client half, begun with everything that it may use; raises `DeclinedError`."""
     order, run, gate = assignment.order, assignment.run, assignment.gate
-    received = model_path(order)
+    model_file = model_path(order)
     builder = ModelBuilder(
         model=loaded.model, setup=loaded.setup, channels_last=loaded.rows.channels_last, seed=order.seed
     )
@@ -71,8 +71,8 @@ def begin_client(assignment: Assignment, loaded: Loaded, plan: TrainingPlan, ext
                 rng=lambda purpose: generator(order.seed, "method", purpose),
                 state=read_state(Path(order.method_state), order.slice) if order.method_state else {},
                 extra=extra,
-                kept=never_returned(read_header(received).meta),
-                received=StoredTensors(received, MODEL_PREFIX, also=EXTRA_PREFIX),
+                kept=never_returned(read_header(model_file).meta),
+                received=StoredTensors(model_file, MODEL_PREFIX, also=EXTRA_PREFIX),
                 build=builder.build,
                 data=loaded.data.train,
                 knowledge=StoredKnowledge(knowledge_paths(order), codec=run.rounds.codec, classes=len(run.classes)),
@@ -84,7 +84,7 @@ def begin_client(assignment: Assignment, loaded: Loaded, plan: TrainingPlan, ext
     return client
 
 
-def evaluate_received(
+def evaluate_received_model(
     assignment: Assignment, loaded: Loaded, client: Client, plan: TrainingPlan, progress: Progress
 ) -> Result | None:
     """The received model on this device's test samples; None if nobody asks, there are none, or the owner keeps it."""

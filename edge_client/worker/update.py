@@ -86,15 +86,15 @@ def _evaluation(result: Result | None) -> Evaluation | None:
     return Evaluation(num_samples=result.num_samples, num_correct=result.num_correct, loss_sum=result.finite_loss_sum)
 
 
-def update_tensors(results: Results, model: Model, rules: PlanRules, received: Path) -> list[tuple[str, Tensor]]:
+def update_tensors(results: Results, model: Model, rules: PlanRules, model_file: Path) -> list[tuple[str, Tensor]]:
     """The tensors of an update that was trained: of the model and the method, then knowledge.
 
     Those that the plan did not train and those that stay on the device are left out. The method's own tensors, which
-    came with the model in the file `received`, go back as they came if it did not change them.
+    came with the model in `model_file`, go back as they came if it did not change them.
     """
     outcome, state, extra = results.training.outcome, model.state_dict(), results.extra
     names = [MODEL_PREFIX + name for name in state] + [EXTRA_PREFIX + name for name in extra]
-    absent = missing_tensors(names, results.plan, rules, read_header(received).meta)
+    absent = missing_tensors(names, results.plan, rules, read_header(model_file).meta)
     values = {MODEL_PREFIX + name: tensor for name, tensor in state.items()}
     values |= {EXTRA_PREFIX + name: tensor for name, tensor in outcome.extra.items()}
     tensors = [
@@ -113,9 +113,9 @@ def write_update(
     codec: str,
     confusion: Tensor | None = None,
     withheld: Sequence[str] = (),
-    received: Path | None = None,
+    model_file: Path | None = None,
 ) -> Manifest:
-    """Write `update.bin`; with a lossy codec, its weights are differences from those in the file `received`."""
+    """Write `update.bin`; with a lossy codec, its weights are differences from those in `model_file`."""
     entries = list(tensors)
     table = [(name, codec_for(tensor, codec), tuple(tensor.shape)) for name, tensor in entries]
     if confusion is not None:
@@ -124,8 +124,8 @@ def write_update(
     meta = to_map(report) | ({HELD_BACK: "; ".join(withheld)} if withheld else {})
     temporary = workdir / ".update.bin.tmp"
     faults.point("worker.update.write")
-    if report.payload == "delta" and received is not None:
-        with ContainerReader(received) as reader:
+    if report.payload == "delta" and model_file is not None:
+        with ContainerReader(model_file) as reader:
             names = set(reader.names())
             values = (tensor - reader.tensor(name) if name in names else tensor for name, tensor in entries)
             sha256, length = write_container(temporary, meta, table, values)

@@ -214,5 +214,5 @@ def test_errors_of_its_code_name_the_file_and_those_of_others_stay(mine: Path) -
             raise FedfitError("as it is")
         with pytest.raises(KeyError), user_methods.guard("fedavg", "on a device"):
             raise KeyError("x")
-        with pytest.raises(KeyError), user_methods.guard(name, "on the server", own_lines_only=True):
+        with pytest.raises(KeyError), user_methods.guard(name, "on the server", user_lines_only=True):
             raise KeyError("x")
