@@ -25,7 +25,7 @@ def typed(
 ) -> subprocess.CompletedProcess[str]:
     """The exit code and all that was said."""
     words = [str(argument) for argument in arguments]
-    if words[0] == "start":
+    if words[:1] == ["start"]:
         return in_a_process(package, *words, stdin=stdin, environment=environment)
     said, told = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(told):

@@ -83,6 +83,7 @@ class JobChild:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, **self._environment} if self._environment is not None else None,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the parent alone, which ends the child
             )
             assert self._process.stdout is not None
             assert self._process.stdin is not None

@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from coordinator.cli.options import formatted
 from coordinator.results.run_record import METRICS
 from edge_client.errors import InputError
 
-__all__ = ["add_compare"]
-
-_HELP = "simulations side by side: mean and spread over seeds, what it took to reach a target, peaks"
+__all__ = ["add_options"]
 
 
-def add_compare(nouns: Any) -> None:
-    """The verb and its flags."""
-    parser = nouns.add_parser("compare", help=_HELP, description=_HELP)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `compare`."""
     parser.set_defaults(do=_compare)
     parser.add_argument(
         "folders", type=Path, nargs="+", metavar="DIR", help="of a simulation, or of several in folders below"

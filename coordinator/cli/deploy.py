@@ -16,14 +16,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from coordinator import control
 from coordinator.aggregation.jobs import ExportedModel, ExportJob
 from coordinator.cli import export as cli_export
 from coordinator.cli import tables
 from coordinator.cli.devices import parse_labels
-from coordinator.cli.options import formatted, show, verb
+from coordinator.cli.options import add_state_dir, formatted, show
 from coordinator.control_messages import (
     Deployment,
     DeploymentPlan,
@@ -41,16 +40,16 @@ from edge_client.config.shape_text import typed_shape
 from edge_client.errors import InputError, RunFailedError
 from edge_client.onnx.file import classes_hash
 
-__all__ = ["add_deploy"]
+__all__ = ["add_options"]
 
 _POLL_S = 0.3
 _PATIENCE_S = 3.0  # a device that is not there may be on its way back, or the coordinator was just started
 _OPEN = ("pending", "downloading", "testing")
 
 
-def add_deploy(run: Any) -> None:
-    """The verb."""
-    deploy = formatted(verb(run, "deploy", _deploy, "push a run's model to devices, which test it before they use it"))
+def add_options(deploy: argparse.ArgumentParser) -> None:
+    """Add the options of `run deploy`."""
+    formatted(add_state_dir(deploy)).set_defaults(do=_deploy)
     deploy.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
     who = deploy.add_mutually_exclusive_group()
     who.add_argument("--device", metavar="ID", action="append", default=[], help="repeatable; default: all devices")
@@ -201,8 +200,8 @@ def _watch(options: argparse.Namespace, started: StartedDeployment) -> None:
     try:
         data = control.ask(options.state_dir, request) if options.no_wait else _wait(options, request)
     except KeyboardInterrupt:
-        print(f"it goes on; look again with: coordinator run deploy {started.run} --status", file=sys.stderr)
-        raise
+        again = f"coordinator run deploy {started.run} --status"
+        raise KeyboardInterrupt(f"the deployment continues; look again with: {again}") from None
     show(options, data, tables.deployments)
     num_failed = sum(line.state in ("refused", "rolled_back") for line in data.devices)
     if num_failed:

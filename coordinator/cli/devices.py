@@ -11,12 +11,11 @@ import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 from coordinator import control
 from coordinator.broker import access_rules as broker_lines
 from coordinator.cli import tables
-from coordinator.cli.options import formatted, listing, show, show_list, verb
+from coordinator.cli.options import add_state_dir, formatted, listing, show, show_list
 from coordinator.control_messages import AddDevices, LabelDevice, ListDevices, RemoveDevices, ShowDevice
 from coordinator.requests import devices as device_commands
 from coordinator.server.broker_accounts import access_of
@@ -27,16 +26,13 @@ from edge_client.client import identity
 from edge_client.errors import InputError
 from edge_client.wire.topics import Topics
 
-__all__ = ["add_device_verbs", "parse_labels"]
+__all__ = ["add_options", "label_options", "list_options", "parse_labels", "remove_options", "show_options"]
 
 
-def add_device_verbs(nouns: Any) -> None:
-    """The noun `device` and its verbs."""
-    device = nouns.add_parser("device", help="the devices of this federation").add_subparsers(
-        required=True, metavar="VERB"
-    )
-    add = verb(device, "add", _add, "enrol devices and write their join bundles")
-    add.add_argument("names", nargs="+", metavar="NAME")
+def add_options(add: argparse.ArgumentParser) -> None:
+    """`device add`."""
+    add_state_dir(add).set_defaults(do=_add)
+    add.add_argument("names", nargs="+", metavar="NAME", help="letters, digits, - and _; each device needs its own")
     add.add_argument(
         "--label", action="append", default=[], metavar="K=V", help="a label by which runs may choose; repeatable"
     )
@@ -46,13 +42,31 @@ def add_device_verbs(nouns: Any) -> None:
     add.add_argument(
         "--replace", action="store_true", help="fresh secrets for enrolled devices; their old bundles end at once"
     )
-    listing(verb(device, "list", _list, "who is enrolled, and who is there"))
-    formatted(verb(device, "show", _show, "all that is known of a device")).add_argument("name", metavar="NAME")
-    label = formatted(verb(device, "label", _label, "give labels to a device, or take them away"))
-    label.add_argument("name", metavar="NAME")
+
+
+def list_options(parser: argparse.ArgumentParser) -> None:
+    """`device list`."""
+    listing(add_state_dir(parser))
+    parser.set_defaults(do=_list)
+
+
+def show_options(parser: argparse.ArgumentParser) -> None:
+    """`device show`."""
+    formatted(add_state_dir(parser)).add_argument("name", metavar="NAME", help="a device of coordinator device list")
+    parser.set_defaults(do=_show)
+
+
+def label_options(label: argparse.ArgumentParser) -> None:
+    """`device label`."""
+    formatted(add_state_dir(label)).set_defaults(do=_label)
+    label.add_argument("name", metavar="NAME", help="a device of coordinator device list")
     label.add_argument("labels", nargs="+", metavar="K=V | K-", help="K=V gives a label, K- takes it away")
-    remove = verb(device, "remove", _remove, "forget devices; they are cut at once")
-    remove.add_argument("names", nargs="+", metavar="NAME")
+
+
+def remove_options(remove: argparse.ArgumentParser) -> None:
+    """`device remove`."""
+    add_state_dir(remove).set_defaults(do=_remove)
+    remove.add_argument("names", nargs="+", metavar="NAME", help="devices of coordinator device list")
 
 
 def parse_labels(words: list[str], *, may_drop: bool) -> tuple[dict[str, str], list[str]]:

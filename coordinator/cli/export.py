@@ -10,12 +10,11 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from coordinator import control
 from coordinator.aggregation.jobs import ExportedModel, ExportJob, Failure, QuantizationLoss, encode_job, read_answer
 from coordinator.aggregation.task_source import with_task
-from coordinator.cli.options import formatted, show, verb
+from coordinator.cli.options import add_state_dir, formatted, show
 from coordinator.control_messages import FindModel, StoredModel
 from coordinator.results import run_folders
 from coordinator.results.run_directory import RUN, RunDirectory
@@ -28,12 +27,12 @@ from edge_client.errors import InputError, MachineError, NoSuchNameError, Payloa
 from edge_client.methods import registry as methods
 from edge_client.records import is_id, to_map
 
-__all__ = ["add_export", "chosen_architecture", "in_a_process", "lost", "test_data"]
+__all__ = ["add_options", "chosen_architecture", "in_a_process", "lost", "test_data"]
 
 
-def add_export(run: Any) -> None:
-    """The verb."""
-    export = formatted(verb(run, "export", _export, "write a run's model as an ONNX file, checked against torch"))
+def add_options(export: argparse.ArgumentParser) -> None:
+    """Add the options of `run export`."""
+    formatted(add_state_dir(export)).set_defaults(do=_export)
     export.add_argument("run", metavar="RUN|DIR", help="id, unique prefix or latest; or the folder of a simulation")
     export.add_argument("--onnx", metavar="FILE", type=Path, required=True, help="the file to write; ends with .onnx")
     export.add_argument("--version", metavar="N|best|last", default="last", help="default: %(default)s")
@@ -143,6 +142,7 @@ def in_a_process(job: ExportJob) -> ExportedModel:
         input=encode_job(1, job),
         stdout=subprocess.PIPE,
         check=False,
+        start_new_session=True,  # Ctrl-C ends us, and we end it: it has nothing to say about that
     )
     try:
         answer = read_answer(done.stdout).answer_to(job)

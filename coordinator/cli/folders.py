@@ -5,29 +5,34 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
-from coordinator.cli.options import verb
+from coordinator.cli.options import add_state_dir
 from edge_client.config.quantities import format_bytes
 from edge_client.config.shape_text import parse_shape
 
-__all__ = ["add_verbs"]
+__all__ = ["backup_options", "new_options", "restore_options"]
 
 
-def add_verbs(nouns: Any) -> None:
-    """Add them to the command."""
-    help_text = "a folder to begin with: run.toml, device.toml and a task, with every key explained"
-    new = nouns.add_parser("new", help=help_text, description=help_text)
+def new_options(new: argparse.ArgumentParser) -> None:
+    """`new`."""
     new.set_defaults(do=_new)
     new.add_argument("folder", type=Path, metavar="DIR", help="its name becomes the run's name")
     new.add_argument("--classes", default="ok,scratch,dent", metavar="A,B,...", help="default: %(default)s")
     new.add_argument("--model", default="small-cnn", metavar="NAME", help="a built-in model (default: %(default)s)")
     new.add_argument("--input", default="3x96x96", metavar="SHAPE", help="of one sample (default: %(default)s)")
     new.add_argument("--rounds", type=int, default=10, metavar="N", help="default: %(default)s")
-    backup = verb(nouns, "backup", _backup, "everything a coordinator needs to go on, in one file; it may be running")
+
+
+def backup_options(backup: argparse.ArgumentParser) -> None:
+    """`backup`."""
+    add_state_dir(backup).set_defaults(do=_backup)
     backup.add_argument("file", type=Path, metavar="FILE", help="a new file; it holds all secrets of the federation")
-    restore = verb(nouns, "restore", _restore, "make a new state directory from a backup")
-    restore.add_argument("file", type=Path, metavar="FILE")
+
+
+def restore_options(restore: argparse.ArgumentParser) -> None:
+    """`restore`."""
+    add_state_dir(restore).set_defaults(do=_restore)
+    restore.add_argument("file", type=Path, metavar="FILE", help="what coordinator backup wrote")
 
 
 def _new(options: argparse.Namespace) -> None:

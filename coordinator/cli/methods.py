@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from edge_client.methods.base import Method, Traffic
     from edge_client.models.contract import Model
 
-__all__ = ["SliceTraffic", "add_methods", "describe_method", "run_bytes"]
+__all__ = ["SliceTraffic", "describe_method", "list_options", "run_bytes", "show_options"]
 
 Json = dict[str, Any]
 
@@ -59,16 +59,16 @@ class SliceTraffic:
     bytes_once: int  # down, before its first round
 
 
-def add_methods(nouns: Any) -> None:
-    """The verbs of `methods`."""
-    methods = nouns.add_parser("methods", help="the published methods").add_subparsers(required=True, metavar="VERB")
-    help_text = "all methods, and which of them can be put over others"
-    listed = methods.add_parser("list", help=help_text, description=help_text)
-    listing(listed)
-    listed.set_defaults(do=_list)
-    help_text = "what a method exchanges, its parameters, and its bytes per round and device"
-    shown = formatted(methods.add_parser("show", help=help_text, description=help_text))
-    shown.add_argument("name", metavar="NAME")
+def list_options(parser: argparse.ArgumentParser) -> None:
+    """`methods list`."""
+    listing(parser)
+    parser.set_defaults(do=_list)
+
+
+def show_options(shown: argparse.ArgumentParser) -> None:
+    """`methods show`."""
+    formatted(shown).set_defaults(do=_show)
+    shown.add_argument("name", metavar="NAME", help="coordinator methods list has them all")
     shown.add_argument("--model", metavar="NAME", help="default: a small one that the method can train")
     shown.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x224x224 (default: the model's usual)")
     shown.add_argument("--slices", metavar="LIST", help="of the model, the largest first (default: the method's own)")
@@ -77,7 +77,6 @@ def add_methods(nouns: Any) -> None:
     shown.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a parameter of the method; repeatable"
     )
-    shown.set_defaults(do=_show)
 
 
 def _list(options: argparse.Namespace) -> None:

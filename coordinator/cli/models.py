@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator import columns
-from coordinator.cli.options import formatted, show
+from coordinator.cli.options import formatted, listing, show, show_list
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile
@@ -24,21 +24,21 @@ from edge_client.methods import registry as methods
 from edge_client.models import registry
 from edge_client.planning.cost import Shape, Workload, training_bytes
 
-__all__ = ["add_models", "describe_model", "parse_settings"]
+__all__ = ["describe_model", "list_options", "parse_settings", "show_options"]
 
 Json = dict[str, Any]
 
 
-def add_models(nouns: Any) -> None:
-    """The verbs of `models`."""
-    models = nouns.add_parser("models", help="the built-in models").add_subparsers(required=True, metavar="VERB")
-    help_text = "all built-in models"
-    listed = formatted(models.add_parser("list", help=help_text, description=help_text))
-    listed.add_argument("-q", "--quiet", action="store_true", help="names only")
-    listed.set_defaults(do=_list)
-    help_text = "units, shapes, parameters and memory of a model or of a slice of it"
-    shown = formatted(models.add_parser("show", help=help_text, description=help_text))
-    shown.add_argument("name", metavar="NAME")
+def list_options(parser: argparse.ArgumentParser) -> None:
+    """`models list`."""
+    listing(parser)
+    parser.set_defaults(do=_list)
+
+
+def show_options(shown: argparse.ArgumentParser) -> None:
+    """`models show`."""
+    formatted(shown).set_defaults(do=_show)
+    shown.add_argument("name", metavar="NAME", help="coordinator models list has them all")
     shown.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x224x224 (default: the model's usual)")
     shown.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
     shown.add_argument("--batch", type=int, default=32, metavar="N", help="samples per step (default: %(default)s)")
@@ -54,14 +54,10 @@ def add_models(nouns: Any) -> None:
     shown.add_argument(
         "--measure", action="store_true", help="measure what the units need on this machine (some seconds, then kept)"
     )
-    shown.set_defaults(do=_show)
 
 
 def _list(options: argparse.Namespace) -> None:
-    if options.quiet:
-        print("\n".join(registry.names()))
-    else:
-        show(options, registry.names(), _list_table)
+    show_list(options, registry.names(), _list_table, name=str)
 
 
 def _list_table(names: Sequence[str]) -> str:

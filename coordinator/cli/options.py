@@ -9,34 +9,32 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from coordinator.control_messages import plain
 from coordinator.state import default_state_dir
 from edge_client.operate.output_format import add_format
 
-__all__ = ["formatted", "listing", "show", "show_list", "terminal_columns", "verb", "warn"]
+__all__ = ["add_state_dir", "formatted", "listing", "show", "show_list", "terminal_columns", "warn"]
 
 T = TypeVar("T")
 
 
-def verb(group: Any, name: str, do: Callable[..., None], help_text: str) -> argparse.ArgumentParser:
-    """A verb with its function."""
-    parser: argparse.ArgumentParser = group.add_parser(name, help=help_text, description=help_text)
+def add_state_dir(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """A command that reaches a coordinator, or its files."""
     parser.add_argument(
         "--state-dir", type=Path, default=default_state_dir(), metavar="DIR", help="default: %(default)s"
     )
-    parser.set_defaults(do=do)
     return parser
 
 
 def formatted(parser: argparse.ArgumentParser, *more: str) -> argparse.ArgumentParser:
-    """A verb that prints data; `more` are formats beside table and json."""
+    """A command that prints data; `more` are formats beside table and json."""
     return add_format(parser, *more)
 
 
 def listing(parser: argparse.ArgumentParser) -> None:
-    """A verb that prints a list."""
+    """A command that prints a list."""
     formatted(parser).add_argument("-q", "--quiet", action="store_true", help="names only")
 
 

@@ -6,14 +6,11 @@ import argparse
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any
 
 from coordinator import control
 from coordinator.aggregation.task_source import with_task
 from coordinator.cli import tables
-from coordinator.cli.deploy import add_deploy
-from coordinator.cli.export import add_export
-from coordinator.cli.options import formatted, listing, show, show_list, verb, warn
+from coordinator.cli.options import add_state_dir, formatted, listing, show, show_list, warn
 from coordinator.control_messages import ListDevices, ListRuns, ShowRun, StartedRun, StartRun, StopRun
 from coordinator.results import run_folders, run_record
 from coordinator.results.run_record import RunRecord
@@ -23,33 +20,47 @@ from edge_client.config.task_files import split_place
 from edge_client.errors import InputError, NoSuchNameError, NothingFitsError, RunFailedError
 from edge_client.records import is_id
 
-__all__ = ["add_run"]
+__all__ = ["list_options", "report_options", "show_options", "start_options", "stop_options"]
 
 _POLL_S = 0.2
 
 
-def add_run(nouns: Any) -> None:
-    """The verbs of `run`."""
-    run = nouns.add_parser("run", help="trainings").add_subparsers(required=True, metavar="VERB")
-    start = formatted(verb(run, "start", _start, "start a run, or queue it behind the one that trains"))
-    start.add_argument("file", type=Path, metavar="FILE.toml")
+def start_options(start: argparse.ArgumentParser) -> None:
+    """`run start`."""
+    formatted(add_state_dir(start)).set_defaults(do=_start)
+    start.add_argument("file", type=Path, metavar="FILE.toml", help="the run file: what to train")
     start.add_argument("--dry-run", action="store_true", help="ask every device what it would train; train nothing")
     start.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
-    listing(verb(run, "list", _list, "all runs"))
-    shown = formatted(verb(run, "show", _show, "rounds, results, devices and failures of a run"))
+
+
+def list_options(parser: argparse.ArgumentParser) -> None:
+    """`run list`."""
+    listing(add_state_dir(parser))
+    parser.set_defaults(do=_list)
+
+
+def show_options(shown: argparse.ArgumentParser) -> None:
+    """`run show`."""
+    formatted(add_state_dir(shown)).set_defaults(do=_show)
     shown.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
     shown.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
-    stop = verb(run, "stop", _stop, "end a run after its round; its last model is kept")
+
+
+def stop_options(stop: argparse.ArgumentParser) -> None:
+    """`run stop`."""
+    add_state_dir(stop).set_defaults(do=_stop)
     stop.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
     stop.add_argument("--now", action="store_true", help="drop the round that is under way")
-    report = verb(run, "report", _report, "write one HTML page with plots about a run, or about simulations")
+
+
+def report_options(report: argparse.ArgumentParser) -> None:
+    """`run report`."""
+    add_state_dir(report).set_defaults(do=_report)
     report.add_argument(
         "run", metavar="RUN|DIR", help="id, unique prefix or latest; or the folder of a simulation, or of several"
     )
     report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN.html or DIR.html here")
     report.add_argument("--plots", type=Path, metavar="DIR", help="write the page's plots there as PNG files, too")
-    add_export(run)
-    add_deploy(run)
 
 
 def _start(options: argparse.Namespace) -> None:
@@ -107,7 +118,7 @@ def _dry_run(options: argparse.Namespace, run: str, file: RunFile, task: str | N
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         control.ask(options.state_dir, StopRun(run=run, now=True))
-        raise
+        raise KeyboardInterrupt("stopped; nothing was trained") from None
     if data.state == "failed":
         raise InputError(f"{options.file}: {data.reason}")
     if data.state == "stopped":

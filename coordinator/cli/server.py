@@ -4,42 +4,63 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coordinator.cli.options import verb
-from coordinator.server import launch
+from coordinator.cli.options import add_state_dir
 from edge_client import logs
 from edge_client.operate.service_commands import add_doctor_options, confirm
 
-__all__ = ["add_service_verbs", "add_start_options", "start_options"]
+if TYPE_CHECKING:
+    from coordinator.server import launch
+
+__all__ = ["doctor_options", "install_options", "start_options", "uninstall_options"]
 
 
-def add_service_verbs(nouns: Any) -> None:
-    """doctor, install-service, uninstall-service."""
-    add_doctor_options(verb(nouns, "doctor", _doctor, "check this server: each check passed, or what mends it"))
-    install = verb(nouns, "install-service", _install, "run the coordinator as a systemd service, from now on")
+def start_options(start: argparse.ArgumentParser) -> None:
+    """`start`."""
+    add_state_dir(start).set_defaults(do=_start)
+    _add_start_options(start)
+    start.add_argument("--heartbeat", type=float, default=10.0, metavar="S", help=argparse.SUPPRESS)
+
+
+def doctor_options(parser: argparse.ArgumentParser) -> None:
+    """`doctor`."""
+    add_doctor_options(add_state_dir(parser))
+    parser.set_defaults(do=_doctor)
+
+
+def install_options(install: argparse.ArgumentParser) -> None:
+    """`install-service`."""
+    add_state_dir(install).set_defaults(do=_install)
     install.add_argument("--dry-run", action="store_true", help="print the unit and change nothing")
     install.add_argument("--replace", action="store_true", help="replace a service that is there")
     install.add_argument(
         "--read", action="append", default=[], type=Path, metavar="PATH", help="test data that runs name; repeatable"
     )
-    add_start_options(install)
+    _add_start_options(install)
     install.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=argparse.SUPPRESS)
-    uninstall = verb(nouns, "uninstall-service", _uninstall, "stop and remove the service; the federation is kept")
+
+
+def uninstall_options(uninstall: argparse.ArgumentParser) -> None:
+    """`uninstall-service`."""
+    add_state_dir(uninstall).set_defaults(do=_uninstall)
     uninstall.add_argument("--purge", action="store_true", help="remove the whole federation and the user as well")
     uninstall.add_argument("--yes", action="store_true", help="do not ask")
     uninstall.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help=argparse.SUPPRESS)
 
 
-def add_start_options(parser: argparse.ArgumentParser) -> None:
+def _add_start_options(parser: argparse.ArgumentParser) -> None:
     """Where devices connect to."""
     parser.add_argument(
         "--listen",
-        metavar="ADDRESS",
+        metavar="ADDRESS[:PORT]",
         help="where its broker listens; 127.0.0.1: for this machine only (default: as last time, or on all addresses)",
     )
     parser.add_argument(
-        "--port", type=int, help="default: 1883 on loopback, 8883 with TLS; 0 takes a free one and keeps it"
+        "--port",
+        type=int,
+        metavar="PORT",
+        help="default: 1883 on loopback, 8883 with TLS; 0 takes a free one and keeps it",
     )
     parser.add_argument(
         "--advertise",
@@ -62,12 +83,15 @@ def add_start_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def start_options(options: argparse.Namespace) -> launch.StartOptions:
-    """What was typed."""
+def _typed(options: argparse.Namespace) -> launch.StartOptions:
+    from coordinator.server import launch
+    from coordinator.server.addresses import split_listen
+
+    listen, port = split_listen(options.listen, options.port)
     return launch.StartOptions(
         state_dir=options.state_dir,
-        listen=options.listen,
-        port=options.port,
+        listen=listen,
+        port=port,
         advertise=tuple(options.advertise),
         tls=options.tls,
         insecure=options.insecure,
@@ -111,6 +135,15 @@ def _service_options(options: argparse.Namespace, *, start: tuple[str, ...] = ()
     )
 
 
+def _start(options: argparse.Namespace) -> None:
+    from coordinator.requests.commands import Commands
+    from coordinator.server import launch
+
+    context = logs.Context()
+    logs.configure(options.log_format, context)
+    launch.start(_typed(options), lambda service: Commands(service).handle, context)
+
+
 def _doctor(options: argparse.Namespace) -> None:
     from coordinator.cli import server_service
     from coordinator.cli.server_checks import ServerChecks
@@ -129,8 +162,9 @@ def _doctor(options: argparse.Namespace) -> None:
 
 def _install(options: argparse.Namespace) -> None:
     from coordinator.cli import server_service
+    from coordinator.server import launch
 
-    launch.check(start_options(options))
+    launch.check(_typed(options))
     service = _service_options(options, start=_typed_again(options))
     if options.dry_run:
         print(server_service.make_unit(service).text, end="")

@@ -27,29 +27,27 @@ from edge_client.methods import user_methods
 if TYPE_CHECKING:
     from coordinator.simulation.simulation import Processes
 
-__all__ = ["add_simulate"]
+__all__ = ["add_options"]
 
 Json = dict[str, Any]
 
-_HELP = "train on virtual devices of this machine, from a run file or from flags"
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
-def add_simulate(nouns: Any) -> None:
-    """The verb and its flags."""
-    parser = formatted(nouns.add_parser("simulate", help=_HELP, description=_HELP))
-    parser.set_defaults(do=_simulate)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `simulate`."""
+    formatted(parser).set_defaults(do=_simulate)
     add = parser.add_argument
     add("file", type=Path, nargs="?", metavar="FILE.toml", help="a run file; flags change what it says")
     text = "several: all combinations with the seeds, below --out; FILE.py:OBJECT tries one of your own"
     add("--method", metavar="NAME[,NAME]", help=text)
-    add("--model", metavar="NAME")
-    add("--seed", metavar="N[,N]")
-    add("--rounds", type=int, metavar="N")
+    add("--model", metavar="NAME", help="a built-in model: coordinator models list (default: small-cnn)")
+    add("--seed", metavar="N[,N]", help="of the devices' data and the training (default: 1)")
+    add("--rounds", type=int, metavar="N", help="default: those of the run file, or 10")
     add("--participation", type=float, metavar="SHARE", help="of the devices, in each round")
-    add("--data", metavar="SOURCE[:PATH]", help="digits, or such as cifar10:/data/cifar10")
+    add("--data", metavar="SOURCE[:PATH]", help="such as cifar10:/data/cifar10 (default: digits)")
     add("--partition", metavar="TEXT", help="iid, dirichlet:0.5, ...")
-    add("--devices", type=int, metavar="N")
+    add("--devices", type=int, metavar="N", help="how many virtual devices")
     add("--training-budgets", metavar="LIST", help="40MB,80MB in turns, or 40MB*10,80MB*6")
     add("--slices", metavar="LIST", help="parts of the model, the largest first: full,depth:1.1.2.2,width:1/2")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the run file; NAME: method.NAME")
@@ -87,8 +85,7 @@ def _simulate_all(flags: Flags, options: argparse.Namespace) -> None:
     try:
         results = _run_all(runs, options)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
-        raise
+        raise KeyboardInterrupt("stopped; the same command continues where it stopped") from None
     if len(combined) == 1:
         show(options, results[0], simulation_report.result)
     else:

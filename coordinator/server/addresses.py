@@ -12,7 +12,7 @@ import psutil
 
 from edge_client.errors import InputError
 
-__all__ = ["Place", "bracketed", "check_listen", "choose", "is_loopback", "usable_addresses"]
+__all__ = ["Place", "bracketed", "check_listen", "choose", "is_loopback", "split_listen", "usable_addresses"]
 
 _ALL = ("0.0.0.0", "::")
 _LOOPBACK = "127.0.0.1"
@@ -42,6 +42,17 @@ class Place:
         """All names that the broker's certificate must have."""
         typed = () if self.listen in _ALL else (self.listen,)
         return list(dict.fromkeys((*self.names, *typed, "localhost", _LOOPBACK, "::1")))
+
+
+def split_listen(typed: str | None, port: int | None) -> tuple[str | None, int | None]:
+    """`--listen ADDRESS` or `--listen ADDRESS:PORT`, and `--port`, as address and port; raises `InputError`."""
+    parts = re.fullmatch(r"(?:\[(?P<six>[^\]]*)\]|(?P<name>[^:]*)):(?P<port>\d{1,5})", typed or "")
+    if parts is None:
+        return typed, port
+    number = int(parts["port"])
+    if port not in (None, number):
+        raise InputError(f"--listen {typed} and --port {port} name two ports; type one of them")
+    return parts["six"] or parts["name"], number
 
 
 def choose(listen: str | None, advertise: Sequence[str], *, retype: str) -> Place:

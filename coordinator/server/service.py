@@ -173,6 +173,8 @@ class Service:
             self._supervisor.stopping()
             self.conductor.save_traffic()
             self.outbox.announce_state("offline")
+            run, number = self.in_hand()
+            log.info("stopped%s", f"; run {run} continues with round {number} at the next start" if run else "")
 
     def _wait_for_space(self, control: ControlServer, seconds: float) -> None:
         until = time.monotonic() + seconds

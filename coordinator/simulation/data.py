@@ -76,6 +76,7 @@ def _ask(request: Json) -> Json:
         stdout=subprocess.PIPE,
         text=True,
         check=False,
+        start_new_session=True,  # Ctrl-C ends us, and we end it: it has nothing to say about that
     )
     try:
         answer: Json = json.loads(done.stdout)

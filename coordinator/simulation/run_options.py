@@ -7,7 +7,8 @@
     --seed N[,N]            seed                 --slices LIST             slices
     --set a.b=VALUE         any key; a bare NAME means method.NAME, but for slices and sharing
 
-Without a file, devices train 5 epochs per round with a momentum of 0.9; every other key has its default.
+Without a file, the model is small-cnn, the data are the digits, and devices train 5 epochs per round with a momentum of
+0.9; every other key has its default.
 
 Covers: the resolved run file of each combination of methods and seeds, and what it means for virtual devices.
 Does not cover: opening the data (`coordinator.simulation.data`), the folder of a run
@@ -37,9 +38,13 @@ __all__ = ["Combination", "Flags", "Missing", "check_simulation", "combinations"
 
 Table = dict[str, Any]
 
-_SOURCE = "coordinator simulate"  # in messages about what was typed
+_SOURCE = "simulate"  # in messages about what was typed
 _RUN_KEYS = ("slices", "sharing")  # bare names that no method has
-_WITHOUT_FILE: Table = {"train": {"epochs": 5, "momentum": 0.9}}  # as papers do; one epoch learns little in 10 rounds
+_WITHOUT_FILE: Table = {  # as papers do; one epoch learns little in 10 rounds
+    "model": {"name": "small-cnn"},
+    "train": {"epochs": 5, "momentum": 0.9},
+    "simulate": {"data": "digits"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +88,6 @@ class Missing:
 def combinations(flags: Flags) -> list[Combination]:
     """One run per method and seed, in the order in which they were typed; raises `InputError`."""
     table = raw_table(flags)
-    if flags.file is None and not ("model" in table and "data" in table.get("simulate", {})):
-        raise InputError("without a run file, --model and --data are needed, such as --model small-cnn --data digits")
     source = str(flags.file) if flags.file is not None else _SOURCE
     if flags.method is None:
         refuse_user_method(table, source)

@@ -40,7 +40,12 @@ def call(module: str, job: object, *, threads: int, what: str) -> Any:
         command = [sys.executable, "-m", module, str(job_path), str(out)]
         try:
             process = subprocess.run(
-                command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TIMEOUT_S,
+                start_new_session=True,  # Ctrl-C in the terminal reaches us alone, and `run` then kills it
             )
         except subprocess.TimeoutExpired as error:
             raise MachineError(f"{what} did not end within {_TIMEOUT_S:g} s") from error

@@ -1,4 +1,4 @@
-"""The verbs of `edge-client` for operators: install-service, uninstall-service, doctor.
+"""The commands of `edge-client` for operators, install-service, uninstall-service and doctor, and options of many.
 
 Reading the options loads nothing: every start of a daemon does it.
 """
@@ -6,45 +6,67 @@ Reading the options loads nothing: every start of a daemon does it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edge_client.client import identity
 from edge_client.errors import InputError
 from edge_client.operate.output_format import add_format
 
-__all__ = ["add_doctor_options", "add_service_commands", "confirm"]
+__all__ = [
+    "add_config",
+    "add_doctor_options",
+    "add_state_dir",
+    "confirm",
+    "doctor_options",
+    "install_options",
+    "uninstall_options",
+]
 
-_StateDir = Callable[[argparse.ArgumentParser], None]
 
-
-def add_service_commands(commands: Any, state_dir: _StateDir) -> None:
-    """Add the verbs; `state_dir` adds that option."""
-    doctor = commands.add_parser("doctor", help="check this device: each check passed, or what mends it")
+def doctor_options(doctor: argparse.ArgumentParser) -> None:
+    """`doctor`."""
     add_doctor_options(doctor)
-    doctor.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    add_config(doctor)
     what = doctor.add_mutually_exclusive_group()
     what.add_argument("--model", metavar="NAME", help="a built-in model that should fit (default: the first task's)")
     what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own that should fit: defects.py:task")
     doctor.add_argument("--input", metavar="SHAPE", help="shape of one sample for --model or --task, such as 3x96x96")
-    state_dir(doctor)
+    add_state_dir(doctor)
     doctor.set_defaults(do=_doctor)
-    install = commands.add_parser("install-service", help="run the client as a systemd service, from now on")
+
+
+def install_options(install: argparse.ArgumentParser) -> None:
+    """`install-service`."""
     install.add_argument("--dry-run", action="store_true", help="print the unit and change nothing")
     install.add_argument("--replace", action="store_true", help="replace a service that is there, e.g. for new data")
     install.add_argument(
         "--unit", choices=["auto", "cpu", "gpu"], default="auto", help="gpu: the GPU's devices are visible to it"
     )
-    install.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+    add_config(install)
     _root(install)
-    state_dir(install)
+    add_state_dir(install)
     install.set_defaults(do=_install)
-    uninstall = commands.add_parser("uninstall-service", help="stop and remove the service; the device stays a member")
+
+
+def uninstall_options(uninstall: argparse.ArgumentParser) -> None:
+    """`uninstall-service`."""
     uninstall.add_argument("--purge", action="store_true", help="remove identity, state, device.toml and user as well")
     uninstall.add_argument("--yes", action="store_true", help="do not ask")
     _root(uninstall)
-    state_dir(uninstall)
+    add_state_dir(uninstall)
     uninstall.set_defaults(do=_uninstall)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the owner's file."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="device.toml (default: in the state directory)")
+
+
+def add_state_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names this device's state directory."""
+    default = identity.default_state_dir()
+    parser.add_argument("--state-dir", type=Path, default=default, metavar="DIR", help=f"default: {default}")
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,6 @@ Markers in the README (`<!-- file: NAME -->`, `<!-- terminal: N -->`) name the b
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -21,17 +20,18 @@ from typing import Any
 import pytest
 import raw_requests
 
-from coordinator.cli import main as coordinator_cli
+from coordinator.cli import commands as coordinator_commands
 from coordinator.run_check import check_run
-from edge_client.cli import main as edge_client_cli
+from edge_client.cli import commands as edge_client_commands
 from edge_client.config.run_file import load_run_file
 from edge_client.errors import MachineError
+from edge_client.operate.command_line import make_parser
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "deploy").rglob("*.md"))
-PARSERS = {"coordinator": coordinator_cli._parser, "edge-client": edge_client_cli._parser}
+PROGRAMS = {"coordinator": coordinator_commands.PROGRAM, "edge-client": edge_client_commands.PROGRAM}
 DEADLINE_S = 240.0  # only a failing test ever waits so long
 
 
@@ -55,7 +55,7 @@ def commands_of(page: Path) -> list[list[str]]:
     """The commands of fedfit that a page shows, as words; what the shell keeps for itself is cut off."""
     commands = []
     for line in code_of(page):
-        if line.partition(" ")[0] in PARSERS and " " in line:
+        if line.partition(" ")[0] in PROGRAMS and " " in line:
             words = shlex.split(line, comments=True)
             end = next((i for i, word in enumerate(words) if re.fullmatch(r"&&?|\||[0-9]?>", word)), len(words))
             commands.append(words[:end])
@@ -116,7 +116,7 @@ def environment_of(folder: Path) -> dict[str, str]:
     """A user who has fedfit on the path and nothing else; without an installation, `python -m` stands in for it."""
     stand_ins = folder / "bin"
     stand_ins.mkdir()
-    for command in PARSERS:
+    for command in PROGRAMS:
         script = stand_ins / command
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {command.replace("-", "_")} "$@"\n')
         script.chmod(0o755)
@@ -185,7 +185,7 @@ def test_the_run_file_that_the_readme_shows_is_valid(tmp_path: Path) -> None:
 def test_every_command_that_is_shown_exists(page: Path) -> None:
     """The parsers take it, with its options; nothing is carried out."""
     for command, *arguments in commands_of(page):
-        parser: argparse.ArgumentParser = PARSERS[command]()
+        parser = make_parser(PROGRAMS[command])
         with contextlib.suppress(SystemExit):
             parser.parse_args(arguments)
             continue

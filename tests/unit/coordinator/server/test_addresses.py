@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from coordinator.server.addresses import Place, choose, usable_addresses
+from coordinator.server.addresses import Place, choose, split_listen, usable_addresses
 from edge_client.errors import InputError
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
@@ -118,3 +118,28 @@ def test_the_certificate_has_all_names_and_those_of_loopback() -> None:
     """The advertised ones, the one it listens on, and this machine's own."""
     assert _choose("10.0.0.1", "fed.example").certified == ["fed.example", "10.0.0.1", "localhost", "127.0.0.1", "::1"]
     assert _choose(None, "fed.example").certified == ["fed.example", "localhost", "127.0.0.1", "::1"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "port", "meant"),
+    [
+        ("127.0.0.1:8883", None, ("127.0.0.1", 8883)),
+        ("127.0.0.1:0", 0, ("127.0.0.1", 0)),
+        ("[::1]:8883", None, ("::1", 8883)),
+        ("::1", 8883, ("::1", 8883)),  # an address in IPv6 without a port
+        ("127.0.0.1", 8883, ("127.0.0.1", 8883)),
+        (None, 8883, (None, 8883)),
+        ("127.0.0.1:http", None, ("127.0.0.1:http", None)),  # refused later, with this machine's addresses
+    ],
+)
+def test_an_address_to_listen_on_may_have_its_port(
+    typed: str | None, port: int | None, meant: tuple[object, ...]
+) -> None:
+    """As everybody writes it; IPv6 takes brackets there."""
+    assert split_listen(typed, port) == meant
+
+
+def test_two_ports_are_one_too_many() -> None:
+    """Neither wins."""
+    with pytest.raises(InputError, match=r"--listen 127.0.0.1:8883 and --port 1883 name two ports"):
+        split_listen("127.0.0.1:8883", 1883)

@@ -140,7 +140,6 @@ def test_set_takes_values_as_the_file_does(typed: str, key: tuple[str, str], val
         ({"model": "cnn"}, "unknown model 'cnn'; known: "),
         ({"seed": "1,x"}, "--seed: expected whole numbers such as 1,2,3, got 'x'"),
         ({"seed": "1,1"}, "--seed: expected different values"),
-        ({"data": None}, "without a run file, --model and --data are needed, such as --model small-cnn --data digits"),
         ({"data": "digit"}, "unknown data source 'digit'"),
         ({"partition": "dirichlet"}, "expected dirichlet:ALPHA"),
         ({"devices": 0}, "simulate.devices: expected 1 to 100000, got 0"),

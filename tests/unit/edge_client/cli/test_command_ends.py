@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import builtins
 import os
+import pty
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,3 +55,36 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, command: list
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("command", "seen", "answer"),
+    [
+        ("coordinator simulate --devices 2 --rounds 500 --out {}/out", b"round 1 of", b"the same command continues"),
+        ("edge_client plan --model vit-t-16", b"", b"edge-client: stopped by Ctrl-C"),
+    ],
+    ids=["simulate", "plan"],
+)
+def test_ctrl_c_in_a_terminal_shows_one_line(tmp_path: Path, command: str, seen: bytes, answer: bytes) -> None:
+    """The key reaches every process of the terminal, the children too: none of them shows a stack trace."""
+    words = [sys.executable, "-m", *command.format(tmp_path).split()]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "FEDFIT_CACHE_DIR": str(tmp_path / "cache")}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(words[0], words, environment)
+    said, pressed_at = b"", time.monotonic() + 1.0
+    until = time.monotonic() + 120.0
+    while time.monotonic() < until:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                piece = os.read(terminal, 65_536)
+            except OSError:  # how Linux tells that nobody has the other end any more
+                break
+            said += piece
+        if pressed_at and seen in said and time.monotonic() > pressed_at:
+            os.write(terminal, b"\x03")
+            pressed_at = 0.0
+    os.close(terminal)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert (code, b"Traceback" in said) == (130, False), said[-2000:].decode()
+    assert answer in said
