@@ -21,7 +21,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-__all__ = ["in_round", "point", "scale"]
+__all__ = ["in_round", "load", "point", "scale"]
 
 _KINDS = "kill|kill-broker|stop|enospc|eio|halve"
 
@@ -42,7 +42,7 @@ def _parse(text: str) -> _Fault:
     return _Fault(text, match[1], match[2], int(match[3] or 1), int(match[4]) if match[4] else None)
 
 
-def _load() -> list[_Fault] | None:
+def _read() -> list[_Fault] | None:
     faults = os.environ.get("FEDFIT_FAULT")
     if not faults:
         return None
@@ -54,8 +54,14 @@ def _load() -> list[_Fault] | None:
     return [_parse(text) for text in faults.split(",") if text not in fired or text.startswith("halve:")]
 
 
-_faults = _load()
+_faults = _read()
 _round: int | None = None
+
+
+def load() -> None:
+    """Read the environment again, as a new process would: this one is a fork of another."""
+    global _faults
+    _faults = _read()
 
 
 def in_round(number: int | None) -> None:

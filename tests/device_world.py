@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +14,7 @@ from edge_client.client import identity
 from edge_client.client.daemon import Daemon
 from edge_client.client.events import Finished
 from edge_client.client.spool import Saved, Spool
+from edge_client.client.workers import WorkerProcess
 from edge_client.config.device_file import DeviceFile
 from edge_client.config.tables import parse_table
 from edge_client.records import PartRef, WorkOrder, from_map
@@ -51,6 +51,7 @@ class World:
         self.folder = folder
         self.device_table: dict[str, object] = {"limits": {"memory": "1GB"}}
         self.worker_code = SLEEPS
+        self.template_command: tuple[str, ...] = ()
         self.root = Path("/")
         self.heard: list[Message] = []
         self._hub = Hub()
@@ -70,6 +71,7 @@ class World:
             state_dir=self.folder,
             connect=lambda on_event, boot: self._hub.transport("d", on_event),
             worker_command=(sys.executable, "-c", self.worker_code),
+            template_command=self.template_command,
             root=self.root,
         )
         self.daemon = daemon
@@ -89,7 +91,7 @@ class World:
         self.worker_process().wait(20)
         self.turn()
 
-    def worker_process(self) -> subprocess.Popen[bytes]:
+    def worker_process(self) -> WorkerProcess:
         """The worker that runs."""
         assert self.daemon is not None
         worker = self.daemon._worker._worker

@@ -78,12 +78,15 @@ class Daemon:
         state_dir: Path,
         connect: ConnectTo,
         worker_command: Sequence[str] = workers.COMMAND,
+        template_command: Sequence[str] = (),
         root: Path = Path("/"),
         group: WorkerGroup | None = None,
         supervisor: Supervisor | None = None,
         context: logs.Context | None = None,
     ) -> None:
-        """`root` holds the system's `/proc` and `/sys`, by which memory is measured; `group` takes the worker.
+        """`worker_command` starts a worker, `template_command` what workers are forks of (empty: nothing).
+
+        `root` holds the system's `/proc` and `/sys`, by which memory is measured; `group` takes the worker.
 
         `supervisor` hears of every turn of the loop; lines of the log get the run in hand through `context`.
         """
@@ -139,6 +142,7 @@ class Daemon:
             budget_bytes=profile.budget_bytes,
             note_error=self._moments.note_error,
             command=worker_command,
+            template_command=template_command,
             root=root,
             group=group,
         )
@@ -342,6 +346,7 @@ class Daemon:
     def _save(self, save: Save) -> None:
         faults.in_round(save.assign.round)
         if self._files.save(save):
+            self._worker.prepare(save.assign)
             self._transfers.close_downloads()
             self._files.clean_up(save.assign, other_parts=self._delivery.parts)
 

@@ -61,7 +61,7 @@ class ModelDelivery:
             blobs=self._files.blobs,
             is_allowed=self._is_allowed,
             send=self._send,
-            budget_bytes=self._worker.budget_now,
+            budget_bytes=self._worker.budget_alone,
             usual_bytes=lambda: self._usual_bytes,
             free_bytes=self._files.free_bytes,
             started=self._worker.limit,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_client import durable, logs
-from edge_client.client import workers
+from edge_client.client import template, workers
 from edge_client.client.daemon import ConnectTo, Daemon
 from edge_client.client.identity import STATE_KIND, STATE_VERSION, Bundle
 from edge_client.client.stop_signals import stop_at_signals
@@ -63,6 +63,7 @@ def run_daemon(
                     state_dir=state_dir,
                     connect=connect,
                     worker_command=worker_command,
+                    template_command=template.COMMAND if worker_command == workers.COMMAND else (),
                     root=root,
                     group=group,
                     supervisor=supervisor,

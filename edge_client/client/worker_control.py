@@ -5,7 +5,7 @@
     failures  are explained to people here, and to the coordinator as far as the owner allows
 
 Covers: the process of one lease. Does not cover: when it starts and what follows its end (`session`), the pipe and the
-signals (`workers`).
+signals (`workers`), whether it is a fork of a template (`warm_workers`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from pathlib import Path
 
 from edge_client import durable, faults
 from edge_client.client import workers
-from edge_client.client.events import Event, WorkerFailed
+from edge_client.client.events import Event, WorkerDone, WorkerFailed
 from edge_client.client.instructions import Start
 from edge_client.client.lease_files import LeaseFiles
 from edge_client.client.status import one_line
+from edge_client.client.warm_workers import WarmWorkers
 from edge_client.client.worker_stall import STALLED_AFTER_S, StallWatch
 from edge_client.config.device_file import DeviceFile
 from edge_client.config.quantities import format_bytes
 from edge_client.device.watch import MemoryWatch
 from edge_client.device.worker_group import WorkerGroup
 from edge_client.records import to_map
+from edge_client.wire.messages import Assign
 
 __all__ = ["WorkerControl"]
 
@@ -50,18 +52,18 @@ class WorkerControl:
         budget_bytes: int,
         note_error: Callable[[str], None],
         command: Sequence[str] = workers.COMMAND,
+        template_command: Sequence[str] = (),
         root: Path = Path("/"),
         group: WorkerGroup | None = None,
     ) -> None:
         """`budget_bytes` is what a worker may use when other programs leave it, `note_error` takes failures for the
-        status file; `root` and `group` are those of `Daemon`.
+        status file; the other parameters are those of `Daemon`.
         """
         self._device = device
         self._device_file = device_file
         self._files = files
         self._usual_bytes = budget_bytes
         self._note_error = note_error
-        self._command = command
         self._root = root
         self._group = group
         self._memory = MemoryWatch(budget_bytes, limit=device_file.limits.memory, root=root)
@@ -69,29 +71,52 @@ class WorkerControl:
         self._look_at = 0.0
         self._warnings: set[str] = set()  # those that were logged
         self._worker: workers.Worker | None = None
+        self._start: Start | None = None  # what the worker does that runs, ran last, or waits for the template
+        self._waits = False
+        self._warm = WarmWorkers(
+            command=command,
+            template_command=template_command,
+            started=lambda pid: self.limit(pid, self._usual_bytes),  # its workers are born in its group
+        )
         self.budget_bytes = budget_bytes  # of the worker that runs or ran last
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a worker whose end was not seen yet."""
-        return self._worker is not None
+        """Whether there is a worker whose end was not seen yet, or one that is about to start."""
+        return self._worker is not None or self._waits
 
     @property
     def fds(self) -> list[int]:
         """What to watch: something can be read there, or the worker has ended."""
-        return [self._worker.progress_fd] if self._worker is not None else []
+        return [*([self._worker.progress_fd] if self._worker is not None else []), *self._warm.fds]
 
     @property
     def plan(self) -> str:
         """How the worker trains, for people; empty without one."""
         return self._worker.plan() if self._worker is not None else ""
 
+    def prepare(self, assign: Assign) -> None:
+        """A worker will be needed for this assignment as soon as its parts are here."""
+        self._warm.begin(assign, time.monotonic())
+
     def start(self, instruction: Start) -> None:
-        """Start a worker, with what memory there is now."""
-        assign, files = instruction.assign, self._files
+        """Start a worker as soon as there is a template to fork it from, or at once where there will be none."""
         if self._worker is not None:  # it was stopped and has not ended yet: its lease is over, do not wait for it
             self._worker.kill()
             self._worker = None
+        self._start = instruction
+        self.prepare(instruction.assign)
+        self._waits = True
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        if self._waits and self._start is not None and not self._warm.is_loading:
+            self._waits = False
+            self._launch(self._start)
+
+    def _launch(self, instruction: Start) -> None:
+        """Start the worker, with what memory there is now."""
+        assign, files = instruction.assign, self._files
         self.budget_bytes = self.budget_now()
         folder, method_state = files.work_dir(assign.lease), files.method_state(assign.run)
         with durable.disk_errors("cannot prepare the worker"):
@@ -107,7 +132,7 @@ class WorkerControl:
                 method_state=method_state,
                 ledger=files.ledger,
             )
-            self._worker = workers.Worker(assign.lease, folder, self._command, root=self._root)
+            self._worker = workers.Worker(assign.lease, folder, self._warm.launch, root=self._root)
         self.limit(self._worker.pid, self.budget_bytes)
         faults.point("daemon.worker.started")
         smaller = f", with a smaller plan (try {instruction.replans + 1})" if instruction.replans else ""
@@ -115,11 +140,16 @@ class WorkerControl:
 
     def budget_now(self) -> int:
         """The budget of a process that starts now: the usual one, unless there is much less memory."""
-        usual, now = self._usual_bytes, self._memory.budget_bytes()
+        usual, now = self._usual_bytes, self._memory.budget_bytes(self._warm.pid)
         if now >= _NOTEWORTHY * usual:
             return usual
         log.warning("there is less memory: %s are left to a worker, usually %s", format_bytes(now), format_bytes(usual))
         return now
+
+    def budget_alone(self) -> int:
+        """The same for a process that has nothing to do with a run, and so without a template of workers beside it."""
+        self._warm.make_room()
+        return self.budget_now()
 
     def limit(self, pid: int, budget_bytes: int) -> None:
         """Let the kernel keep a process inside a budget, where this device's group is ours to use."""
@@ -128,6 +158,8 @@ class WorkerControl:
 
     def read(self, ready: Sequence[int]) -> list[Event]:
         """The worker's progress and its end, if its descriptor is `ready`; one that did not stop in time is killed."""
+        self._warm.read(ready, time.monotonic())
+        self._start_waiting()
         worker = self._worker
         if worker is None or not (worker.progress_fd in ready or worker.overdue(time.monotonic())):
             return []
@@ -136,7 +168,23 @@ class WorkerControl:
             faults.point("daemon.worker.ended")
             self._log_warnings(worker.warnings())
             self._worker = None
+            if worker.needs_own_process:
+                self._start_anew(events[-1])
+                return []
+            self._look_ahead(events[-1])
         return [self._explained(event) if isinstance(event, WorkerFailed) else event for event in events]
+
+    def _start_anew(self, ended: Event) -> None:
+        """The fork of a template needs the template's memory: start it as a process of its own."""
+        assert self._start is not None
+        lasts = isinstance(ended, WorkerFailed) and ended.code == "nothing_fits"
+        self._warm.make_room(self._start.assign.run if lasts else "")
+        self._launch(self._start)
+
+    def _look_ahead(self, ended: Event) -> None:
+        """The next round may come soon."""
+        if self._start is not None and isinstance(ended, WorkerDone):
+            self._warm.done(self._start.assign, time.monotonic())
 
     def _explained(self, failed: WorkerFailed) -> WorkerFailed:
         """Log a failure; returns what the coordinator hears of it."""
@@ -160,6 +208,8 @@ class WorkerControl:
         if self._worker is not None:
             self._watch_memory(self._worker, now)
             self._watch_stall(self._worker, now)
+        elif self._warm.pid is not None and not self._waits:
+            self._watch_template(self._warm.pid, now)
 
     def _watch_memory(self, worker: workers.Worker, now: float) -> None:
         if now < self._look_at:
@@ -175,6 +225,16 @@ class WorkerControl:
             except OSError as error:  # it goes on as it is
                 log.warning("cannot tell the worker: %s", error)
 
+    def _watch_template(self, template: int, now: float) -> None:
+        """It is for speed alone: whatever speaks against it ends it."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_EVERY_S
+        if self._warm.is_idle(now):
+            self._warm.end("there was no work")
+        elif self._memory.budget_bytes(template) < _NOTEWORTHY * self._usual_bytes:
+            self._warm.make_room()
+
     def _watch_stall(self, worker: workers.Worker, now: float) -> None:
         if self._stall.has_stalled(worker, now):
             log.error("the worker has done nothing for %d minutes: ending it", STALLED_AFTER_S // 60)
@@ -182,7 +242,9 @@ class WorkerControl:
 
     def stop(self, lease: str | None = None) -> None:
         """Ask the worker to end, if it is the one of this lease; without a lease from any thread, whichever it is."""
-        worker = self._worker
+        worker, start = self._worker, self._start
+        if start is not None and lease in (None, start.assign.lease):
+            self._waits = False
         if worker is not None and lease in (None, worker.lease):
             worker.stop(time.monotonic())
 
@@ -191,3 +253,4 @@ class WorkerControl:
         if self._worker is not None:
             self._worker.stop(time.monotonic())
             self._worker.wait(time.monotonic())
+        self._warm.end("the client ends")

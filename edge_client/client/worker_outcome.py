@@ -50,7 +50,7 @@ def outcome(lease: str, folder: Path, code: int, *, killed_for_memory: bool = Fa
     over = code == exit_codes.OVER_BUDGET
     return WorkerFailed(
         lease=lease,
-        code=error.declined_code() if code == exit_codes.DECLINED else kind,
+        code=error.declined_code() if code in (exit_codes.DECLINED, exit_codes.NOT_AS_FORK) else kind,
         detail=_sendable(f"the worker ended with exit code {code}" if error.detail is None else error.detail, 2000),
         log=last_lines(folder / "log.txt"),
         final=code == exit_codes.DECLINED or (over and exceeded is None),

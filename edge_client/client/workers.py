@@ -12,10 +12,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from edge_client import durable
 from edge_client.client.events import Event, WorkerProgress
@@ -24,9 +24,9 @@ from edge_client.client.worker_outcome import last_lines, outcome
 from edge_client.device.watch import count_oom_kills, killed_for_memory
 from edge_client.errors import PayloadError
 from edge_client.records import Count, Matches, WorkOrder, from_map, to_map
-from edge_client.worker import live_files
+from edge_client.worker import exit_codes, live_files
 
-__all__ = ["COMMAND", "Worker", "write_order"]
+__all__ = ["COMMAND", "Launch", "Worker", "WorkerProcess", "spawn", "write_order"]
 
 COMMAND = (sys.executable, "-m", "edge_client.worker.process")  # the folder follows
 _GRACE_S = 5.0
@@ -76,6 +76,39 @@ def write_order(
     (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
 
 
+class WorkerProcess(Protocol):
+    """The process of a worker: one of its own (`subprocess.Popen`), or a fork (`template.ForkedWorker`)."""
+
+    pid: int
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal to it."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+    def kill(self) -> None:
+        """End it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, or minus the signal that ended it; raises `subprocess.TimeoutExpired`."""
+
+
+Launch = Callable[[Path, int, int], WorkerProcess]  # (folder, descriptor of the pipe, of the log)
+
+
+def spawn(folder: Path, progress: int, log: int, command: Sequence[str] = COMMAND) -> WorkerProcess:
+    """Start a worker in a process of its own."""
+    return subprocess.Popen(
+        [*command, str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(progress,),
+        env={**os.environ, "FEDFIT_PROGRESS_FD": str(progress), "FEDFIT_PARENT_PID": str(os.getpid())},
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProgressLine:
     """A line of progress, as the worker writes it."""
@@ -89,8 +122,8 @@ class _ProgressLine:
 class Worker:
     """A running worker."""
 
-    def __init__(self, lease: str, folder: Path, command: Sequence[str] = COMMAND, *, root: Path = Path("/")) -> None:
-        """`root` is where the system's `/proc` is, to know what the kernel killed."""
+    def __init__(self, lease: str, folder: Path, launch: Launch = spawn, *, root: Path = Path("/")) -> None:
+        """`launch` starts its process; `root` is where the system's `/proc` is, to know what the kernel killed."""
         self.lease = lease
         self._folder = folder
         self._root = root
@@ -98,20 +131,14 @@ class Worker:
         self._rest = b""
         self.num_lines = 0  # of progress, so far
         self._kill_at: float | None = None
+        self.needs_own_process = False  # it has ended, because it was the fork of a template
         (folder / "error.json").unlink(missing_ok=True)
         live_files.clear(folder)
         self.progress_fd, write_fd = os.pipe()
         os.set_blocking(self.progress_fd, False)
         try:
             with open(folder / "log.txt", "wb") as log_file:
-                self._process = subprocess.Popen(
-                    [*command, str(folder)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log_file,
-                    stderr=log_file,
-                    pass_fds=(write_fd,),
-                    env={**os.environ, "FEDFIT_PROGRESS_FD": str(write_fd), "FEDFIT_PARENT_PID": str(os.getpid())},
-                )
+                self._process = launch(folder, write_fd, log_file.fileno())
         except OSError:
             os.close(self.progress_fd)
             raise
@@ -153,6 +180,7 @@ class Worker:
     def _ended(self) -> Event:
         os.close(self.progress_fd)
         code = self._process.wait()
+        self.needs_own_process = code == exit_codes.NOT_AS_FORK
         for_memory = self._kill_at is None and killed_for_memory(code, self._oom_kills, self._root)
         return outcome(self.lease, self._folder, code, killed_for_memory=for_memory)
 

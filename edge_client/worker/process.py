@@ -4,7 +4,8 @@
     out   WORKDIR/update.bin, then update.json {sha256, length, num_samples}; or error.json {code, detail}
     both  WORKDIR/plan.json, budget.json: the plan in force, and a smaller budget (`live_files`)
     env   FEDFIT_PROGRESS_FD: JSON lines {phase, step, total, loss} go there; FEDFIT_PARENT_PID: whom to die with
-    exit  0 done | 74 disk | 75 over budget | 76 declined | 143 SIGTERM | 1 a bug, or another worker on the same lease
+    exit  0 done | 74 disk | 75 over budget | 76 declined | 77 not as a fork | 143 SIGTERM | 1 a bug, or another worker
+          on the same lease
 
 Covers: the process, its guards, its exit. Does not cover: the work itself (`assignment`), imported only when the guards
 are in place, because malloc must be pinned before torch is loaded. A killed worker starts again from the beginning.
@@ -32,7 +33,7 @@ from edge_client.worker import exit_codes
 if TYPE_CHECKING:
     from edge_client.worker.process_cache import ProcessCache
 
-__all__ = ["attempt", "main", "stand_guard"]
+__all__ = ["attempt", "carry_out", "main", "stand_guard"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,17 +48,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("usage: python -m edge_client.worker.process WORKDIR\n")
         return 2
     stand_guard()
-    workdir = Path(arguments[0])
+    return carry_out(Path(arguments[0]))
+
+
+def carry_out(workdir: Path, *, is_fork: bool = False) -> int:
+    """Do the one assignment of this process, unless another worker does it; returns the exit code."""
     if not _lock(workdir / "lock"):
         _log.error("another worker holds %s since %g s; this one ends", workdir / "lock", _LOCK_WAIT_S)
         return exit_codes.BUG
-    return attempt(workdir)
+    return attempt(workdir, is_fork=is_fork)
 
 
-def attempt(workdir: Path, cache: ProcessCache | None = None) -> int:
-    """Do the assignment in `workdir`; returns the exit code. `cache`: of a process that does more than one."""
+def attempt(workdir: Path, cache: ProcessCache | None = None, *, is_fork: bool = False) -> int:
+    """Do the assignment in `workdir`; returns the exit code. `cache`: of a process that does more than one.
+
+    `is_fork`: of a template, which holds memory beside this process.
+    """
     try:
-        return _run(workdir, cache)
+        return _run(workdir, cache, is_fork=is_fork)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise  # a bug: the traceback goes to stderr, the exit code is 1
@@ -95,7 +103,7 @@ def _lock(path: Path) -> bool:
             return True
 
 
-def _run(workdir: Path, cache: ProcessCache | None) -> int:
+def _run(workdir: Path, cache: ProcessCache | None, *, is_fork: bool) -> int:
     """Do the assignment and turn its errors into exit codes and `error.json`."""
     try:
         order = _read_order(workdir)
@@ -109,12 +117,16 @@ def _run(workdir: Path, cache: ProcessCache | None) -> int:
         try:
             assignment.carry_out(order, workdir, cache)
         except assignment.DeclinedError as error:
-            return _refuse(workdir, exit_codes.DECLINED, error.code, str(error))
+            # without a template there is more room
+            code = exit_codes.NOT_AS_FORK if is_fork and error.code == "nothing_fits" else exit_codes.DECLINED
+            return _refuse(workdir, code, error.code, str(error))
         except assignment.CalibrationNeededError as needed:
+            if is_fork:
+                return _refuse(workdir, exit_codes.NOT_AS_FORK, "calibration", str(needed))
             if cache is None:
                 calibration.become(needed.job, workdir)
             calibration.measure_beside(needed.job, workdir)  # more is to come in this process
-            return _run(workdir, cache)
+            return _run(workdir, cache, is_fork=False)
     except DiskFullError as error:
         return _refuse(workdir, exit_codes.DISK, "disk_full", str(error))
     except MachineError as error:

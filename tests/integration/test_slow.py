@@ -38,11 +38,12 @@ def _victim(fleet: Fleet, name: str) -> psutil.Process | None:
     with contextlib.suppress(psutil.NoSuchProcess, ValueError, IndexError):
         if name in ("coordinator", "a", "b"):
             return psutil.Process(fleet.pid(name))
-        parent, word = {"worker": ("a", "edge_client.worker.process"), "broker": ("coordinator", "nats")}.get(
+        parent, word = {"worker": ("a", "edge_client.worker"), "broker": ("coordinator", "nats")}.get(
             name, ("coordinator", "coordinator.aggregation.process")
         )
-        children = psutil.Process(fleet.pid(parent)).children()
-        return next((child for child in children if word in " ".join(child.cmdline())), None)
+        children = psutil.Process(fleet.pid(parent)).children(recursive=True)
+        named = [child for child in children if word in " ".join(child.cmdline())]
+        return named[-1] if named else None  # a worker rather than the template that it is a fork of
     return None
 
 

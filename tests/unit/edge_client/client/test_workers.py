@@ -6,6 +6,7 @@ import json
 import select
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,14 @@ def plan(): (here / 'plan.json').write_text({json.dumps(to_map(TRIAL))!r})
 """
 
 
+def _launch(code: str) -> workers.Launch:
+    """Workers that are a Python with this code."""
+    return partial(workers.spawn, command=(sys.executable, "-c", code))
+
+
 def _run(folder: Path, code: str, root: Path = Path("/")) -> list[Event]:
     """A worker that runs `code` in its folder; `say` writes a progress line, `plan` the plan of `TRIAL`."""
-    worker = workers.Worker("lease-1", folder, [sys.executable, "-c", SCRIPT + code], root=root)
+    worker = workers.Worker("lease-1", folder, _launch(SCRIPT + code), root=root)
     events: list[Event] = []
     ended = False
     while not ended:
@@ -88,7 +94,7 @@ def test_a_worker_that_the_kernel_killed_for_want_of_memory_went_over_its_budget
 def test_a_worker_that_we_killed_did_not_run_out_of_memory(tmp_path: Path) -> None:
     """It was asked to end and did not in time."""
     code = "import signal; signal.signal(15, signal.SIG_IGN); plan(); say(b'x'); signal.pause()"
-    worker = workers.Worker("lease-1", tmp_path, [sys.executable, "-c", SCRIPT + code], root=tmp_path)
+    worker = workers.Worker("lease-1", tmp_path, _launch(SCRIPT + code), root=tmp_path)
     select.select([worker.progress_fd], [], [], 20)
     worker.stop(0.0)
     assert worker.overdue(100.0)
@@ -114,7 +120,7 @@ def test_what_a_worker_warns_of_is_known_when_it_has_ended(tmp_path: Path) -> No
     """Its own lines with that level, not what it says otherwise; the log goes with the lease."""
     code = "print('INFO x: fine'); print('WARNING data: a.png cannot be decoded'); sys.exit(1)"
     script = "import sys\n" + code
-    worker = workers.Worker("lease-1", tmp_path, [sys.executable, "-c", script])
+    worker = workers.Worker("lease-1", tmp_path, _launch(script))
     while not worker.read()[1]:
         select.select([worker.progress_fd], [], [], 20)
     assert worker.warnings() == ["WARNING data: a.png cannot be decoded"]
@@ -165,7 +171,7 @@ while time.process_time() < 0.25: pass
 os.write(int(os.environ["FEDFIT_PROGRESS_FD"]), b"x\\n")
 time.sleep(60)
 """
-    worker = workers.Worker("l", tmp_path, (sys.executable, "-c", code))
+    worker = workers.Worker("l", tmp_path, _launch(code))
     assert select.select([worker.progress_fd], [], [], 20)[0]
     assert (worker.cpu_seconds() or 0.0) >= 0.2
     assert worker.read() == ([], False)
