@@ -116,7 +116,7 @@ class World:
         self._coordinator.publish(self._topics.device("d", "cmd"), data)
 
     def announce(self) -> None:
-        """The coordinator's hint that it is there."""
+        """The coordinator's hint that it has connected just now."""
         self._coordinator.publish(self._topics.coordinator_state, b"online 7", retain=True)
         self._hub.poll()
         self.turn()

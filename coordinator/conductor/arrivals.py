@@ -31,7 +31,7 @@ from edge_client.logs import about
 from edge_client.methods import registry as methods
 from edge_client.records import Report
 from edge_client.transport.blobs import BlobStore
-from edge_client.wire.container import read_header
+from edge_client.wire.container import Header, read_header
 from edge_client.wire.messages import Message, Offer, Receipt
 
 __all__ = ["Arrivals"]
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 _NORM_ROUNDS = 5
 _HEADROOM = 1.05  # an update may be this much longer than what was sent, for its report
 _HEADROOM_BYTES = 65_536
+_MAX_SENT_HEADERS = 32  # slices of a model, and what is left of the versions before
 
 
 class Arrivals:
@@ -67,6 +68,7 @@ class Arrivals:
         self._retention = retention
         self._send = send
         self._handle = handle
+        self._sent_headers: dict[str, Header] = {}  # of the newest version's parts, by hash
         self._norm_bounds: tuple[tuple[str, int], dict[str, float]] | None = None  # (run, version), bound of a slice
 
     def offered(self, run: ActiveRun | None, device: str, offer: Offer, now: float) -> None:
@@ -154,7 +156,7 @@ class Arrivals:
         return intake.Expected(
             device=lease.device,
             round=lease.round,
-            base=read_header(self._blobs.path(self._parts.model_ref(run, lease).sha256)),
+            base=self._sent_header(self._parts.model_ref(run, lease).sha256),
             codec=file.rounds.codec,
             train=lease.train,
             evaluate=lease.evaluate,
@@ -166,6 +168,15 @@ class Arrivals:
             knowledge=methods.knowledge_limits(file) if run.knowledge is not None else None,
             slice=lease.slice,
         )
+
+    def _sent_header(self, sha256: str) -> Header:
+        """The table of what was sent, read once: every update of a round is compared with it."""
+        header = self._sent_headers.get(sha256)
+        if header is None:
+            if len(self._sent_headers) >= _MAX_SENT_HEADERS:  # of older versions
+                self._sent_headers.clear()
+            header = self._sent_headers[sha256] = read_header(self._blobs.path(sha256))
+        return header
 
     def _check_job(self, run: ActiveRun, lease: LeaseRow, update: Path) -> CheckJob:
         file = run.file

@@ -10,7 +10,7 @@ from coordinator.rounds.instructions import SendAssign
 from coordinator.rounds.selection import seed_of
 from coordinator.rounds.stopping import learning_rate
 from coordinator.store.base import Store
-from coordinator.store.rows import OPEN_LEASE, LeaseRow
+from coordinator.store.rows import LeaseRow
 from edge_client.wire.messages import Assign, Message
 
 __all__ = ["Assignments"]
@@ -64,8 +64,8 @@ class Assignments:
 
     def may_pull(self, run: ActiveRun, device: str, sha256: str) -> int | None:
         """The length of a blob that this device may fetch now, or None."""
-        for lease in run.machine.leases.values():
-            if lease.device == device and lease.state in OPEN_LEASE and not self._parts.missing(run, lease):
+        for lease in run.machine.open_leases_of(device):
+            if not self._parts.missing(run, lease):
                 lengths = {part.sha256: part.length for part in self._parts.refs(run, lease)}
                 if sha256 in lengths:
                     return lengths[sha256]

@@ -27,6 +27,7 @@ from coordinator.conductor.comparisons import Comparisons
 from coordinator.conductor.lifecycle import Lifecycle
 from coordinator.conductor.model_files import ModelFiles
 from coordinator.conductor.model_parts import ModelParts
+from coordinator.conductor.obstacles import Obstacles
 from coordinator.conductor.retention import Retention
 from coordinator.conductor.run_jobs import RunJobs
 from coordinator.conductor.server_evaluations import ServerEvaluations
@@ -35,7 +36,7 @@ from coordinator.fleet.roster import Roster
 from coordinator.fleet.traffic import TrafficMeter
 from coordinator.fleet.uploads import FinishedUpload, Uploads
 from coordinator.rounds import events
-from coordinator.rounds.eligibility import Obstacle, obstacle
+from coordinator.rounds.eligibility import Obstacle
 from coordinator.rounds.instructions import (
     Abandon,
     AddLeases,
@@ -103,6 +104,7 @@ class Conductor:
         self._active: ActiveRun | None = None
         self._last_plans: Mapping[str, TrainingPlan] = {}
         self._boots: dict[str, str] = {}
+        self._obstacles = Obstacles(roster)
         self._loader = ActiveRunLoader(store=store, blobs=blobs, roster=roster, epoch=epoch, simulated=simulated)
         self._traffic = traffic
         self._retention = Retention(store=store, blobs=blobs, uploads=uploads, downloads=downloads)
@@ -184,9 +186,8 @@ class Conductor:
 
     def obstacle(self, file: RunFile, device: str) -> Obstacle | None:
         """Why a run does not ask a device that is there; None if it may."""
-        present = self._roster.presence(device)
-        tasks = present.tasks if present is not None else {}
-        return obstacle(file, labels=self._roster.labels_of(device), tasks=tasks)
+        is_active = self._active is not None and file is self._active.file
+        return (self._obstacles if is_active else Obstacles(self._roster)).of(file, device)
 
     def model_named(self, name: str, *, option: str = "init") -> ModelRow:
         """A version by `RUN`, `RUN@last`, `RUN@best` or `RUN@VERSION`; raises `InputError` that names the option."""
@@ -215,9 +216,9 @@ class Conductor:
             at_once, self._active.stop_asked = self._active.stop_asked, None
             self._handle(events.StopAsked(at_once), now)
         if self._active is not None:
-            file = self._active.file
-            barred = {name for name in online if self.obstacle(file, name) is not None}
-            self._handle(events.Tick(online - barred, num_enrolled - len(barred)), now)
+            barred = self._obstacles.barred(self._active.file, online)
+            asked = online - barred if barred else online
+            self._handle(events.Tick(asked, num_enrolled - len(barred)), now)
         else:
             self._lifecycle.prepare_next()
 

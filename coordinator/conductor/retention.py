@@ -6,6 +6,7 @@ round), updates that are on their way or being checked, and nothing else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from coordinator.fleet.downloads import Downloads
@@ -27,10 +28,13 @@ class Retention:
         self._uploads = uploads
         self._downloads = downloads
         self._held: dict[str, str] = {}  # lease -> its update, while it is being checked
+        self._num_holding: Counter[str] = Counter()  # update -> leases that hold it
 
     def hold(self, lease: str, sha256: str) -> None:
         """Keep the update of a lease until `release`: it is being checked, and no row names it yet."""
+        self.release(lease)
         self._held[lease] = sha256
+        self._num_holding[sha256] += 1
 
     def is_held(self, lease: str) -> bool:
         """Whether the update of a lease is being checked."""
@@ -38,17 +42,23 @@ class Retention:
 
     def release(self, lease: str) -> None:
         """The update of a lease has been checked."""
-        self._held.pop(lease, None)
+        sha256 = self._held.pop(lease, None)
+        if sha256 is None:
+            return
+        self._num_holding[sha256] -= 1
+        if not self._num_holding[sha256]:
+            del self._num_holding[sha256]
 
     def drop_held(self) -> None:
         """Nobody checks these updates any more."""
-        held, self._held = self._held, {}
-        for sha256 in held.values():
-            self.drop(sha256)
+        held = dict(self._held)
+        for lease in held:
+            self.release(lease)
+        self._drop_all(held.values())
 
     def drop(self, sha256: str) -> None:
         """Delete a blob unless it is needed: another device may have sent, or may be sending, the same bytes."""
-        is_shared = sha256 in self._held.values() or self._uploads.expects(sha256)
+        is_shared = sha256 in self._num_holding or self._uploads.expects(sha256)
         if not is_shared and not self._store.blob_references.is_needed(sha256, RETAINED_MODELS):
             self._delete(sha256)
 

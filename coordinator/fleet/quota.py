@@ -40,6 +40,7 @@ class Quota:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
+        self._suspended: set[str] = set()  # those that were, and perhaps still are
 
     def charge(self, device: str, now: float, *, messages: float = 0.0, useless_bytes: int = 0) -> None:
         """Count against a device; it is suspended if that was too much."""
@@ -50,6 +51,7 @@ class Quota:
         account.useless_bytes = max(0.0, account.useless_bytes - leaked * MAX_USELESS_BYTES) + useless_bytes
         if account.messages > MAX_MESSAGES or account.useless_bytes > MAX_USELESS_BYTES:
             _suspend(account, now)
+            self._suspended.add(device)
 
     def is_suspended(self, device: str, now: float) -> bool:
         """Whether a device is suspended."""
@@ -58,7 +60,8 @@ class Quota:
 
     def suspended(self, now: float) -> frozenset[str]:
         """All suspended devices."""
-        return frozenset(name for name in self._accounts if self.is_suspended(name, now))
+        self._suspended = {name for name in self._suspended if self.is_suspended(name, now)}
+        return frozenset(self._suspended)
 
     def drops_to_report(self, device: str, now: float) -> int:
         """Count a drop; returns the number since the last report, or 0 while it is too early for another report."""

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.fleet.liveness import Liveness
 from coordinator.fleet.quota import Quota
 from coordinator.store.rows import DeviceRow
 from edge_client.errors import PayloadError
@@ -56,7 +57,7 @@ class Presence:
     deploys: bool = False  # understands deployments
     window: ReplayWindow = field(default_factory=ReplayWindow)
     seq: int = 0
-    gone: bool = False
+    is_used: bool = False  # the device has said something in this session
     heartbeat: Heartbeat | None = None
 
 
@@ -69,16 +70,20 @@ class Roster:
         self._heartbeat_s = heartbeat_s
         self._devices = {device.name: device for device in devices}
         self._present: dict[str, Presence] = {}
+        self._liveness = Liveness(_OFFLINE_AFTER * heartbeat_s)
         self._previous: dict[str, Presence] = {}
         self._quota = Quota()
+        self.revision = 0  # grows whenever a session, or a row, is another one
 
     def set_devices(self, devices: Iterable[DeviceRow]) -> None:
         """The enrolled devices have changed; removed ones, and those with a new key, are gone at once."""
         before, self._devices = self._devices, {device.name: device for device in devices}
+        self.revision += 1
         for name, device in before.items():
             if name not in self._devices or self._devices[name].key != device.key:
                 self._present.pop(name, None)
                 self._previous.pop(name, None)
+                self._liveness.left(name)
         self._quota.keep_only({*self._devices, _STRANGER})
 
     @property
@@ -90,6 +95,10 @@ class Roster:
         """All enrolled devices, sorted."""
         return sorted(self._devices)
 
+    def row(self, name: str) -> DeviceRow | None:
+        """An enrolled device."""
+        return self._devices.get(name)
+
     def presence(self, name: str) -> Presence | None:
         """A device's session, if it has had one."""
         return self._present.get(name)
@@ -100,10 +109,12 @@ class Roster:
         return {**(present.labels if present else {}), **(device.labels if device else {})}
 
     def online(self, now: float) -> frozenset[str]:
-        """Devices with a recent message that did not say goodbye and are not suspended."""
-        limit = _OFFLINE_AFTER * self._heartbeat_s
-        there = frozenset(n for n, p in self._present.items() if not p.gone and now - p.last_seen <= limit)
-        return there - self._quota.suspended(now)
+        """Devices with a recent message that did not say goodbye and are not suspended.
+
+        The same object as long as nothing has changed.
+        """
+        present, suspended = self._liveness.present(now), self._quota.suspended(now)
+        return present - suspended if suspended else present
 
     def suspended(self, now: float) -> frozenset[str]:
         """Devices that sent too many useless messages lately; all their messages are ignored."""
@@ -131,14 +142,14 @@ class Roster:
         if present is None:
             return False
         present.last_seen = now
-        present.gone = False
+        self._liveness.heard(name, now)
         return True
 
     def hint_gone(self, name: str, boot: str) -> None:
         """Note that the broker lost this client's connection; the client's next message withdraws that."""
         present = self._present.get(name)
         if present is not None and present.boot == boot:
-            present.gone = True
+            self._liveness.left(name)
 
     def seal(self, name: str, message: Message) -> bytes | None:
         """A message to a device in its session; None if it has none."""
@@ -167,7 +178,11 @@ class Roster:
         if not present.window.take(sealed.seq):
             raise PayloadError("replayed", f"message {sealed.seq} of {name!r} came twice")
         present.last_seen = now
-        present.gone = isinstance(sealed.message, Goodbye)
+        present.is_used = True
+        if isinstance(sealed.message, Goodbye):
+            self._liveness.left(name)
+        else:
+            self._liveness.heard(name, now)
         if isinstance(sealed.message, Heartbeat):
             present.heartbeat = sealed.message
             present.free_bytes = sealed.message.free_bytes
@@ -182,7 +197,9 @@ class Roster:
         present = self._present.get(name)
         if present is not None and present.boot != hello.boot:
             self._previous[name] = present
-        session = secrets.token_hex(8)
+        # a hello that is repeated because our answer comes late gets the session that it already has
+        is_repeated = present is not None and present.boot == hello.boot and not present.is_used
+        session = present.session if present is not None and is_repeated else secrets.token_hex(8)
         self._present[name] = Presence(
             boot=hello.boot,
             session=session,
@@ -194,7 +211,10 @@ class Roster:
             tasks=hello.tasks,
             free_bytes=hello.free_bytes,
             deploys=hello.deploys,
+            seq=present.seq if present is not None and is_repeated else 0,
         )
+        self.revision += 1
+        self._liveness.heard(name, now)
         welcome = Welcome(
             boot=hello.boot, hello=hello.hello, session=session, epoch=self._epoch, heartbeat_s=self._heartbeat_s
         )
@@ -215,8 +235,10 @@ class Roster:
         if not previous.window.take(seq) or now - present.since < _DUPLICATE_AFTER_S:
             raise PayloadError("session", f"an old word of {name!r}")
         self._present[name] = previous
+        self.revision += 1
         del self._previous[name]
         previous.last_seen = now
+        self._liveness.heard(name, now)
         detail = f"another client uses the name {name!r}; add a device of its own for this machine"
         refuse = Refuse(boot=present.boot, code="duplicate_identity", detail=detail, retry_s=_DUPLICATE_RETRY_S)
         return None, self._seal(name, refuse, "", 0)

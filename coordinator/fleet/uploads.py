@@ -9,7 +9,7 @@ keeps nobody waiting.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ _TOTAL_BYTES = 12 << 20
 _MAX_OPEN = 256  # uploads with open files; the others wait for their turn
 _PARK_AFTER_S = 60.0  # an upload that was asked for and brings nothing waits again, if others do
 _MAX_MISMATCHES = 5
+_REVIEW_EVERY_S = 0.25  # how often to look whether devices fell silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,10 @@ class FinishedUpload:
 class _Upload:
     device: str
     offer: Offer
+    turn: int  # who has the smallest is asked first
     incoming: Incoming | None = None
     finishing: bool = False
+    outstanding_bytes: int = 0  # as they are in the total
     silent_since: float | None = None  # it was asked then, and nothing came since
     num_mismatches: int = 0  # before it was parked
 
@@ -62,7 +65,14 @@ class Uploads:
         self._blobs = blobs
         self._arrived = arrived
         self._steady = steady
-        self._uploads: OrderedDict[str, _Upload] = OrderedDict()
+        self._uploads: dict[str, _Upload] = {}
+        self._open: dict[str, _Upload] = {}  # those that have their files open
+        self._waiting: dict[str, _Upload] = {}  # the others, in the order in which they get theirs
+        self._wanting: dict[str, _Upload] = {}  # open ones that could ask for more
+        self._num_expecting: Counter[str] = Counter()  # hash -> uploads that bring it
+        self._outstanding_bytes = 0
+        self._num_turns = 0
+        self._review_at = float("-inf")
         self._dropped: list[_Upload] = []  # while the thread had them
         self._to_finish: SimpleQueue[_Upload | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._finish_all, name="finish-uploads", daemon=True)
@@ -74,7 +84,12 @@ class Uploads:
         if held is not None and held.offer == offer:
             return
         self.drop(device)
-        self._uploads[device] = _Upload(device, offer)
+        self._uploads[device] = self._waiting[device] = _Upload(device, offer, self._next_turn())
+        self._num_expecting[offer.sha256] += 1
+
+    def _next_turn(self) -> int:
+        self._num_turns += 1
+        return self._num_turns
 
     def is_open(self, device: str, offer: Offer) -> bool:
         """Whether this update is on its way in, or another one of its lease is just being finished."""
@@ -83,7 +98,7 @@ class Uploads:
 
     def expects(self, sha256: str) -> bool:
         """Whether some device's update with this hash is on its way in."""
-        return any(upload.offer.sha256 == sha256 for upload in self._uploads.values())
+        return sha256 in self._num_expecting
 
     def chunk(self, device: str, payload: bytes, now: float) -> None:
         """Take a chunk; raises `PayloadError` for what does not belong here, `MachineError` for a failing disk."""
@@ -91,29 +106,29 @@ class Uploads:
         upload = self._uploads.get(device)
         if upload is None or upload.incoming is None or upload.finishing:
             raise PayloadError("unasked", f"a chunk of {device!r}, which has no open upload")
-        with durable.disk_errors(f"cannot store the update of {device!r}"):
-            if upload.incoming.add(chunk, self._time_of_links(now)):
-                upload.silent_since = None
+        try:
+            with durable.disk_errors(f"cannot store the update of {device!r}"):
+                if upload.incoming.add(chunk, self._time_of_links(now)):
+                    upload.silent_since = None
+        finally:
+            self._note_asked(upload)
         if upload.incoming.chunks.complete:
-            upload.finishing = True
-            self._to_finish.put(upload)
+            self._finish(upload)
 
     def grants(self, now: float) -> Iterator[tuple[str, Grant]]:
         """What to ask of whom now, within the limits; who came first is asked first."""
-        if len(self._uploads) > _MAX_OPEN:
-            self._park_silent(now)
+        if now >= self._review_at:
+            self._review_at = now + _REVIEW_EVERY_S
+            self._review(now)
         self._open_some()
-        for upload in list(self._uploads.values()):
-            if upload.incoming is not None and upload.incoming.chunks.stalled(self._time_of_links(now)):
-                self._uploads.move_to_end(upload.device)  # it gives back what it held of the limit, and waits
-        left = _TOTAL_BYTES - self.outstanding_bytes
-        for upload in list(self._uploads.values()):
-            if upload.incoming is None or upload.finishing or left < CHUNK_BYTES:
-                continue
-            time_ = self._time_of_links(now)
-            ranges = upload.incoming.chunks.request(time_, allowance_bytes=left, whole=self._steady)
+        for upload in sorted(self._wanting.values(), key=lambda upload: upload.turn):
+            left = _TOTAL_BYTES - self._outstanding_bytes
+            if left < CHUNK_BYTES:
+                return
+            assert upload.incoming is not None
+            ranges = upload.incoming.chunks.request(self._time_of_links(now), allowance_bytes=left, whole=self._steady)
+            self._note_asked(upload)
             if ranges:
-                left -= CHUNK_BYTES * sum(count for _, count in ranges)
                 upload.silent_since = now if upload.silent_since is None else upload.silent_since
                 yield upload.device, Grant(lease=upload.offer.lease, sha256=upload.offer.sha256, ranges=ranges)
 
@@ -123,28 +138,49 @@ class Uploads:
     @property
     def outstanding_bytes(self) -> int:
         """Asked for and not here yet, of all devices: what the disk must still take."""
-        return sum(upload.incoming.chunks.outstanding_bytes for upload in self._uploads.values() if upload.incoming)
+        return self._outstanding_bytes
+
+    def _note_asked(self, upload: _Upload) -> None:
+        """After every change of what is asked of a device: keep the total and the list of those that want more."""
+        chunks = upload.incoming.chunks if upload.incoming is not None else None
+        outstanding_bytes = chunks.outstanding_bytes if chunks is not None else 0
+        self._outstanding_bytes += outstanding_bytes - upload.outstanding_bytes
+        upload.outstanding_bytes = outstanding_bytes
+        if chunks is not None and not upload.finishing and chunks.wants_more:
+            self._wanting[upload.device] = upload
+        else:
+            self._wanting.pop(upload.device, None)
+
+    def _review(self, now: float) -> None:
+        """Look for devices that fell silent: they give back what they held of the limits, and wait."""
+        for upload in list(self._open.values()):
+            assert upload.incoming is not None
+            if self._waiting and self._is_silent(upload, now):
+                self._park(upload)
+            elif upload.incoming.chunks.stalled(self._time_of_links(now)):
+                upload.turn = self._next_turn()
+                self._note_asked(upload)
+
+    def _is_silent(self, upload: _Upload, now: float) -> bool:
+        silent_s = 0.0 if upload.silent_since is None else now - upload.silent_since
+        return not upload.finishing and silent_s >= _PARK_AFTER_S
+
+    def _park(self, upload: _Upload) -> None:
+        """What has come stays on disk; the place goes to those who wait."""
+        assert upload.incoming is not None
+        upload.num_mismatches = upload.incoming.num_mismatches
+        upload.incoming.close()
+        upload.incoming = None
+        upload.turn = self._next_turn()
+        del self._open[upload.device]
+        self._waiting[upload.device] = upload
+        self._note_asked(upload)
 
     def _open_some(self) -> None:
-        num_open = sum(1 for upload in self._uploads.values() if upload.incoming)
-        for upload in self._uploads.values():
-            if num_open >= _MAX_OPEN:
-                return
-            if upload.incoming is None:
-                num_open += 1
-                self._open(upload)
+        while self._waiting and len(self._open) < _MAX_OPEN:
+            self._open_files(next(iter(self._waiting.values())))
 
-    def _park_silent(self, now: float) -> None:
-        """What has come stays on disk; the place goes to those who wait."""
-        for upload in list(self._uploads.values()):
-            silent_s = 0.0 if upload.silent_since is None else now - upload.silent_since
-            if upload.incoming is not None and not upload.finishing and silent_s >= _PARK_AFTER_S:
-                upload.num_mismatches = upload.incoming.num_mismatches
-                upload.incoming.close()
-                upload.incoming = None
-                self._uploads.move_to_end(upload.device)
-
-    def _open(self, upload: _Upload) -> None:
+    def _open_files(self, upload: _Upload) -> None:
         with durable.disk_errors(f"cannot store the update of {upload.device!r}"):
             upload.incoming = Incoming(
                 self._blobs,
@@ -156,25 +192,46 @@ class Uploads:
             )
         upload.incoming.num_mismatches = upload.num_mismatches
         upload.silent_since = None
+        del self._waiting[upload.device]
+        self._open[upload.device] = upload
         if upload.incoming.chunks.complete:  # all of it came before a restart
-            upload.finishing = True
-            self._to_finish.put(upload)
+            self._finish(upload)
+        else:
+            self._note_asked(upload)
+
+    def _finish(self, upload: _Upload) -> None:
+        upload.finishing = True
+        self._note_asked(upload)
+        self._to_finish.put(upload)
 
     def lost_connection(self, device: str | None = None) -> None:
         """Nothing that was asked for will come; None: of nobody."""
-        for upload in self._uploads.values():
-            if upload.incoming is not None and device in (None, upload.device):
-                upload.incoming.chunks.lost_connection()
+        names = list(self._open) if device is None else [device]
+        for upload in [self._open[name] for name in names if name in self._open]:
+            assert upload.incoming is not None
+            upload.incoming.chunks.lost_connection()
+            self._note_asked(upload)
 
     def drop(self, device: str) -> None:
         """Nobody waits for a device's update any more: forget it and what has come of it."""
-        upload = self._uploads.pop(device, None)
+        upload = self._remove(device)
         if upload is None:
             return
         if upload.finishing:
             self._dropped.append(upload)  # the thread has it: `settle` ends it
         else:
             self._end(upload)
+
+    def _remove(self, device: str) -> _Upload | None:
+        upload = self._uploads.pop(device, None)
+        for group in (self._open, self._waiting, self._wanting):
+            group.pop(device, None)
+        if upload is not None:
+            self._outstanding_bytes -= upload.outstanding_bytes
+            self._num_expecting[upload.offer.sha256] -= 1
+            if not self._num_expecting[upload.offer.sha256]:
+                del self._num_expecting[upload.offer.sha256]
+        return upload
 
     def _end(self, upload: _Upload) -> None:
         if upload.incoming is not None:
@@ -208,10 +265,11 @@ class Uploads:
             and upload.incoming.num_mismatches < _MAX_MISMATCHES
         ):
             upload.finishing = False
+            self._note_asked(upload)
             return False
         if isinstance(arrived.error, DiskFullError):
             raise arrived.error
-        del self._uploads[arrived.device]
+        self._remove(arrived.device)
         self._end(upload)
         return True
 
@@ -222,5 +280,7 @@ class Uploads:
         for upload in (*self._uploads.values(), *self._dropped):
             if upload.incoming is not None:
                 upload.incoming.close()  # what has arrived stays, for the next start
-        self._uploads.clear()
+        for group in (self._uploads, self._open, self._waiting, self._wanting, self._num_expecting):
+            group.clear()
         self._dropped.clear()
+        self._outstanding_bytes = 0

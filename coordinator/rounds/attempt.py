@@ -17,7 +17,8 @@ from coordinator.rounds import selection
 from coordinator.rounds.candidates import is_lasting
 from coordinator.rounds.events import Refused, Stored
 from coordinator.rounds.instructions import CloseLease, SaveUpdate, SendCancel, SendReceipt
-from coordinator.store.rows import OPEN_LEASE, EvaluationRow, LeaseRow, RoundRow, UpdateRow
+from coordinator.rounds.lease_book import LeaseBook
+from coordinator.store.rows import EvaluationRow, LeaseRow, RoundRow, UpdateRow
 from edge_client.methods.slices import architecture
 
 __all__ = ["Attempt"]
@@ -36,7 +37,7 @@ class Attempt:
         dry: bool = False,
     ) -> None:
         self.row = row
-        self._leases = {lease.id: lease for lease in leases}
+        self._leases = LeaseBook(leases)
         self._updates = {update.device: update for update in updates}
         self._evaluations = {evaluation.device: evaluation for evaluation in evaluations}
         self._dry = dry
@@ -44,7 +45,7 @@ class Attempt:
     @property
     def leases(self) -> Mapping[str, LeaseRow]:
         """All leases of the attempt, by id."""
-        return self._leases
+        return self._leases.by_id
 
     @property
     def updates(self) -> Mapping[str, UpdateRow]:
@@ -78,28 +79,31 @@ class Attempt:
 
     def open_lease(self, lease_id: str) -> LeaseRow | None:
         """A lease that has not ended, or None."""
-        lease = self._leases.get(lease_id)
-        return lease if lease is not None and lease.state in OPEN_LEASE else None
+        return self._leases.find_open(lease_id)
 
     def open_leases(self) -> list[LeaseRow]:
         """The leases that have not ended."""
-        return [lease for lease in self._leases.values() if lease.state in OPEN_LEASE]
+        return self._leases.all_open()
+
+    def open_leases_of(self, device: str) -> list[LeaseRow]:
+        """The leases of a device that have not ended."""
+        return self._leases.open_of(device)
 
     def is_expecting(self) -> bool:
         """Whether a device that trains may still answer; where nobody trains, whether any device may."""
-        return any(lease.train or self.only_evaluates for lease in self.open_leases())
+        return self._leases.num_open(train=True) > 0 or (self.only_evaluates and self.is_expecting_evaluators())
 
     def is_expecting_evaluators(self) -> bool:
         """Whether a device that does not train may still answer."""
-        return any(not lease.train for lease in self.open_leases())
+        return self._leases.num_open(train=False) > 0
 
     def devices_asked_to_train(self) -> set[str]:
         """The devices that train in this attempt, whatever became of it."""
-        return {lease.device for lease in self._leases.values() if lease.train}
+        return {lease.device for lease in self.leases.values() if lease.train}
 
     def busy_devices(self) -> set[str]:
         """The devices that may still answer."""
-        return {lease.device for lease in self.open_leases()}
+        return self._leases.open_devices()
 
     @property
     def num_missing(self) -> int:
@@ -114,7 +118,7 @@ class Attempt:
         """The quorum of this round without the devices that gave a lasting reason, which the next attempt will have."""
         able = {
             lease.device
-            for lease in self._leases.values()
+            for lease in self.leases.values()
             if lease.train and not (lease.state == "declined" and is_lasting(lease.code))
         }
         _, quorum = selection.goal_and_quorum(min(self.row.goal, len(able)), fraction=1.0, minimum=minimum)
@@ -122,7 +126,7 @@ class Attempt:
 
     def reason_of_failure(self) -> str:
         """Why too few updates arrived, for people."""
-        reasons = sorted({f"{lease.device}: {lease.code}" for lease in self._leases.values() if lease.code})
+        reasons = sorted({f"{lease.device}: {lease.code}" for lease in self.leases.values() if lease.code})
         count = f"{len(self._updates)} of {self.row.quorum} needed updates"
         return f"{count} ({'; '.join(reasons) or 'deadline'})"
 
@@ -130,29 +134,27 @@ class Attempt:
 
     def add(self, leases: Iterable[LeaseRow]) -> None:
         """Further leases: substitutes, or a smaller slice for the same device."""
-        self._leases |= {lease.id: lease for lease in leases}
+        for lease in leases:
+            self._leases.put(lease)
 
     def accept(self, lease_id: str) -> list[CloseLease]:
         """A device accepted its lease."""
-        lease = self._leases.get(lease_id)
+        lease = self._leases.find_open(lease_id)
         if lease is None or lease.state != "offered":
             return []
-        self._leases[lease_id] = replace(lease, state="accepted")
+        self._leases.put(replace(lease, state="accepted"))
         return [CloseLease(lease_id, "accepted")]
 
     def offer_again(self, device: str, held_lease: str | None) -> list[str]:
         """A device holds another lease than the one it accepted (a new disk, an old backup): the leases to repeat."""
-        lost = [
-            lease
-            for lease in self._leases.values()
-            if lease.device == device and lease.state == "accepted" and lease.id != held_lease
-        ]
-        self._leases |= {lease.id: replace(lease, state="offered") for lease in lost}
+        lost = [lease for lease in self._leases.open_of(device) if lease.state == "accepted" and lease.id != held_lease]
+        for lease in lost:
+            self._leases.put(replace(lease, state="offered"))
         return [lease.id for lease in lost]
 
     def close(self, lease: LeaseRow, state: str, code: str, detail: str, log: Sequence[str] = ()) -> CloseLease:
         """End an open lease without an update."""
-        self._leases[lease.id] = replace(lease, state=state, code=code, detail=detail, log=log)
+        self._leases.put(replace(lease, state=state, code=code, detail=detail, log=log))
         return CloseLease(lease.id, state, code, detail, log)
 
     def cancel_all(self, *, state: str, code: str, detail: str) -> list[CloseLease | SendCancel]:
@@ -161,8 +163,7 @@ class Attempt:
 
     def remove(self, device: str) -> list[CloseLease | SendCancel]:
         """A device is no longer enrolled: end its open leases."""
-        leases = [lease for lease in self.open_leases() if lease.device == device]
-        return self._cancel(leases, "cancelled", "removed", "the device was removed")
+        return self._cancel(self._leases.open_of(device), "cancelled", "removed", "the device was removed")
 
     def _cancel(self, leases: Iterable[LeaseRow], state: str, code: str, detail: str) -> list[CloseLease | SendCancel]:
         instructions: list[CloseLease | SendCancel] = []
@@ -174,7 +175,7 @@ class Attempt:
         """An update of an open lease arrived: its row comes before its receipt."""
         update = _update_row(lease, stored) if lease.train or self._dry else None
         evaluation = _evaluation_row(lease, stored)
-        self._leases[lease.id] = replace(lease, state="stored")
+        self._leases.put(replace(lease, state="stored"))
         if evaluation is not None:
             self._evaluations[lease.device] = evaluation
         if update is not None:

@@ -119,7 +119,7 @@ class RunMachine:
     def _restore(self, snapshot: Snapshot, now: float) -> Iterator[Instruction]:
         row = snapshot.round
         if row is None:
-            yield from self._ask_server()
+            yield from self._judging.ask_server(self._version, is_last=self._ending.is_decided)
         elif row.state in ("COMMITTED", "ANNOUNCED"):
             if row.state == "COMMITTED":
                 yield Announce(row, snapshot.version)
@@ -156,6 +156,10 @@ class RunMachine:
     def leases(self) -> Mapping[str, LeaseRow]:
         """The leases of the open round, by id."""
         return self._open.leases if self._open is not None else {}
+
+    def open_leases_of(self, device: str) -> list[LeaseRow]:
+        """The leases of a device that have not ended, in the open round."""
+        return self._open.open_leases_of(device) if self._open is not None else []
 
     @property
     def updates(self) -> Mapping[str, UpdateRow]:
@@ -303,8 +307,7 @@ class RunMachine:
     # running
 
     def _offer(self, attempt: Attempt, now: float) -> list[SendAssign | CloseLease]:
-        remaining_s = self._timer.remaining_s(now)
-        return self._offers.review(attempt, self._candidates.online, remaining_s=remaining_s, now=now)
+        return self._offers.review(attempt, self._candidates.online, remaining_s=self._timer.remaining_s(now), now=now)
 
     def _add_leases(self, attempt: Attempt, leases: Sequence[LeaseRow], now: float) -> Iterator[Instruction]:
         attempt.add(leases)
@@ -408,12 +411,9 @@ class RunMachine:
     def _end_or_go_on(self, now: float, *, evaluated: bool = False) -> Iterator[Instruction]:
         """End the run if a rule says so and nothing is left to judge; else the next tick goes on."""
         self._ending.check(self._version, now)
-        yield from self._ask_server()
+        yield from self._judging.ask_server(self._version, is_last=self._ending.is_decided)
         if self._ending.is_decided and (evaluated or self._judging.is_settled(self._version, is_last=True)):
             yield self._finish("finished", self._ending.reason)
-
-    def _ask_server(self) -> list[Instruction]:
-        return [*self._judging.ask_server(self._version, is_last=self._ending.is_decided)]
 
     def _judged(self, judged: events.Judged, now: float) -> Iterator[Instruction]:
         saved = self._judging.answered(self._version, judged.evaluations)

@@ -6,7 +6,9 @@ Does not cover: the leases themselves (`attempt`), sending (`conductor`).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from enum import Enum
 
 from coordinator.rounds.attempt import Attempt
@@ -14,7 +16,8 @@ from coordinator.rounds.instructions import CloseLease, SendAssign
 
 __all__ = ["Offers", "Step"]
 
-_REPEAT_S = 3.0
+_FIRST_REPEAT_S = 3.0  # at the earliest: a repeat comes up to as much later, and each pause is longer than the last
+_GROWTH = 1.5
 _ANSWER_S = 15.0  # a device that does not accept in this time is no longer expected
 _AWAY_S = 60.0  # neither is one that disconnects for longer than this before it accepts
 
@@ -35,12 +38,23 @@ _EXPIRY: dict[Step, tuple[str, str]] = {
 }
 
 
+@dataclass(slots=True)
+class _Offered:
+    first_at: float
+    again_at: float
+    pause_s: float
+
+
+def _jitter(lease: str) -> float:
+    """Between 0 and 1 and the same at every call: a fleet that is asked at one moment is not asked again at one."""
+    return zlib.crc32(lease.encode()) / 2**32
+
+
 class Offers:
     """The offers of one attempt."""
 
     def __init__(self) -> None:
-        self._first_offered_at: dict[str, float] = {}
-        self._last_offered_at: dict[str, float] = {}
+        self._offered: dict[str, _Offered] = {}
         self._away_since: dict[str, float] = {}
 
     def review(
@@ -63,15 +77,15 @@ class Offers:
             self.postpone(lease)
             return Step.AWAY if now - self._away_since.setdefault(lease, now) > _AWAY_S else Step.WAIT
         self._away_since.pop(lease, None)
-        if now - self._first_offered_at.setdefault(lease, now) > _ANSWER_S:
+        offered = self._offered.setdefault(lease, _Offered(first_at=now, again_at=now, pause_s=_FIRST_REPEAT_S))
+        if now - offered.first_at > _ANSWER_S:
             return Step.SILENT
-        last = self._last_offered_at.get(lease)
-        if last is not None and now - last < _REPEAT_S:
+        if now < offered.again_at:
             return Step.WAIT
-        self._last_offered_at[lease] = now
+        offered.again_at = now + offered.pause_s * (1 + _jitter(lease))
+        offered.pause_s *= _GROWTH
         return Step.OFFER
 
     def postpone(self, lease: str) -> None:
         """The device has not been asked after all: its time to answer begins with the next offer."""
-        self._first_offered_at.pop(lease, None)
-        self._last_offered_at.pop(lease, None)
+        self._offered.pop(lease, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import math
 import random
@@ -27,10 +28,10 @@ def goal_and_quorum(available: int, *, fraction: float, minimum: int) -> tuple[i
 def num_to_ask(goal: int, quorum: int, *, drop_rate: float, available: int) -> int:
     """The smallest n >= goal with P[Bin(n, 1 - p) >= quorum] >= 0.999, at most all that are there."""
     drop = max(drop_rate, _LEAST_DROP_RATE)
-    for n in range(goal, available):
-        if drop < 1 and _at_least(quorum, n, drop) >= _CONFIDENCE:
-            return n
-    return available
+    if drop >= 1:
+        return available
+    asked = range(goal, max(goal, available))  # the more are asked, the likelier it is: halving finds the smallest
+    return goal + bisect.bisect_left(asked, _CONFIDENCE, key=lambda n: _at_least(quorum, n, drop))
 
 
 def _at_least(quorum: int, n: int, drop: float) -> float:

@@ -41,9 +41,9 @@ class Router:
         conductor: Conductor,
         deployments: Deployments,
         outbox: Outbox,
-        tick_now: Callable[[float], None],
+        tick_soon: Callable[[], None],
     ) -> None:
-        """`tick_now` makes the loop's next tick due at once: a device has arrived that may be asked for something."""
+        """`tick_soon` makes the loop's next tick due soon: a device has arrived that may be asked for something."""
         self._topics = topics
         self._roster = roster
         self._traffic = traffic
@@ -52,7 +52,7 @@ class Router:
         self._conductor = conductor
         self._deployments = deployments
         self._outbox = outbox
-        self._tick_now = tick_now
+        self._tick_soon = tick_soon
 
     def receive(self, topic: str, payload: bytes, now: float) -> None:
         """Handle one publication; what is wrong with it is logged and charged to the device, never raised."""
@@ -102,7 +102,7 @@ class Router:
                 conductor.greeted(device, message.boot, now)
                 conductor.holding(device, message.held, finished=message.finished, now=now)
                 self._deployments.greeted(device, now)
-                self._tick_now(now)
+                self._tick_soon()
             case Heartbeat():
                 if message.state != "fetching":
                     self._downloads.left(device)  # the message by which it left may have been lost

@@ -49,6 +49,7 @@ __all__ = ["Service", "ServiceOptions", "allow_many_files"]
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.25
+_SHORTEST_TICK_S = 0.05  # a tick looks at all devices: many that arrive at once share one
 _BUSY_S = 0.002
 _DISK_RETRY_S = 1.0
 _LONGEST_DISK_RETRY_S = 60.0
@@ -223,7 +224,7 @@ class Service:
         )
         self.conductor.recover(now)
         self._begin_serving_devices()
-        self._tick_at = now
+        self._tick_at, self._ticked_at = now, now - _SHORTEST_TICK_S
         self._begun, self._disk_problem = True, ""
         transport.connect()
 
@@ -248,7 +249,7 @@ class Service:
             conductor=self.conductor,
             deployments=self.deployments,
             outbox=self.outbox,
-            tick_now=self._tick_now,
+            tick_soon=self._tick_soon,
         )
         self.enrolment = Enrolment(
             store=self.store,
@@ -271,8 +272,8 @@ class Service:
         if self._transport is not None:
             self._transport.wake()
 
-    def _tick_now(self, now: float) -> None:
-        self._tick_at = now
+    def _tick_soon(self) -> None:
+        self._tick_at = min(self._tick_at, self._ticked_at + _SHORTEST_TICK_S)
 
     # the loop
 
@@ -299,7 +300,7 @@ class Service:
         if self._aggregation.fd in ready:
             self._aggregation.read(now)
             if self.conductor.selecting:  # a round has ended: begin the next one now, not at the next tick
-                self._tick_at = now
+                self._tick_soon()
         while self._arrivals:
             arrived = self._arrivals.popleft()
             if self.uploads.settle(arrived):
@@ -310,7 +311,7 @@ class Service:
         self.downloads.send(lambda: self.outbox.queued_bytes, self.chunks.send, self.chunks.share, now)
 
     def _tick(self, now: float) -> None:
-        self._tick_at = now + _TICK_S
+        self._ticked_at, self._tick_at = now, now + _TICK_S
         if self._broker is not None:
             self._broker.ensure()
         self.accounts.suspend(self.roster.suspended(now), now)

@@ -92,7 +92,10 @@ class Database:
     def read(self, query: str, *arguments: object) -> list[sqlite3.Row]:
         """All rows of a query, as columns."""
         with _disk_errors("cannot read state.db"):
-            return self._connection.execute(query, arguments).fetchall()
+            try:
+                return self._connection.execute(query, arguments).fetchall()
+            except UnicodeEncodeError:  # half of a surrogate pair, typed by a person: no row has such a text
+                return []
 
     def all(self, cls: type[R], query: str, *arguments: object) -> list[R]:
         """All rows of a query, as records of `cls`."""

@@ -271,27 +271,31 @@ class Daemon:
                 self._connection.lost(event)
                 self._transfers.lost_connection(event.code)
                 self._events.append(LinkDown())
-            case Received(topic=topic, payload=payload):
+            case Received():
                 try:
-                    self._receive(topic, payload)
+                    self._receive(event)
                 except PayloadError as error:
-                    log.warning("dropped a message on %s: %s", topic, error)
+                    log.warning("dropped a message on %s: %s", event.topic, error)
 
-    def _receive(self, topic: str, payload: bytes) -> None:
+    def _receive(self, received: Received) -> None:
+        topic, payload = received.topic, received.payload
         if topic == self._topics.coordinator_state:
-            self._take_coordinator_state(payload)
+            self._take_coordinator_state(payload, retained=received.retained)
         elif not self._transfers.receive(topic, payload):
             message = self._link.receive(topic, payload)
             if message is not None:
                 self._take(message)
 
-    def _take_coordinator_state(self, payload: bytes) -> None:
-        """A hint without authority: one with another epoch does not know us yet, and one that was away may."""
+    def _take_coordinator_state(self, payload: bytes, *, retained: bool) -> None:
+        """A hint without authority: one with another epoch does not know us yet, and one that was away may.
+
+        What was retained is older than our hello on this connection, and no reason for another one.
+        """
         epoch = payload[:64]
         if epoch.startswith(b"online"):
             changed = self._coordinator_epoch not in (b"", epoch)
             self._coordinator_epoch = epoch
-            if changed or not self._session.online:
+            if not retained and (changed or not self._session.online):
                 self._carry_out(self._session.say_hello(time.monotonic()))
 
     def _take(self, message: Message) -> None:

@@ -7,7 +7,8 @@ Rules
   R1  One lease at a time. Only an assignment newer than all seen before, by (epoch, issue), is taken.
   R2  Save first: a lease is on disk before it is accepted, a finished update before it is offered.
   R3  A finished update is never trained again, unless the disk lost it, and deleted only on its receipt (or a cancel).
-  R4  What may be lost on the way is repeated: hello until welcomed, offer until granted or receipted.
+  R4  What may be lost on the way is repeated, less and less often: hello until welcomed, offer until granted or
+      receipted.
   R5  A crashed worker starts its assignment again, a few times, also if it takes the client with it; a declining one
       does not.
   R6  A worker that went over its budget is followed at once by one with a smaller plan, a few times; what was too much
@@ -33,6 +34,7 @@ from edge_client.client.events import (
     WorkerFailed,
     WorkerProgress,
 )
+from edge_client.client.greeting import Greeting
 from edge_client.client.instructions import (
     BeginSession,
     Fetch,
@@ -45,6 +47,7 @@ from edge_client.client.instructions import (
     Start,
     Stop,
 )
+from edge_client.client.pace import Pace
 from edge_client.config.quantities import format_bytes
 from edge_client.records import Ceiling, DeviceProfile
 from edge_client.wire.messages import (
@@ -64,10 +67,9 @@ from edge_client.wire.messages import (
 
 __all__ = ["Session"]
 
-_HELLO_AGAIN_S = 2.0
-_SLOWEST_HELLO_S = 30.0
 _OFFER_AGAIN_S = 3.0
 _GRANTED_AGAIN_S = 10.0  # after a grant the coordinator asks; if it falls silent, offer again
+_LONGEST_OFFER_PAUSE_S = 30.0
 _MAX_ATTEMPTS = 4
 _MAX_REPLANS = 8
 _RETRY_S = 1.0
@@ -106,12 +108,12 @@ class Session:
         self._declined: Decline | None = None
         self._linked = False
         self._welcomed = False
-        self._num_hellos = 0
-        self._hello_tries = 0
-        self._hello_at = 0.0
+        self._greeting = Greeting()
         self._heartbeat_at = 0.0
         self._heartbeat_s = 10.0
         self._offer_at = 0.0
+        self._offers_pace = Pace(_OFFER_AGAIN_S, _LONGEST_OFFER_PAUSE_S)
+        self._granted_pace = Pace(_GRANTED_AGAIN_S, _LONGEST_OFFER_PAUSE_S)
         self._progress = WorkerProgress("", 0, 0, None)
         self.free_bytes = 0
         self.refusal = ""
@@ -144,7 +146,7 @@ class Session:
         """When `Tick` is wanted at the latest."""
         if not self._linked:
             return self._retry_at if self._retry_at is not None else float("inf")
-        due = [self._heartbeat_at if self._welcomed else self._hello_at]
+        due = [self._heartbeat_at if self._welcomed else self._greeting.due_at]
         if self.update is not None and self._welcomed:
             due.append(self._offer_at)
         if self._retry_at is not None:
@@ -165,7 +167,7 @@ class Session:
         match event:
             case LinkUp():
                 self._linked = True
-                self._hello_tries = 0  # a new connection: the reason for slow ones is over
+                self._greeting.restart()  # a new connection: the reason for slow ones is over
                 yield from self._hello(now)
             case LinkDown():
                 self._linked = self._welcomed = False
@@ -182,7 +184,8 @@ class Session:
                     yield from self._drop(accepted=False)
             case Grant():
                 if self._offers(event.lease, event.sha256) and self.update:
-                    self._offer_at = now + _GRANTED_AGAIN_S
+                    self._granted_pace.restart()
+                    self._offer_at = now + self._granted_pace.next_s()
                     yield Serve(self.update, event.ranges)
             case Receipt():
                 if self._offers(event.lease, event.sha256):
@@ -205,13 +208,10 @@ class Session:
 
     def _hello(self, now: float) -> Iterator[Instruction]:
         self._welcomed = False
-        self._num_hellos += 1
-        self._hello_tries += 1
-        self._hello_at = now + min(_HELLO_AGAIN_S * self._hello_tries, _SLOWEST_HELLO_S)
         yield Send(
             Hello(
                 boot=self._boot,
-                hello=self._num_hellos,
+                hello=self._greeting.say(now),
                 client=self._client,
                 profile=self._profile,
                 labels=self._labels,
@@ -222,11 +222,11 @@ class Session:
         )
 
     def say_hello(self, now: float) -> list[Instruction]:
-        """Introduce this device again, because the coordinator may have restarted; not right after the first hello."""
-        is_recent = not self._welcomed and self._hello_tries == 1 and self._hello_at - now <= _HELLO_AGAIN_S
-        if not self._linked or is_recent:
+        """Introduce this device again, because the coordinator may have restarted or lost the last hello."""
+        if not self._linked:
             return []
-        self._hello_tries = 0
+        if self._welcomed:  # otherwise any of the hellos so far may still be answered
+            self._greeting.restart()
         return list(self._hello(now))
 
     def goodbye(self) -> list[Instruction]:
@@ -237,23 +237,26 @@ class Session:
         return leave
 
     def _welcome(self, welcome: Welcome, now: float) -> Iterator[Instruction]:
-        if welcome.boot != self._boot or welcome.hello != self._num_hellos or not self._linked:
+        if welcome.boot != self._boot or not self._linked or not self._greeting.takes(welcome):
             return
         self._welcomed = True
-        self._hello_tries = 0
         self.refusal = ""
         self._heartbeat_s = welcome.heartbeat_s
         self._heartbeat_at = now + self._heartbeat_s
         yield BeginSession(welcome.session)
         if self.update is not None:
+            self._offers_pace.restart()
             yield from self._offer(now)
 
     def _refused(self, refuse: Refuse, now: float) -> None:
         if refuse.boot != self._boot and not (refuse.boot == "any" and refuse.code == "session"):
             return
+        if refuse.boot == "any" and not self._welcomed:
+            return  # about a session that is over for us already: the hello for the next one is on its way
         self._welcomed = False
         self.refusal = f"{refuse.code}: {refuse.detail}"
-        self._hello_at = now + refuse.retry_s
+        self._greeting.restart()
+        self._greeting.due_at = now + refuse.retry_s
 
     def _tick(self, now: float) -> Iterator[Instruction]:
         if self._retry_at is not None and now >= self._retry_at:
@@ -262,7 +265,7 @@ class Session:
         if not self._linked:
             return
         if not self._welcomed:
-            if now >= self._hello_at:
+            if now >= self._greeting.due_at:
                 yield from self._hello(now)
             return
         if self.update is not None and now >= self._offer_at:
@@ -336,6 +339,7 @@ class Session:
         self._working = False
         self.update = done.update
         yield Save(self.assign, done.update, self._attempts, self._replans)
+        self._offers_pace.restart()
         if self._welcomed:
             yield from self._offer(now)
 
@@ -348,7 +352,7 @@ class Session:
         yield from self.begin()
 
     def _offer(self, now: float) -> Iterator[Instruction]:
-        self._offer_at = now + _OFFER_AGAIN_S
+        self._offer_at = now + self._offers_pace.next_s()
         if self.assign and self.update:
             yield Send(
                 Offer(

@@ -57,10 +57,14 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A message from the broker, which is trusted for nothing but delivery."""
+    """A message from the broker, which is trusted for nothing but delivery.
+
+    `retained`: the broker kept it for those who subscribe later; it says nothing about this moment.
+    """
 
     topic: str
     payload: bytes
+    retained: bool = False
 
 
 Event = Connected | Disconnected | Received

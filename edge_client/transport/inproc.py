@@ -102,7 +102,8 @@ class Hub:
 
     def _retained_for(self, patterns: Sequence[str]) -> list[Received]:
         retained = self._retained.items()
-        return [Received(topic=t, payload=p) for t, p in retained if any(matches(pattern, t) for pattern in patterns)]
+        kept = [(t, p) for t, p in retained if any(matches(pattern, t) for pattern in patterns)]
+        return [Received(topic=topic, payload=payload, retained=True) for topic, payload in kept]
 
     def _publish(self, user: str, topic: str, payload: bytes, retain: bool) -> None:
         if not self._allowed(user, "publish", topic):
@@ -135,7 +136,7 @@ class Hub:
 def _damaged(message: Received, rng: random.Random) -> Received:
     payload = bytearray(message.payload)
     payload[rng.randrange(len(payload))] ^= 1 << rng.randrange(8)
-    return Received(topic=message.topic, payload=bytes(payload))
+    return Received(topic=message.topic, payload=bytes(payload), retained=message.retained)
 
 
 class InprocTransport:

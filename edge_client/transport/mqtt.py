@@ -388,8 +388,8 @@ class MqttTransport:
             self._accepted = False
             self._drop_asked = True
 
-    def _on_text(self, topic: str, payload: bytes) -> None:
-        event = Received(topic=topic, payload=payload)
+    def _on_text(self, topic: str, payload: bytes, retained: bool) -> None:
+        event = Received(topic=topic, payload=payload, retained=retained)
         if self._connected:
             self._events.append(event)
         elif self._early_bytes < _EARLY_BYTES:

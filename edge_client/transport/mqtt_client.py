@@ -28,7 +28,7 @@ _LEAST_READ_BYTES = 65_536
 _WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _PUBLISH, _RETAIN, _KIND_AND_QOS = 0x30, 0x01, 0xF6
 
-OnText = Callable[[str, bytes], None]  # topic, payload
+OnText = Callable[[str, bytes, bool], None]  # topic, payload, whether the broker had retained it
 Packet = tuple[int, memoryview]  # the first byte, and what follows the length
 
 
@@ -153,16 +153,16 @@ class FastClient(Client):
             self._last_bytes_received = time.monotonic()
         for head, body in self._incoming.packets():
             if head & _KIND_AND_QOS == _PUBLISH:
-                self._take_message(body)
+                self._take_message(body, retained=bool(head & _RETAIN))
             elif (result := self._take_other(head, body)) != MQTTErrorCode.MQTT_ERR_SUCCESS or self._sock is not sock:
                 return result
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
-    def _take_message(self, body: memoryview) -> None:
+    def _take_message(self, body: memoryview, *, retained: bool) -> None:
         end = 2 + int.from_bytes(body[:2], "big")
         if not 2 < end <= len(body):
             raise ValueError(f"a topic of {end - 2} bytes in a packet of {len(body)}")
-        self._on_text(str(body[2:end], "utf-8"), bytes(body[end:]))
+        self._on_text(str(body[2:end], "utf-8"), bytes(body[end:]), retained)
 
     def _take_other(self, head: int, body: memoryview) -> MQTTErrorCode:
         self._in_packet.update({"command": head, "packet": bytearray(body), "remaining_length": len(body)})
@@ -221,6 +221,6 @@ def make_client(client_id: str, on_text: OnText) -> Client:
     client: Client = FastClient(CallbackAPIVersion.VERSION2, on_text=on_text, **options)
     if not FastClient.fits(client):
         client = Client(CallbackAPIVersion.VERSION2, **options)
-        client.on_message = lambda client, userdata, message: on_text(message.topic, bytes(message.payload))
+        client.on_message = lambda client, userdata, m: on_text(m.topic, bytes(m.payload), m.retain)
     client.connect_timeout = CONNECT_TIMEOUT_S
     return client

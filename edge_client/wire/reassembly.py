@@ -69,6 +69,15 @@ class Reassembly:
         """Asked for and not here yet: what the peer may still send."""
         return len(self._asked) * CHUNK_BYTES
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether the next `request` asks for something, if its allowance is large enough."""
+        return self._room > 0 and 2 * len(self._asked) <= self._window
+
+    @property
+    def _room(self) -> int:
+        return min(self._window, self.num_missing) - len(self._asked)
+
     def has(self, index: int) -> bool:
         """Whether there is such a chunk, and it is here."""
         return index < self.num_chunks and bool(self._have[index])
@@ -140,11 +149,11 @@ class Reassembly:
         `whole`: all that the window has room for, or nothing yet.
         """
         self.stalled(now)
-        room = min(self._window, self.num_missing) - len(self._asked)
+        room = self._room
         if allowance_bytes is not None:
             allowed = allowance_bytes // CHUNK_BYTES
             room = 0 if whole and room > allowed else min(room, allowed)
-        if self.complete or room < 1 or (self._asked and 2 * len(self._asked) > self._window):
+        if room < 1 or not self.wants_more:
             return ()
         if not self._asked:
             self._progress_at = self._window_began = now

@@ -83,7 +83,8 @@ def test_a_retained_message_reaches_a_later_subscriber_after_connected(site: Sit
     pump(lambda: len(coordinator.received) == 2, coordinator)
     device = connected(site, "d1", site.topics.device_subscribes("d1"))
     pump(lambda: bool(device.received), device)
-    assert device.events == [Connected(), Received(topic=topic, payload=b"new")]
+    assert device.events == [Connected(), Received(topic=topic, payload=b"new", retained=True)]
+    assert [event.retained for event in coordinator.events if isinstance(event, Received)] == [False, False]
 
 
 def test_an_empty_retained_message_clears_the_topic(site: Site) -> None:
@@ -158,7 +159,7 @@ def test_a_topic_can_be_added_to_a_connection(site: Site) -> None:
     device = connected(site, "d1", (site.topics.device("d1", "cmd"),))
     device.transport.subscribe((topic,))
     pump(lambda: bool(device.received), device)
-    assert device.events == [Connected(), Received(topic=topic, payload=b"kept")]
+    assert device.events == [Connected(), Received(topic=topic, payload=b"kept", retained=True)]
 
 
 def test_a_topic_can_be_left_and_taken_again(site: Site) -> None:

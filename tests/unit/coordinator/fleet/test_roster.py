@@ -128,6 +128,7 @@ def test_words_of_the_session_before_are_dropped_quietly_for_a_while() -> None:
     roster = _roster()
     client = Client(roster, "boot-1")
     client.hello(0.0)
+    client.say(Heartbeat(state="idle"), 0.1)
     old = client.seal(Accept(lease="x"))
     older = client.seal(Accept(lease="y"))
     client.hello(10.0)
@@ -136,6 +137,36 @@ def test_words_of_the_session_before_are_dropped_quietly_for_a_while() -> None:
     _, reply = roster.receive("a", older, 12.1)
     assert reply is not None
     assert isinstance(client.open(reply), Refuse)
+
+
+def test_a_hello_that_is_repeated_gets_the_session_that_exists() -> None:
+    """The answer was late. A device that has said something in the session counts anew after a hello: another one."""
+    roster = _roster()
+    client = Client(roster, "boot-1")
+    first, again = client.hello(0.0), client.hello(11.0, free_bytes=6)
+    assert isinstance(first, Welcome)
+    assert isinstance(again, Welcome)
+    assert (first.session, first.hello, again.hello) == (again.session, 1, 2)
+    presence = roster.presence("a")
+    assert presence is not None
+    assert presence.free_bytes == 6
+    assert client.say(Accept(lease="x"), 12.0)[0] == Accept(lease="x")
+    third = client.hello(13.0)
+    assert isinstance(third, Welcome)
+    assert third.session != again.session
+    assert client.say(Accept(lease="y"), 14.0)[0] == Accept(lease="y")
+
+
+def test_messages_to_a_device_go_on_counting_in_a_session_that_it_keeps() -> None:
+    """What was sent before the repeated hello cannot be sent again afterwards as something new."""
+    roster = _roster()
+    client = Client(roster, "boot-1")
+    client.hello(0.0)
+    roster.seal("a", Refuse(boot="x", code="y"))
+    client.hello(11.0)
+    sealed = roster.seal("a", Refuse(boot="x", code="y"))
+    assert sealed is not None
+    assert open_message(sealed, key=client.key, context=context_down("fed", "a")).seq == 2
 
 
 def test_a_restarted_device_takes_over_its_name() -> None:

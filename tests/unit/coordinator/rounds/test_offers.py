@@ -9,11 +9,28 @@ from coordinator.rounds.instructions import CloseLease, SendAssign
 from coordinator.rounds.offers import Offers, Step
 
 
-def test_an_offer_is_repeated_every_three_seconds() -> None:
-    """0, 3 and 6 s; in between nothing is sent."""
-    offers = Offers()
-    steps = [offers.next_step("l", is_online=True, now=now) for now in (0.0, 2.9, 3.0, 5.9, 6.0)]
-    assert steps == [Step.OFFER, Step.WAIT, Step.OFFER, Step.WAIT, Step.OFFER]
+def _times(lease: str) -> list[float]:
+    """When a device that never answers is asked, looked at every tenth of a second."""
+    offers, asked = Offers(), []
+    for tenth in range(150):
+        if offers.next_step(lease, is_online=True, now=tenth / 10) is Step.OFFER:
+            asked.append(tenth / 10)
+    return asked
+
+
+def test_an_offer_is_repeated_less_and_less_often() -> None:
+    """The first pause is 3 to 6 s, the second 4.5 to 9: each 1.5 times the one before, up to a tenth."""
+    for number in range(50):
+        first, second, *more = _times(f"lease-{number}")
+        assert first == 0.0
+        assert 3.0 <= second <= 6.1
+        assert all(abs(third - second - 1.5 * second) <= 0.3 for third in more[:1])
+
+
+def test_a_fleet_that_was_asked_at_one_moment_is_not_asked_again_at_one() -> None:
+    """Of 1,000 leases none of the six half seconds has more than a quarter of the first repeats; evenly: a sixth."""
+    seconds = [_times(f"lease-{number}")[1] for number in range(1000)]
+    assert max(sum(low <= s < low + 0.5 for s in seconds) for low in (3.0, 3.5, 4.0, 4.5, 5.0, 5.5)) < 250
 
 
 def test_a_silent_device_has_fifteen_seconds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,18 +178,64 @@ def test_r3_an_update_that_did_not_count_drops_the_methods_next_state(status: st
 
 
 def test_r4_hello_is_repeated_ever_slower_until_welcomed() -> None:
-    """At 0, then after 2 s, then 4 s later; each has the next number, and only the newest is answered."""
-    session = _session()
-    (first,) = _sent(session.handle(LinkUp(), 0.0))
-    assert isinstance(first, Hello)
-    assert first.hello == 1
-    assert session.handle(Tick(), 1.9) == []
-    assert len(_sent(session.handle(Tick(), 2.0))) == 1
-    assert session.handle(Tick(), 5.9) == []
-    assert len(_sent(session.handle(Tick(), 6.0))) == 1
-    assert session.handle(_welcome(hello=2), 6.1) == []
-    assert session.handle(_welcome(hello=3), 6.1) == [BeginSession("s1")]
+    """At 0, after 10 to 20 s, after 15 to 30 s more; each has the next number."""
+    session, now, waits = _session(), 0.0, []
+    (said,) = _sent(session.handle(LinkUp(), now))
+    for number in (1, 2, 3):
+        assert isinstance(said, Hello)
+        assert said.hello == number
+        waits.append(session.next_due() - now)
+        assert session.handle(Tick(), session.next_due() - 0.1) == []
+        now = session.next_due()
+        (said,) = _sent(session.handle(Tick(), now))
+    assert [low <= wait <= 2 * low for low, wait in zip((10.0, 15.0, 22.5), waits, strict=True)] == [True] * 3
+    assert session.handle(_welcome(hello=4), now) == [BeginSession("s1")]
     assert session.online
+
+
+@pytest.mark.parametrize("answered", [1, 2])
+def test_r4_any_hello_of_the_connection_may_be_the_one_that_is_answered(answered: int) -> None:
+    """A coordinator that is behind answers the first when the second is under way; the other answer changes nothing."""
+    session = _session()
+    session.handle(LinkUp(), 0.0)
+    session.handle(Tick(), 20.0)
+    assert session.handle(_welcome(hello=answered), 20.1) == [BeginSession("s1")]
+    assert session.handle(_welcome(hello=3 - answered), 20.2) == []
+    assert session.online
+
+
+def test_r4_a_coordinator_of_before_begins_a_session_for_every_hello_and_the_newest_counts() -> None:
+    """s1 answers the first hello, s2 the second; an answer that comes out of order does not go back."""
+    session = _session()
+    session.handle(LinkUp(), 0.0)
+    session.handle(Tick(), 20.0)
+    assert session.handle(_welcome(hello=1), 20.1) == [BeginSession("s1")]
+    assert session.handle(replace(_welcome(hello=2), session="s2"), 20.2) == [BeginSession("s2")]
+    assert session.handle(_welcome(hello=1), 20.3) == []
+
+
+def test_r4_answers_to_hellos_of_before_do_not_count() -> None:
+    """Of the connection before, of a hello that is still to be said, and of a session that the coordinator refused."""
+    session = _session()
+    session.handle(LinkUp(), 0.0)
+    session.handle(LinkDown(), 1.0)
+    session.handle(LinkUp(), 2.0)
+    assert session.handle(_welcome(hello=1), 2.1) == []
+    assert session.handle(_welcome(hello=3), 2.1) == []
+    assert session.handle(_welcome(hello=2), 2.1) == [BeginSession("s1")]
+    session.handle(Refuse(boot="any", code="session", retry_s=0.0), 3.0)
+    session.handle(Tick(), 3.0)
+    assert session.handle(_welcome(hello=2), 3.1) == []
+    assert session.handle(replace(_welcome(hello=3), session="s2"), 3.1) == [BeginSession("s2")]
+
+
+def test_a_session_that_is_refused_twice_brings_one_hello() -> None:
+    """Both refusals answer messages that were under way when the coordinator restarted."""
+    session = _online()
+    session.handle(Refuse(boot="any", code="session", retry_s=0.0), 1.0)
+    assert len(_sent(session.handle(Tick(), 1.0))) == 1
+    session.handle(Refuse(boot="any", code="session", retry_s=0.0), 1.1)
+    assert session.handle(Tick(), 2.0) == []
 
 
 def test_r4_a_new_connection_says_hello_at_the_first_pace() -> None:
@@ -198,17 +245,24 @@ def test_r4_a_new_connection_says_hello_at_the_first_pace() -> None:
         session.handle(LinkUp(), float(now))
         session.handle(LinkDown(), now + 0.5)
     session.handle(LinkUp(), 100.0)
-    assert session.next_due() == 102.0
+    assert 110.0 <= session.next_due() <= 120.0
 
 
 def test_r4_an_offer_is_repeated_until_it_is_granted_and_again_if_the_grants_end() -> None:
-    """Every 3 s; 10 s after a grant."""
-    session = _online(assign=assign(), update=UPDATE, highest=(1, 1))
-    assert not [m for m in _sent(session.handle(Tick(), 2.9)) if isinstance(m, Offer)]
-    assert [m for m in _sent(session.handle(Tick(), 3.0)) if isinstance(m, Offer)]
-    session.handle(Grant(lease="lease-1", sha256=UPDATE.sha256, ranges=((0, 1),)), 4.0)
-    assert not [m for m in _sent(session.handle(Tick(), 13.9)) if isinstance(m, Offer)]
-    assert [m for m in _sent(session.handle(Tick(), 14.0)) if isinstance(m, Offer)]
+    """After 3 to 6 s, then after 4.5 to 9 s; 10 to 20 s after a grant. Heartbeats come every 1,000 s here."""
+    session = _session(assign=assign(), update=UPDATE, highest=(1, 1))
+    session.begin()
+    session.handle(LinkUp(), 0.0)
+    session.handle(_welcome(heartbeat_s=1000.0), 0.0)
+    now = 0.0
+    for low, high in ((3.0, 6.0), (4.5, 9.0)):
+        assert low <= session.next_due() - now <= high
+        now = session.next_due()
+        assert [m for m in _sent(session.handle(Tick(), now)) if isinstance(m, Offer)]
+    session.handle(Grant(lease="lease-1", sha256=UPDATE.sha256, ranges=((0, 1),)), 40.0)
+    assert 50.0 <= session.next_due() <= 60.0
+    assert not _sent(session.handle(Tick(), 49.9))
+    assert [m for m in _sent(session.handle(Tick(), 60.0)) if isinstance(m, Offer)]
 
 
 def test_r4_a_decline_that_was_lost_is_said_again() -> None:
@@ -478,8 +532,6 @@ def test_hello_tells_what_is_in_hand() -> None:
     (hello,) = _sent(session.handle(LinkUp(), 0.0))
     assert isinstance(hello, Hello)
     assert (hello.held, hello.finished) == ("lease-1", True)
-    assert session.say_hello(1.0) == []  # said a moment ago, and again at 2 s
-    session.handle(Tick(), 2.0)
     assert session.say_hello(3.0) != []
     session.handle(LinkDown(), 4.0)
     assert session.say_hello(5.0) == []
