@@ -71,13 +71,18 @@ class Outcome:
     bytes_down: int  # bytes up differ by a few: reports carry measurements
 
 
+def flags_of(method: str) -> dict[str, Any]:
+    """What `coordinator simulate` is told to record a method."""
+    flags = {**_EVERY, **FLAGS[method], "method": method}
+    return {**flags, "set": (*flags["set"], *_TRAIN)}
+
+
 def outcomes_of(methods: Iterable[str]) -> dict[str, Outcome]:
     """Two simulated rounds of each method, by one worker."""
     outcomes: dict[str, Outcome] = {}
     with shared_processes() as processes, tempfile.TemporaryDirectory() as folder:
         for method in methods:
-            flags = {**_EVERY, **FLAGS[method], "method": method}
-            result = simulated(Path(folder) / method, processes, **{**flags, "set": (*flags["set"], *_TRAIN)})
+            result = simulated(Path(folder) / method, processes, **flags_of(method))
             outcomes[method] = Outcome(**{key: result[key] for key in ("model_sha256", "rounds", "bytes_down")})
     return outcomes
 

@@ -49,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--partition", metavar="TEXT", help="iid, dirichlet:0.5, ...")
     add("--devices", type=int, metavar="N", help="how many virtual devices")
     add("--training-budgets", metavar="LIST", help="40MB,80MB in turns, or 40MB*10,80MB*6")
+    add("--accelerator", metavar="NAME", help="where devices train: none (the CPU), auto, or such as cuda:0")
     add("--slices", metavar="LIST", help="parts of the model, the largest first: full,depth:1.1.2.2,width:1/2")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the run file; NAME: method.NAME")
     add("--name", metavar="NAME", help="of the run")

@@ -5,6 +5,7 @@
     --rounds N              stop.rounds          --devices N               simulate.devices
     --participation SHARE   devices.fraction     --training-budgets LIST   simulate.training-budgets
     --seed N[,N]            seed                 --slices LIST             slices
+    --accelerator NAME      simulate.accelerator
     --set a.b=VALUE         any key; a bare NAME means method.NAME, but for slices and sharing
 
 Without a file, the model is small-cnn, the data are the digits, and devices train 5 epochs per round with a momentum of
@@ -62,6 +63,7 @@ class Flags:
     partition: str | None = None
     devices: int | None = None
     training_budgets: str | None = None
+    accelerator: str | None = None
     slices: str | None = None
     set: Sequence[str] = ()
 
@@ -127,6 +129,7 @@ def raw_table(flags: Flags) -> Table:
         "simulate.partition": flags.partition,
         "simulate.devices": flags.devices,
         "simulate.training-budgets": budgets,
+        "simulate.accelerator": flags.accelerator,
         "slices": _listed(flags.slices, "--slices") if flags.slices is not None else None,
     }
     for key, value in typed.items():

@@ -38,7 +38,7 @@ from coordinator.simulation.worker_pool import WorkerPool
 from coordinator.store.rows import DeviceRow, RunRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable
-from edge_client.config.device_file import DataSection, DeviceFile, ShareSection
+from edge_client.config.device_file import DataSection, DeviceFile, LimitsSection, ShareSection
 from edge_client.config.run_file import RunFile
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError, NothingFitsError, RunFailedError
@@ -344,15 +344,17 @@ def _device_file(setup: Setup, index: int) -> DeviceFile:
     """The device.toml of a virtual device: its part of the data of all."""
     section, task = setup.file.simulate, setup.file.task
     assert section is not None
+    limits = LimitsSection(accelerator=section.accelerator)
     part = (index, section.devices)
     if setup.data is not None:
         data_section = DataSection(
             source=f"npz:{setup.data.path}", partition=f"file:{setup.data.parts}", part=part, seed=setup.file.seed
         )
-        return DeviceFile(data=data_section, share=_SHARE)
+        return DeviceFile(data=data_section, limits=limits, share=_SHARE)
     kind, path = data.split_source(section.data) if section.data else ("", "")
     data_section = DataSection(source=kind, train=path, partition=section.partition, part=part, seed=setup.file.seed)
-    return DeviceFile(data=data_section, share=_SHARE, tasks={task.name: setup.task_path} if task is not None else {})
+    tasks = {task.name: setup.task_path} if task is not None else {}
+    return DeviceFile(data=data_section, limits=limits, share=_SHARE, tasks=tasks)
 
 
 def _wait(fds: Sequence[int], timeout_s: float) -> list[int]:

@@ -49,6 +49,12 @@ class LimitsSection:
     memory: Annotated[int, Auto(), Unit("bytes"), Between(0, 2**53)] | None = described(
         "what a worker process may use; auto: from this device's free memory", None
     )
+    accelerator: Annotated[str, Matches(r"[a-z]{1,16}(:[0-9]{1,3})?")] = described(
+        "where to train: none, the CPU; auto, a GPU that torch can use, or the CPU if there is none; or a device by "
+        "name, such as cuda:0",
+        "none",
+        later=True,
+    )
     disk: Bytes = described("what fedfit may keep on disk", 4 * 10**9)
     calibrate: bool = described(
         "whether this device may measure a model that it has not seen, once, beside its budget's plan; otherwise it "

@@ -182,6 +182,9 @@ class SimulateSection:
     training_budgets: tuple[Budget, ...] = described(
         'memory that training may take on each: ["40MB", "80MB"] in turns, or ["40MB*6", "80MB*4"]; none: no limit', ()
     )
+    accelerator: Annotated[str, Matches(r"[a-z]{1,16}(:[0-9]{1,3})?")] = described(
+        "where they train, as limits.accelerator of a device: none, auto or a name such as cuda:0", "none", later=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,6 @@ Options = Annotated[Mapping[str, Any], OtherKeys()]
 # that they have an effect.
 _NOT_YET: Mapping[str, Sequence[str]] = {
     "train": ("augment",),
-    "limits": ("accelerator",),
 }
 
 

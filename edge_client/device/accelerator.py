@@ -33,7 +33,7 @@ from edge_client.errors import InputError
 
 __all__ = ["CPU", "Accelerator", "Choice", "choose", "device_of", "of", "same_randomness"]
 
-_Movable = TypeVar("_Movable", Tensor, nn.Module)
+_Movable = TypeVar("_Movable", bound=Tensor | nn.Module)
 States = tuple[Tensor, ...]  # of random generators
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -178,7 +178,8 @@ class _WithModule:
         return ask(self._index) if ask is not None else None
 
     def move(self, what: _Movable) -> _Movable:
-        return what.to(self.device)
+        moved: _Movable = what.to(self.device)  # type: ignore[assignment]
+        return moved
 
     def random_states(self) -> States:
         return torch.get_rng_state(), self._module.get_rng_state(self._index)

@@ -22,7 +22,7 @@ from edge_client.models.contract import Model
 from edge_client.records import TrainingPlan
 from edge_client.training.contract import Batch, Phase, Term
 from edge_client.training.evaluate import evaluate
-from edge_client.training.inputs import in_layout
+from edge_client.training.inputs import brought
 from edge_client.training.loop import train
 
 __all__ = ["Groups", "StepRunner", "TracedStep", "activation_bytes", "batches_for"]
@@ -133,9 +133,11 @@ class StepRunner:
         return TracePair(self.batches, *(self._trace_forward(batch) for batch in self.batches))
 
     def _trace_forward(self, batch: int) -> Trace:
-        samples = in_layout(_MarkedSamples(self.prepared.samples(batch)), channels_last=self.prepared.channels_last)
+        device = device_of(self.model)
+        own = _MarkedSamples(self.prepared.samples(batch))
+        samples = brought(own, device, channels_last=self.prepared.channels_last)
         self.model.eval()
-        autocast = device_of(self.model).autocast(self.prepared.dtype)
+        autocast = device.autocast(self.prepared.dtype)
         with profiled() as trace, self._marked_units(), torch.no_grad(), autocast:
             x, _ = samples.batch(torch.arange(batch))
             self.model(x)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from edge_client.config.run_file import RunFile
+from edge_client.device.accelerator import device_of
 from edge_client.knowledge.kinds import ClassTable, one
 from edge_client.methods.base import Header, LeftOut, Lesson, Received, Traffic
 from edge_client.models.contract import Model
@@ -48,7 +49,7 @@ TAPS = {"feature": "features", "logit": "logits"}  # a table's label -> where th
 
 
 class ClassMeans:
-    """Sums and counts per class; float64, so that microbatches change nothing that a float32 could show."""
+    """Sums and counts per class, on the host; float64: microbatches change nothing that a float32 could show."""
 
     def __init__(self, num_classes: int, clip_norm: float | None = None) -> None:
         self._counts = torch.zeros(num_classes, dtype=torch.int64)
@@ -57,7 +58,7 @@ class ClassMeans:
 
     def add(self, labels: Tensor, rows: Tensor) -> None:
         """One row per sample; with `clip_norm` none counts for more than that length."""
-        rows = rows.detach().flatten(1).to(torch.float64)
+        labels, rows = labels.cpu(), rows.detach().cpu().flatten(1).to(torch.float64)
         if self._clip is not None:
             norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
             rows = rows * (self._clip / norms.clamp(min=1e-12)).clamp(max=1.0)
@@ -79,13 +80,14 @@ class ClassExchange:
     """A device's side: the targets that came, and the means that will go."""
 
     def __init__(self, job: Job, labels: Sequence[str]) -> None:
-        num_classes = len(job.class_counts)
+        num_classes, device = len(job.class_counts), device_of(job.model)
         self.means = {label: ClassMeans(num_classes, job.clip_norm) for label in labels}
         self._targets: dict[str, tuple[Tensor, Tensor]] = {}
         for label in labels:
             table = one(job.knowledge, ClassTable, label)
             if table is not None:
-                self._targets[label] = table.targets()
+                values, present = table.targets()
+                self._targets[label] = device.move(values), device.move(present)
 
     @property
     def empty(self) -> bool:

@@ -126,9 +126,10 @@ class DraftFedClient(SharedSamplesClient):
         ends = {number: taps[number] for number in (1, max(taps))}
         kind, self.job.model.recompute = self.job.model.recompute, None  # what is inside of units needs its gradient
         seen, logits = tapped(self.job.model, sorted(set(ends.values())), batch.x)
-        each = parameters.lambda3 * soft_cross_entropy(logits, self._targets.logits[batch.y])
+        rows, device = batch.y.cpu(), logits.device
+        each = parameters.lambda3 * soft_cross_entropy(logits, self._targets.logits[rows].to(device))
         for (number, tap), weight in zip(ends.items(), (parameters.lambda1, parameters.lambda2), strict=False):
-            target = self._targets.convs[number][batch.y]
+            target = self._targets.convs[number][rows].to(device)
             each = each + weight * functional.mse_loss(seen[tap], target, reduction="none").flatten(1).mean(dim=1)
         del seen, logits, target
         yield Term(name="drafts", each=each)

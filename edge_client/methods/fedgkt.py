@@ -36,6 +36,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from edge_client.config.run_file import RunFile
+from edge_client.device.accelerator import device_of
 from edge_client.errors import InputError
 from edge_client.knowledge.kinds import FeatureMaps, SampleLogits, one
 from edge_client.methods.base import (
@@ -106,7 +107,7 @@ class FedGktClient(PersonalClient):
             return
         shape = (len(job.data), math.prod(job.model.units[-1].out_shape))
         self._answers = {"logits": torch.zeros(shape), "known": torch.zeros(shape[0])}
-        stored = {name: job.state[_ANSWERS + name] for name in self._answers if _ANSWERS + name in job.state}
+        stored = {name: job.state[_ANSWERS + name].cpu() for name in self._answers if _ANSWERS + name in job.state}
         if stored and stored["logits"].shape == shape:
             self._answers = stored
         answers = one(job.knowledge, SampleLogits)
@@ -126,7 +127,7 @@ class FedGktClient(PersonalClient):
         logits = self.job.model(batch.x)
         each = cross_entropy(logits, batch.y)
         if self._parameters.alpha > 0 and self._answers and batch.positions is not None:
-            target, known = (self._answers[name][batch.positions] for name in ("logits", "known"))
+            target, known = (self._answers[name][batch.positions].to(logits.device) for name in ("logits", "known"))
             if bool(known.any()):
                 each = each + self._parameters.alpha * known * distillation(
                     target, logits, self._parameters.temperature
@@ -152,7 +153,7 @@ class FedGktClient(PersonalClient):
 
     @torch.no_grad()
     def _piece(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels, maps and logits of some samples, in evaluation mode."""
+        """Labels, maps and logits of some samples, in evaluation mode; on the host."""
         model, data = self.job.model, self.job.data
         assert data is not None
         x, y = data.batch(positions)
@@ -160,9 +161,9 @@ class FedGktClient(PersonalClient):
         model.eval()
         unit = extractor(model)
         tap = next(name for name, module in model.taps.items() if module == unit)
-        seen, logits = tapped(model, [tap], x)
+        seen, logits = tapped(model, [tap], device_of(model).move(x))
         model.train(was_training)
-        return y, seen[tap].float().contiguous(), logits.float()
+        return y, seen[tap].cpu().float().contiguous(), logits.cpu().float()
 
 
 class GktTeacher:

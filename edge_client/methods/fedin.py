@@ -123,11 +123,12 @@ class FedInClient(FedProxClient):
         """l_IN in pieces of a microbatch, also beside a small last batch: their shares are of the mean over all."""
         model, pairs = self.job.model, one(self.job.knowledge, FeaturePairs)
         assert pairs is not None
+        move = device_of(model).move
         size = max(self._most, model.min_batch)
         count = len(pairs.inputs) - (len(pairs.inputs) % size if len(pairs.inputs) % size < model.min_batch else 0)
         for first in range(0, count, size):
             rows = slice(first, min(first + size, count))
-            part = FeaturePairs(inputs=pairs.inputs[rows], outputs=pairs.outputs[rows])
+            part = FeaturePairs(inputs=move(pairs.inputs[rows]), outputs=move(pairs.outputs[rows]))
             with _restored_buffers(model):  # until its gradient has been taken
                 yield from _at_once(model, part, count) if separate_gradients else _unit_by_unit(model, part, count)
 
@@ -165,7 +166,9 @@ class FedInClient(FedProxClient):
         if not batch.last_epoch or not self._parameters.pairs:
             return
         most = self._parameters.pairs
-        self._seen.append((taps[_tap(self.job.model)][-most:].clone(), taps[_OUT][-most:].flatten(1).clone()))
+        newest = (taps[_tap(self.job.model)][-most:], taps[_OUT][-most:].flatten(1))
+        inputs, outputs = (rows.to("cpu", copy=True) for rows in newest)
+        self._seen.append((inputs, outputs))
         self._forget(coming=0)
 
     def _forget(self, coming: int) -> None:

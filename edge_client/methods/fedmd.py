@@ -86,7 +86,8 @@ class FedMdClient(SharedSamplesClient):
         """The mean absolute error."""
         assert self._consensus is not None
         logits = self.job.model(batch.x)
-        yield Term(name="consensus", each=(logits - self._consensus.values[batch.y]).abs().mean(dim=1))
+        target = self._consensus.values[batch.y.cpu()].to(logits.device)
+        yield Term(name="consensus", each=(logits - target).abs().mean(dim=1))
 
     def end(self) -> Outcome:
         """Logits of the trained model, in evaluation mode."""

@@ -83,7 +83,7 @@ class FedProtoClient(PersonalClient):
         if not self._nearest or targets is None:
             return super().predict(x)
         prototypes, present = targets
-        mine = present.bool() & (torch.tensor(self.job.class_counts) > 0)
+        mine = present.bool() & present.new_tensor([count > 0 for count in self.job.class_counts], dtype=torch.bool)
         if not bool(mine.any()):
             return super().predict(x)
         features, _ = features_and_logits(self.job.model, x)

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edge_client.device.accelerator import device_of
 from edge_client.errors import InputError
 from edge_client.methods.base import (
     Batch,
@@ -73,7 +74,7 @@ class HeteroFLClient(PlainClient):
             for layer in _sliced_layers(job.model):
                 layer.register_forward_hook(partial(_scale, ratio))
         if self._parameters.mask and job.class_min_count is not None:
-            self._present = torch.tensor([count > 0 for count in job.class_counts])
+            self._present = device_of(job.model).move(torch.tensor([count > 0 for count in job.class_counts]))
 
     def terms(self, batch: Batch, phase: Phase) -> Iterator[Term]:
         """With a mask, logits of classes that no sample here has are 0."""

@@ -28,6 +28,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from edge_client.device.accelerator import device_of
 from edge_client.errors import InputError, PayloadError
 from edge_client.methods.base import (
     Batch,
@@ -72,7 +73,7 @@ class ScaleFLClient(PlainClient):
                     shape = "none" if value is None else str(list(value.shape))
                     raise PayloadError("names", f"expected {name!r} {list(tensor.shape)} of exit {exit_}, got {shape}")
                 tensor.copy_(value)
-            self._exits[exit_] = head
+            self._exits[exit_] = device_of(job.model).move(head)
 
     def modules(self) -> Mapping[str, nn.Module]:
         """The early exits."""

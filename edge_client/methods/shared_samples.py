@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from edge_client.config.run_file import RunFile
 from edge_client.data.openers import input_shape, open_even_empty
+from edge_client.device.accelerator import device_of
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.knowledge.kinds import PublicSamples, one
 from edge_client.methods.base import Batch, Job, LeftOut, Outcome, Phase, Term
@@ -68,12 +69,12 @@ def window(round: int, total: int, size: int) -> Tensor:
 
 @torch.no_grad()
 def outputs(model: Model, x: Tensor, taps: Collection[str], size: int) -> tuple[dict[str, Tensor], Tensor]:
-    """What a model in evaluation mode puts out at `taps`, and its logits, `size` samples at a time."""
-    was_training = model.training
+    """What a model in evaluation mode puts out at `taps`, and its logits, `size` samples at a time; on the host."""
+    was_training, device = model.training, device_of(model)
     model.eval()
     results: dict[str, Tensor] = {}
     for start in range(0, len(x), size):  # into one place: all of them twice would be much
-        seen, logits = tapped(model, taps, x[start : start + size])
+        seen, logits = tapped(model, taps, device.move(x[start : start + size]))
         for tap, value in {**{tap: seen[tap] for tap in taps}, "": logits}.items():
             results.setdefault(tap, torch.empty(len(x), *value.shape[1:]))[start : start + size] = value
     model.train(was_training)

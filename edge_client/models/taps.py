@@ -12,6 +12,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
+from edge_client.device.accelerator import device_of
 from edge_client.errors import NoSuchNameError
 from edge_client.models.contract import Model
 
@@ -56,6 +57,6 @@ def flat_width(model: Model, tap: str) -> int:
     was_training = model.training
     model.eval()  # one sample has no batch statistics
     with torch.no_grad():
-        seen, _ = tapped(model, [tap], torch.zeros(1, *model.input_shape))
+        seen, _ = tapped(model, [tap], device_of(model).move(torch.zeros(1, *model.input_shape)))
     model.train(was_training)
     return seen[tap].numel()

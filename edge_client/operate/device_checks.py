@@ -176,7 +176,9 @@ class DeviceChecks:
             groups = "sudo usermod -aG video,render $USER, and log in again"
             why = f"torch {works.version} (CUDA {build.cuda}) cannot use it: {works.no_gpu}"
             raise ProblemError(f"{names}: {why}", groups)
-        return f"{works.gpu}, torch built for CUDA {build.cuda}; this version of fedfit trains on the CPU"
+        wish = self._owners.limits.accelerator
+        where = "trains on the CPU, because limits.accelerator is none" if wish == "none" else f"trains on {wish}"
+        return f"{works.gpu}, torch built for CUDA {build.cuda}; this device {where}"
 
     def _data(self) -> str:
         device = self._owners

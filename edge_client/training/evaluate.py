@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edge_client.device.accelerator import device_of
 from edge_client.records import MATRIX_CLASSES
-from edge_client.training.inputs import in_layout
+from edge_client.training.inputs import brought
 from edge_client.training.loop import Data, Progress, pieces_of
 from edge_client.training.objectives import cross_entropy
 
@@ -48,8 +48,8 @@ def evaluate(
     progress: Progress | None = None,
 ) -> Result:
     """Evaluate `predict`, which uses `model`, with the model in evaluation mode."""
-    data = in_layout(data, channels_last=channels_last)
     counts, device = _Counts(num_classes), device_of(model)
+    data = brought(data, device, channels_last=channels_last)
     loss_sum = 0.0
     pieces = pieces_of(torch.arange(len(data)), microbatch)
     was_training = model.training
@@ -59,7 +59,7 @@ def evaluate(
         with device.autocast(dtype):
             logits = predict(x).float()
         loss_sum += float(cross_entropy(logits, y).sum(dtype=torch.float64))
-        counts.add(y, logits.argmax(dim=1))
+        counts.add(y.cpu(), logits.argmax(dim=1).cpu())
         if progress is not None:
             progress(number, len(pieces), loss_sum / counts.num_samples)
     model.train(was_training)

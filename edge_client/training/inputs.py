@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from edge_client.device.accelerator import device_of
+from edge_client.device.accelerator import CPU, Accelerator, device_of
 from edge_client.models.contract import Model
 from edge_client.models.layout import arranged
 from edge_client.training.contract import Data, Phase
 from edge_client.training.row_file import RowFile, layout_of
 
-__all__ = ["Data", "StoredOutputs", "Take", "frozen_units", "in_layout", "inputs", "mixes_samples"]
+__all__ = ["Data", "StoredOutputs", "Take", "brought", "frozen_units", "inputs", "mixes_samples"]
 
 _CHUNK = 16  # samples that go through the frozen units at a time
 
@@ -34,22 +34,24 @@ _CHUNK = 16  # samples that go through the frozen units at a time
 Take = Callable[[Tensor, int], tuple[dict[str, Tensor], Tensor]]
 
 
-def in_layout(data: Data, *, channels_last: bool) -> Data:
-    """The same samples; images lie in this layout."""
-    return _ChannelsLast(data) if channels_last else data
+def brought(data: Data, device: Accelerator, *, channels_last: bool) -> Data:
+    """The same samples; a batch of them comes to the device, and its images lie in this layout."""
+    return _Brought(data, device, channels_last=channels_last) if channels_last or device is not CPU else data
 
 
-class _ChannelsLast:
-    def __init__(self, data: Data) -> None:
+class _Brought:
+    def __init__(self, data: Data, device: Accelerator, *, channels_last: bool) -> None:
         self._data = data
-        self.labels = data.labels
+        self._device = device
+        self._channels_last = channels_last
+        self.labels = data.labels  # of all samples: they stay on the host
 
     def __len__(self) -> int:
         return len(self._data)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self._data.batch(indices)
-        return arranged(x), y
+        return self._device.move(arranged(x) if self._channels_last else x), self._device.move(y)
 
 
 def frozen_units(model: Model, phase: Phase) -> list[str]:
@@ -125,7 +127,11 @@ def inputs(
                 frozen = _Frozen(models, phase, data, dtype, start, files)
                 files = frozen.write(folder, microbatch, order)
             stored.keep(phase, files)
-            yield lambda chosen, _: ({key: file.read(chosen) for key, file in files.items()}, data.labels[chosen])
+            device = device_of(models[""])
+            yield lambda chosen, _: (
+                {key: device.move(file.read(chosen)) for key, file in files.items()},
+                device.move(data.labels[chosen]),
+            )
 
 
 def _plain(data: Data, chosen: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -176,8 +182,9 @@ class _Frozen:
             filled = part if self.mixes else part[torch.arange(size) % len(part)]
             x = None if self._files else self._data.batch(filled)[0]
             for key, model in self._models.items():
-                source = x if x is not None else self._files[key].read(filled)
-                with device_of(model).autocast(self._dtype):
+                device = device_of(model)
+                source = x if x is not None else device.move(self._files[key].read(filled))
+                with device.autocast(self._dtype):
                     rows = model.run_units(self._units[key], source)[: len(part)]
                 del source
                 if len(part) == len(chosen):
@@ -186,7 +193,7 @@ class _Frozen:
                 if key not in whole:
                     whole[key] = _room_for(len(chosen), rows)
                 whole[key][start : start + len(part)] = rows
-        return whole, self._data.labels[chosen]
+        return whole, device_of(self._models[""]).move(self._data.labels[chosen])
 
     def write(self, folder: Path, microbatch: int, order: torch.Generator | None) -> dict[str, RowFile]:
         """Files with the outputs for all samples, by model; `order` makes random groups where samples mix."""
@@ -211,4 +218,5 @@ def mixes_samples(module: nn.Module) -> bool:
 
 def _room_for(count: int, rows: Tensor) -> Tensor:
     """Memory for `count` outputs like these, in the same layout."""
-    return torch.empty((count, *rows.shape[1:]), dtype=rows.dtype, memory_format=layout_of(rows))
+    shape = (count, *rows.shape[1:])
+    return torch.empty(shape, dtype=rows.dtype, device=rows.device, memory_format=layout_of(rows))

@@ -30,7 +30,7 @@ from edge_client.models.contract import Model
 from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
 from edge_client.training.contract import Batch, Client, Data, Phase, Term
-from edge_client.training.inputs import StoredOutputs, Take, in_layout, inputs
+from edge_client.training.inputs import StoredOutputs, Take, brought, inputs
 from edge_client.training.modes import set_for_phase
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
@@ -120,7 +120,8 @@ class _Training:
         if settings.buffered and settings.folder is None:
             raise ValueError("buffered outputs need a folder, got none")
         self.model, self.client, self.settings = model, client, settings
-        self.data = in_layout(data, channels_last=settings.channels_last)
+        self._device = device_of(model)
+        self.data = brought(data, self._device, channels_last=settings.channels_last)
         self.steps, self.losses = 0, 0.0
         self.schedule: list[tuple[Phase, int]] = []
         self._total = 0
@@ -145,7 +146,7 @@ class _Training:
         """The device's own samples, or those that the phase brings."""
         if phase.data is None:
             return self.data
-        return in_layout(phase.data, channels_last=self.settings.channels_last)
+        return brought(phase.data, self._device, channels_last=self.settings.channels_last)
 
     def run_phase(self) -> None:
         """Train the first phase of the schedule."""
@@ -159,7 +160,8 @@ class _Training:
                 chosen = _trainable(batch, self.settings.microbatch, self.model.min_batch)
                 if len(chosen) == 0:
                     continue
-                step = _Step(self.model, self.client, phase, params, take, data.labels[chosen], last_epoch)
+                labels = self._device.move(data.labels[chosen])
+                step = _Step(self.model, self.client, phase, params, take, labels, last_epoch)
                 rate = self.settings.rate(self.steps + 1, self._total)
                 self._record(step.run(chosen, optimizer, rate, self.settings.microbatch, self.settings.dtype))
         self._finished.add(phase.name)

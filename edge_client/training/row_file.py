@@ -47,7 +47,8 @@ class RowFile:
             self._fd = -1
 
     def write(self, positions: Tensor, rows: Tensor) -> None:
-        """Put one row at each position."""
+        """Put one row at each position; they may come from another device."""
+        rows = rows.cpu()
         self._like = torch.empty_like(rows[:1], memory_format=torch.preserve_format)
         views, row_bytes = _bytes_of(_in_memory_order(rows).contiguous())
         with durable.disk_errors(self._purpose):

@@ -78,7 +78,7 @@ def _evaluate_and_train(
     )
     in_force.begin()
     load_weights(loaded.model, model_path(order))
-    extra = StoredTensors(model_path(order), EXTRA_PREFIX)
+    extra = StoredTensors(model_path(order), EXTRA_PREFIX, device=loaded.device)
     client = begin_client(assignment, loaded, plan, extra)
     seed_generators(order.seed)  # what the client half has drawn or built changes nothing that follows
     progress.report("load", 1, 1)

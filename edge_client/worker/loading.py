@@ -8,11 +8,13 @@ Covers: the order of loading. Does not cover: each step (`run_setup`, `device_da
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.device import guard, meter
+from edge_client.device.accelerator import Accelerator, choose
 from edge_client.measuring.plan_search import PlanSearch
 from edge_client.models.contract import Model
 from edge_client.models.layout import allows_bf16, to_channels_last
@@ -30,6 +32,8 @@ from edge_client.worker.plan import CostRows, Planner, cost_rows, knowledge_byte
 from edge_client.worker.process_cache import ProcessCache
 from edge_client.worker.run_setup import RunSetup, set_up
 
+_log = logging.getLogger(__name__)
+
 __all__ = ["Loaded", "load", "loop_settings"]
 
 _STACK_BYTES = 8 * 2**20  # of a thread, counted as a whole and hardly used
@@ -41,7 +45,8 @@ class Loaded:
 
     setup: RunSetup
     data: DeviceData
-    model: Model  # with random weights
+    model: Model  # with random weights, where it is trained
+    device: Accelerator
     planner: Planner
     warm_bytes: int  # RSS, measured; the planner's base memory is in steps
     memory_key: str
@@ -56,6 +61,7 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
     """Load everything that a plan needs; raises `DeclinedError`, `CalibrationNeededError` or `MemoryError`."""
     order, run = assignment.order, assignment.run
     setup = set_up(assignment, cache)
+    device = _device(assignment)
     limit_slack_bytes = LIMIT_SLACK_BYTES + order.threads * _STACK_BYTES
     allowance.limit(limit_slack_bytes)  # bounds the unpacking of compressed data, and what a task returns
     with declines("bad_data"), must_fit("its data", order.budget_bytes):
@@ -69,6 +75,7 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
         model = build_model(setup, shape, order.budget_bytes)
     guard.lift_limit()
     search = _lay_out(assignment, setup, data, model, rows)
+    model = device.move(model)  # before anything holds its parameters: some devices replace them
     settings = loop_settings(assignment, channels_last=search.rows.channels_last)
     with declines("bad_model"), setup.recipe.user_code("a first step on zeros"):
         cache.once("warm", setup.cache_key, lambda: warm_up(model, settings))
@@ -90,7 +97,24 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
         ceiling_bytes=lowest_ceiling(assignment, key),
         of_training=order.training_budget_bytes is not None,
     )
-    return Loaded(setup=setup, data=data, model=model, planner=planner, warm_bytes=warm_bytes, memory_key=key)
+    return Loaded(
+        setup=setup,
+        data=data,
+        model=model,
+        device=device,
+        planner=planner,
+        warm_bytes=warm_bytes,
+        memory_key=key,
+    )
+
+
+def _device(assignment: Assignment) -> Accelerator:
+    """Where this device's owner wants it to train; a named accelerator that is not there declines."""
+    with declines("no_accelerator"):
+        choice = choose(assignment.device.limits.accelerator)
+    if choice.reason:
+        _log.warning("training on the CPU: %s", choice.reason)
+    return choice.accelerator
 
 
 def loop_settings(assignment: Assignment, plan: TrainingPlan | None = None, *, channels_last: bool) -> Settings:

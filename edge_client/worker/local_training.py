@@ -47,7 +47,7 @@ class LocalTraining:
 def begin_client(assignment: Assignment, loaded: Loaded, plan: TrainingPlan, extra: Mapping[str, Tensor]) -> Client:
     """The method's client half, begun with everything that it may use; raises `DeclinedError`."""
     order, run, gate = assignment.order, assignment.run, assignment.gate
-    model_file = model_path(order)
+    model_file, device = model_path(order), loaded.device
     builder = ModelBuilder(
         model=loaded.model, setup=loaded.setup, channels_last=loaded.rows.channels_last, seed=order.seed
     )
@@ -69,10 +69,10 @@ def begin_client(assignment: Assignment, loaded: Loaded, plan: TrainingPlan, ext
                 slice=order.slice,
                 plan=plan,
                 rng=lambda purpose: generator(order.seed, "method", purpose),
-                state=read_state(Path(order.method_state), order.slice) if order.method_state else {},
+                state=read_state(Path(order.method_state), order.slice, device) if order.method_state else {},
                 extra=extra,
                 kept=never_returned(read_header(model_file).meta),
-                received=StoredTensors(model_file, MODEL_PREFIX, also=EXTRA_PREFIX),
+                received=StoredTensors(model_file, MODEL_PREFIX, also=EXTRA_PREFIX, device=device),
                 build=builder.build,
                 data=loaded.data.train,
                 knowledge=StoredKnowledge(knowledge_paths(order), codec=run.rounds.codec, classes=len(run.classes)),

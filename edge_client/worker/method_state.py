@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from edge_client import durable, faults
+from edge_client.device.accelerator import CPU, Accelerator
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.wire.container import read_header
 from edge_client.wire.tensors import codec_for, write_container
@@ -17,7 +18,7 @@ from edge_client.worker.stored_tensors import StoredTensors
 __all__ = ["read_state", "write_state"]
 
 
-def read_state(folder: Path, slice_name: str = WHOLE_MODEL) -> Mapping[str, Tensor]:
+def read_state(folder: Path, slice_name: str = WHOLE_MODEL, device: Accelerator = CPU) -> Mapping[str, Tensor]:
     """The state after the newest of this device's rounds that is not known not to count; empty for another slice.
 
     Before a worker begins, its assignment tells which of the stored updates counted (`client.method_state`).
@@ -26,7 +27,7 @@ def read_state(folder: Path, slice_name: str = WHOLE_MODEL) -> Mapping[str, Tens
     path = stored[-1] if stored else folder / CURRENT
     if path.exists() and read_header(path).meta.get("slice", WHOLE_MODEL) != slice_name:
         return {}
-    return StoredTensors(path)
+    return StoredTensors(path, device=device)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor], slice_name: str = WHOLE_MODEL) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from edge_client.config.quantities import format_bytes
 from edge_client.device import meter
+from edge_client.device.accelerator import device_of
 from edge_client.errors import NothingFitsError, is_out_of_memory
 from edge_client.models.contract import Model
 from edge_client.models.layout import to_channels_last
@@ -76,4 +77,4 @@ class ModelBuilder:
         if self.channels_last:
             to_channels_last(other)
         other.recompute = self.model.recompute
-        return other
+        return device_of(self.model).move(other)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from edge_client.device.accelerator import CPU, Accelerator
 from edge_client.knowledge.kinds import Knowledge, parse
 from edge_client.knowledge.schema import Limits
 from edge_client.wire.container import Entry, read_header
@@ -22,11 +23,13 @@ class StoredTensors(Mapping[str, Tensor]):
     """The tensors of a file whose names begin with `prefix`, by the rest of their names; each is read when it is used.
 
     Peers, control variates and earlier models are as large as the model, and not all of them are needed at once.
-    `also` is a second prefix, whose tensors keep their whole names. A file that does not exist has no tensors.
+    `also` is a second prefix, whose tensors keep their whole names. A file that does not exist has no tensors. Each
+    comes to `device`.
     """
 
-    def __init__(self, path: Path, prefix: str = "", *, also: str | None = None) -> None:
+    def __init__(self, path: Path, prefix: str = "", *, also: str | None = None, device: Accelerator = CPU) -> None:
         self._path = path
+        self._device = device
         self._entries: dict[str, Entry] = {}
         if path.exists():
             header = read_header(path)
@@ -39,7 +42,7 @@ class StoredTensors(Mapping[str, Tensor]):
         entry = self._entries[name]
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return read_entry(fd, self._offset, entry)
+            return self._device.move(read_entry(fd, self._offset, entry))
         finally:
             os.close(fd)
 

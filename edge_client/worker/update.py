@@ -127,7 +127,7 @@ def write_update(
     if report.payload == "delta" and model_file is not None:
         with ContainerReader(model_file) as reader:
             names = set(reader.names())
-            values = (tensor - reader.tensor(name) if name in names else tensor for name, tensor in entries)
+            values = (tensor.cpu() - reader.tensor(name) if name in names else tensor for name, tensor in entries)
             sha256, length = write_container(temporary, meta, table, values)
     else:
         sha256, length = write_container(temporary, meta, table, (tensor for _, tensor in entries))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.config.device_file import DeviceFile
 from edge_client.config.run_file import RunFile, load_run_file
 from edge_client.config.tables import parse_table
 from edge_client.errors import InputError
@@ -71,7 +70,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 NOT_YET = [
     (RunFile, "train.augment"),
-    (DeviceFile, "limits.accelerator"),
 ]
 
 

@@ -10,6 +10,8 @@ import torch
 from linear import TensorFrozen, TensorState
 from torch import Tensor
 
+from edge_client.config.run_file import RunFile
+from edge_client.device.accelerator import CPU, Accelerator
 from edge_client.knowledge.kinds import Knowledge
 from edge_client.methods import coverage, registry
 from edge_client.methods.base import Batch, Client, Header, Job, Lesson, Phase, Place
@@ -36,6 +38,8 @@ class Federation:
     slices: Mapping[str, str] = field(default_factory=dict)  # of devices that do not train the whole model
     build_slice: Callable[[str], Model] | None = None
     rungs: Sequence[str] = ()  # of the run, for methods that ask
+    device: Accelerator = CPU  # where all of them train
+    run: RunFile | None = None  # for teachers that build a model
 
     def __post_init__(self) -> None:
         self.made = registry.get(self.method, self.parameters, self.rungs)
@@ -73,10 +77,14 @@ class Federation:
     def begun(self, device: str, settings: Settings | None = None) -> Client:
         """A device's client with the server's model and its own state, as for an evaluation."""
         cut = self.slices.get(device, "full")
-        model = self._built(cut)
+        model = self.device.move(self._built(cut))
         sent = self.sent(device)
         model.load_state_dict({n.removeprefix("model/"): value for n, value in sent.items() if n.startswith("model/")})
-        extra = {name.removeprefix("extra/"): value for name, value in sent.items() if name.startswith("extra/")}
+        extra = {
+            name.removeprefix("extra/"): self.device.move(value)
+            for name, value in sent.items()
+            if name.startswith("extra/")
+        }
         client = self.made.client()
         client.begin(
             Job(
@@ -91,17 +99,17 @@ class Federation:
                 optimizer=lambda: optimizers.make("sgd", momentum=0.0, weight_decay=0.0),
                 slice=cut,
                 rng=lambda purpose: generator(1, purpose),
-                state={name: value.clone() for name, value in self.states[device].items()},
+                state={name: self.device.move(value.clone()) for name, value in self.states[device].items()},
                 extra=extra,
                 kept=self.kept,
-                build=lambda purpose: self._built(cut),
+                build=lambda purpose: self.device.move(self._built(cut)),
                 loss=self.loss[device](model) if device in self.loss else None,
             )
         )
         return client
 
     def _lesson(self, number: int) -> Lesson:
-        return Lesson(round=number, num_classes=self.num_classes, seed=1)
+        return Lesson(round=number, num_classes=self.num_classes, seed=1, run=self.run)
 
     def _told(self, device: str) -> tuple[Knowledge, ...]:
         teacher = self.made.knowledge.teacher
@@ -136,10 +144,10 @@ class Federation:
         done = train(model, client, self.data[device], settings)
         outcome = client.end()
         if outcome.state:
-            self.states[device] = {name: value.detach().clone() for name, value in outcome.state.items()}
-        sent = {f"model/{name}": value.clone() for name, value in model.state_dict().items()}
+            self.states[device] = {name: value.detach().cpu().clone() for name, value in outcome.state.items()}
+        sent = {f"model/{name}": value.cpu().clone() for name, value in model.state_dict().items()}
         sent |= {name: value for name, value in self.sent(device).items() if name.startswith("extra/")}
-        sent |= {f"extra/{name}": value for name, value in outcome.extra.items()}
+        sent |= {f"extra/{name}": value.cpu() for name, value in outcome.extra.items()}
         meta = coverage.model_meta(self.made.plans, stem=model.order[0], never_returned=self.kept, notes=self.notes)
         lacking = coverage.missing_tensors(sent, None, self.made.plans, meta)
         places = self.places(device)
