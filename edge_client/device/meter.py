@@ -11,7 +11,16 @@ import resource
 import sys
 from dataclasses import dataclass
 
-__all__ = ["MemoryInRam", "data_bytes", "memory_of", "peak_rss_bytes", "reset_peak", "rss_bytes"]
+__all__ = [
+    "MemoryInRam",
+    "data_bytes",
+    "memory_of",
+    "peak_rss_bytes",
+    "peak_virtual_bytes",
+    "reset_peak",
+    "rss_bytes",
+    "virtual_bytes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,16 @@ def rss_bytes() -> int:
 def peak_rss_bytes() -> int:
     """Largest RSS since the process began."""
     return _status_bytes("VmHWM")
+
+
+def virtual_bytes() -> int:
+    """Memory that this process has reserved, used or not."""
+    return _status_bytes("VmSize")
+
+
+def peak_virtual_bytes() -> int:
+    """The largest `virtual_bytes` since the process began; nothing resets it."""
+    return _status_bytes("VmPeak")
 
 
 def reset_peak() -> bool:

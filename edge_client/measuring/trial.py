@@ -4,8 +4,8 @@ Malloc is pinned, the model is built, laid out and warmed up; then it is evaluat
 samples, by the real loop and the method's client half. The last batch of an epoch is a smaller one, as in real life:
 libraries keep code and tables for every number of samples that they have met.
 
-    base    RSS of the warm process
-    peak    largest RSS while it trained, without the base
+    base    private memory of the warm process
+    peak    the most that it took while it trained, without the base
 
 Covers: one trial. Does not cover: which plans are tried (`bench_command`, benchmarks).
 """
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_client.config.run_file import RunFile
-from edge_client.device import guard, meter
-from edge_client.errors import MachineError
+from edge_client.device import guard
+from edge_client.device.step_peak import StepPeak
 from edge_client.measuring import subprocess_call
 from edge_client.records import Count, Positive, TrainingPlan, from_map
 
@@ -71,9 +71,7 @@ def measure(trial: Trial) -> TrialResult:
 
     prepared = prepare(trial.run, trial.input_shape, task=trial.task, cut=trial.plan.slice, dtype=trial.plan.dtype)
     prepared.model.recompute = trial.plan.recompute
-    if not meter.reset_peak():
-        raise MachineError("this system does not let a process reset its peak memory (/proc/self/clear_refs)")
-    base_bytes = meter.rss_bytes()
+    peak = StepPeak()
     if trial.limit_bytes:
         guard.limit_growth(trial.limit_bytes)
     batch = trial.run.train.batch
@@ -81,19 +79,19 @@ def measure(trial: Trial) -> TrialResult:
     with tempfile.TemporaryDirectory(prefix="fedfit-trial-") as folder:
         with prepared.recipe.user_code("training it"):
             if trial.evaluated:
-                _evaluate(prepared, trial.evaluated)
-            _train(prepared, trial, trial.whole_batches * batch + rest, Path(folder))
-        peak_bytes = meter.peak_rss_bytes() - base_bytes
+                _evaluate(prepared, trial.evaluated, peak)
+            _train(prepared, trial, trial.whole_batches * batch + rest, Path(folder), peak)
+        peak.look()
         spans = [_train(prepared, trial, trial.whole_batches * batch, Path(folder)) for _ in range(trial.repeats)]
     return TrialResult(
-        base_bytes=base_bytes,
-        peak_bytes=max(0, peak_bytes),
+        base_bytes=peak.base_bytes,
+        peak_bytes=peak.num_bytes,
         seconds=tuple(wall for wall, _ in spans),
         cpu_seconds=tuple(cpu for _, cpu in spans),
     )
 
 
-def _evaluate(prepared: PreparedTraining, microbatch: int) -> None:
+def _evaluate(prepared: PreparedTraining, microbatch: int, peak: StepPeak) -> None:
     from edge_client.training.evaluate import evaluate
 
     evaluate(
@@ -104,17 +102,21 @@ def _evaluate(prepared: PreparedTraining, microbatch: int) -> None:
         microbatch=microbatch,
         channels_last=prepared.channels_last,
         dtype=prepared.dtype,
+        progress=peak.look,
     )
 
 
-def _train(prepared: PreparedTraining, trial: Trial, num_samples: int, folder: Path) -> tuple[float, float]:
+def _train(
+    prepared: PreparedTraining, trial: Trial, num_samples: int, folder: Path, peak: StepPeak | None = None
+) -> tuple[float, float]:
     """Train once; seconds per sample and epoch, by the clock and of the processor."""
     from edge_client.training.loop import train
 
     wall, cpu = time.perf_counter(), time.process_time()
     client = prepared.client(trial.plan, epochs=trial.epochs)
     settings = prepared.settings(trial.run.train.batch, trial.plan, folder)
-    train(prepared.model, client, prepared.samples(num_samples), settings)
+    progress = peak.look if peak is not None else None
+    train(prepared.model, client, prepared.samples(num_samples), settings, progress=progress)
     client.end()
     samples_trained = num_samples * trial.epochs
     return (time.perf_counter() - wall) / samples_trained, (time.process_time() - cpu) / samples_trained
