@@ -1,8 +1,8 @@
 """Bytes per round of every method: one device with the whole of a PreResNet-20, in the simulator, fp32.
 
 Counted by the coordinator after the first round, when all that a method exchanges is on its way: messages, chunks
-and their frames. What comes once, in the first round, stands apart. The table of docs/methods.md is made of this:
-`python -m benchmarks.method_bytes` prints it from the results.
+and their frames. What comes once, in the first round, stands apart. `python -m benchmarks.method_bytes` prints the table
+of docs/reference/methods.md from the results.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def differs(name: str) -> str:
 
 
 def table() -> str:
-    """For docs/methods.md, from the results."""
+    """For docs/reference/methods.md, from the results."""
     data = json.loads((RESULTS / "method_bytes.json").read_text(encoding="utf-8"))
     found = {figure["name"]: int(figure["median"]) for figure in data["figures"]}
     both = {name: found[f"{name}: down"] + found[f"{name}: up"] for name in (n.partition(":")[0] for n in found)}

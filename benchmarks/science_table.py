@@ -1,4 +1,4 @@
-"""What came of the papers' relations: verdicts, curves, the tables of docs/science.md.
+"""What came of the papers' relations: verdicts, curves, the tables of docs/explanation/science.md.
 
 `python -m benchmarks.science_table` puts them into the page. Differences are taken seed by seed, and verdicts follow
 from their signs alone, by a rule made before the runs:
@@ -25,6 +25,7 @@ from benchmarks.science_groups import GROUPS, Group, Relation, Setting
 __all__ = [
     "BLOCKS",
     "PAGE",
+    "PICTURES",
     "judge",
     "main",
     "pictures",
@@ -38,7 +39,9 @@ __all__ = [
 Json = dict[str, Any]
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 
-PAGE = Path(__file__).parents[1] / "docs/science.md"
+_DOCS = Path(__file__).parents[1] / "docs"
+PAGE = _DOCS / "explanation/science.md"
+PICTURES = _DOCS / "pictures"
 _ABOUT = 0.015
 _SEEDS = 3  # that a verdict needs
 _RELATIONS = (
@@ -86,7 +89,7 @@ def runs_table() -> str:
 def pictures() -> str:
     """Of every group that was measured."""
     drawn = [name for name in GROUPS if _measured(name) is not None]
-    return "\n".join(f"![Accuracy over rounds: {name}](../benchmarks/results/science-{name}.png)" for name in drawn)
+    return "\n".join(f"![Accuracy over rounds: {name}](../pictures/science-{name}.png)" for name in drawn)
 
 
 def _architectures(seeds: Sequence[Mapping[str, float]]) -> str:
@@ -223,7 +226,7 @@ def save(name: str, data: Json) -> None:
         for points, spread in [_curve(seeds)]
     ]
     title = f"{name}: accuracy, mean of {len(data['seeds'])} seeds, band: standard deviation"
-    (RESULTS / f"science-{name}.png").write_bytes(plots.lines([plots.Panel(title=title, curves=curves)], x="round"))
+    (PICTURES / f"science-{name}.png").write_bytes(plots.lines([plots.Panel(title=title, curves=curves)], x="round"))
 
 
 def _curve(seeds: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[float, float]], list[float | None]]:

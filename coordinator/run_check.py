@@ -34,7 +34,8 @@ def warnings_of(file: RunFile) -> list[str]:
         return []
     return [
         "slices of different width share the running statistics of BatchNorms, whose mean fits none of them: narrow "
-        "ones may be judged at chance; set track-running-stats = false for the model, as the papers do (docs/models.md)"
+        "ones may be judged at chance; set track-running-stats = false for the model, as the papers do "
+        "(docs/reference/models.md)"
     ]
 
 

@@ -13,9 +13,10 @@ same (`bypass` jumps over them). Mutual knowledge distillation: a device with me
 side, each with CE + mean over the others of KL(softmax(other) || softmax(own)); the first is the run's model and is
 sent, the others start from random weights of their own, as in deep mutual learning, and stay on the device.
 
-Deviations, with the reasons in docs/fedepth.md: each group has an optimizer of its own; frozen BatchNorms use their
-running statistics, where they have any; the head's running statistics come from the last group alone, as others leave
-padded channels with a variance of 0; auxiliary heads belong to the block before them, not to the number of a group.
+Deviations, with the reasons in docs/explanation/fedepth.md: each group has an optimizer of its own; frozen BatchNorms
+use their running statistics, where they have any; the head's running statistics come from the last group alone, as
+others leave padded channels with a variance of 0; auxiliary heads belong to the block before them, not to the number of
+a group.
 
 Legend: theta_j = a group, phi = the head or an auxiliary head, J = the number of groups, M = parameters.mutual at most.
 """

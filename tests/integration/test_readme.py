@@ -29,7 +29,7 @@ from edge_client.operate.command_line import make_parser
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "deploy").rglob("*.md"))
 PROGRAMS = {"coordinator": coordinator_commands.PROGRAM, "edge-client": edge_client_commands.PROGRAM}
 DEADLINE_S = 240.0  # only a failing test ever waits so long

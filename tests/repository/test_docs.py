@@ -34,11 +34,11 @@ else:
     import tomli as tomllib
 
 DOCS = Path(__file__).parents[2] / "docs"
-WIRE = (DOCS / "wire.md").read_text(encoding="utf-8")
+WIRE = (DOCS / "reference/wire.md").read_text(encoding="utf-8")
 
 
 def table_of(cls: type) -> str:
-    """A file's keys as a table of docs/files.md."""
+    """A file's keys as a table of docs/reference/files.md."""
     head = ["| key | type | default | range | meaning |", "|---|---|---|---|---|"]
     return "\n".join([*head, *(f"| `{key}` | {' | '.join(rest)} |" for key, *rest in describe(cls))])
 
@@ -50,8 +50,8 @@ def field_names(cls: type) -> str:
 @pytest.mark.parametrize("cls", [RunFile, DeviceFile])
 def test_files_page_has_the_generated_table(cls: type) -> None:
     """Whoever changes a key pastes the new table: it is in the failure's message."""
-    page = (DOCS / "files.md").read_text(encoding="utf-8")
-    assert table_of(cls) in page, f"put this table into docs/files.md:\n{table_of(cls)}"
+    page = (DOCS / "reference/files.md").read_text(encoding="utf-8")
+    assert table_of(cls) in page, f"put this table into docs/reference/files.md:\n{table_of(cls)}"
 
 
 def test_a_described_key_has_type_default_range_and_help() -> None:
@@ -73,7 +73,7 @@ def test_defaults_that_are_shown_can_be_written() -> None:
     assert parse_duration(rows["rounds.deadline"].default.strip("`")) == 1800.0
 
 
-@pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "files.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "reference/files.md"], ids=lambda page: page.name)
 def test_files_that_are_shown_are_accepted(page: Path) -> None:
     """One run file and one device file each, through the same checks as the commands."""
     blocks = re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -85,7 +85,7 @@ def test_files_that_are_shown_are_accepted(page: Path) -> None:
 
 
 def options_table() -> str:
-    """The models' own options as the table of docs/models.md; models with the same options share rows."""
+    """The models' own options as the table of docs/reference/models.md; models with the same options share rows."""
     sharing: dict[type, list[str]] = {}
     for name in models.names():
         sharing.setdefault(models.options_type(name), []).append(f"`{name}`")
@@ -98,27 +98,27 @@ def options_table() -> str:
 
 def test_models_page_has_every_model_with_its_parameters_and_options() -> None:
     """One row each, with the count at the input that the row names; whoever changes an option pastes the new table."""
-    page = (DOCS / "models.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/models.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \|.*\| ([0-9,]+) \| [0-9x]+ \|$", page, re.MULTILINE))
     with torch.device("meta"):
         built = {name: models._layers(name, models.default_input(name), 10, {}) for name in models.names()}
     assert rows == {name: f"{sum(p.numel() for p in layers.parameters()):,}" for name, layers in built.items()}
-    assert options_table() in page, f"put this table into docs/models.md:\n{options_table()}"
+    assert options_table() in page, f"put this table into docs/reference/models.md:\n{options_table()}"
 
 
 def test_fedepth_page_has_every_parameter_and_a_run_that_is_accepted() -> None:
     """Default, the paper's word and help as the code has them."""
-    page = (DOCS / "fedepth.md").read_text(encoding="utf-8")
+    page = (DOCS / "explanation/fedepth.md").read_text(encoding="utf-8")
     for f in dataclasses.fields(FeDepthParameters):
         name, about = f.name.replace("_", "-"), f.metadata
         row = f"| `{name}` | `{json.dumps(f.default)}` | {about['symbol']} | {about['help']} |"
-        assert row in page, f"put this row into docs/fedepth.md:\n{row}"
+        assert row in page, f"put this row into docs/explanation/fedepth.md:\n{row}"
     (block,) = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     check_run(parse_table(RunFile, tomllib.loads(block), source="fedepth.md"))
 
 
 def methods_tables() -> tuple[str, str, str]:
-    """The tables of docs/methods.md: what every method is, and its parameters; and the names of all pairs."""
+    """The tables of docs/reference/methods.md: what every method is, and its parameters; and the names of all pairs."""
     made = {name: methods.get(name, {}) for name in methods.names() if "+" not in name}
     pairs = ", ".join(f"`{name}`" for name in methods.names() if "+" in name)
     parameters = {name: [row for cls in methods.parameter_types(name) for row in parameter_rows(cls)] for name in made}
@@ -146,9 +146,9 @@ def parameter_rows(cls: type) -> list[tuple[str, str, str, str, str]]:
 
 def test_methods_page_has_every_method_and_parameter_and_runs_that_are_accepted() -> None:
     """Whoever adds a method pastes the new tables: they are in the failure's message."""
-    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/methods.md").read_text(encoding="utf-8")
     for table in methods_tables():
-        assert table in page, f"put this table into docs/methods.md:\n{table}"
+        assert table in page, f"put this table into docs/reference/methods.md:\n{table}"
     for block in re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         check_run(parse_table(RunFile, tomllib.loads(block), source="methods.md"))
 
@@ -156,8 +156,8 @@ def test_methods_page_has_every_method_and_parameter_and_runs_that_are_accepted(
 def test_methods_page_has_the_bytes_that_were_measured() -> None:
     """Every method that is none over another, as `python -m benchmarks.method_bytes` prints it."""
     made = method_bytes.table()
-    page = (DOCS / "methods.md").read_text(encoding="utf-8")
-    assert made in page, f"put this table into docs/methods.md:\n{made}"
+    page = (DOCS / "reference/methods.md").read_text(encoding="utf-8")
+    assert made in page, f"put this table into docs/reference/methods.md:\n{made}"
     names = {line.split("`")[1] for line in made.splitlines()[2:]}
     assert names == {name for name in methods.names() if "+" not in name}
 
@@ -191,11 +191,11 @@ def test_wire_and_operations_pages_have_every_topic() -> None:
     write, read = topics.device_publishes("NAME"), topics.device_may_subscribe("NAME")
     assert [topic for topic in (*write, *read) if f"| `{topic}` |" not in WIRE] == []
     lines = [*(f"topic write {topic}" for topic in write), *(f"topic read {topic}" for topic in read)]
-    assert "\n".join(["user NAME", *lines]) + "\n```" in (DOCS / "operations.md").read_text(encoding="utf-8")
+    assert "\n".join(["user NAME", *lines]) + "\n```" in (DOCS / "how-to/operate.md").read_text(encoding="utf-8")
 
 
 def test_exit_codes_page_has_every_code() -> None:
     """One row per code of the exception tree."""
-    page = (DOCS / "exit-codes.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/exit-codes.md").read_text(encoding="utf-8")
     codes = {getattr(errors, name).exit_code for name in errors.__all__ if name.endswith("Error")}
     assert [code for code in sorted(codes) if f"\n| {code} | " not in page] == []

@@ -1,4 +1,4 @@
-"""docs/science.md says what the measured files say, and verdicts follow from signs."""
+"""docs/explanation/science.md says what the measured files say, and verdicts follow from signs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def test_the_page_has_the_tables_and_pictures_of_the_measured_files(name: str) -
 
 def test_every_picture_is_there() -> None:
     """A group that was measured has been drawn."""
-    for path in re.findall(r"\]\(\.\./(\S+\.png)\)", science_table.PAGE.read_text(encoding="utf-8")):
-        assert (science_table.PAGE.parents[1] / path).stat().st_size > 0
+    shown = re.findall(r"\]\(\.\./pictures/(\S+\.png)\)", science_table.PAGE.read_text(encoding="utf-8"))
+    assert shown
+    for name in shown:
+        assert (science_table.PICTURES / name).stat().st_size > 0
 
 
 def test_every_relation_is_between_runs_of_its_group() -> None:

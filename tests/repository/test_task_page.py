@@ -1,4 +1,4 @@
-"""docs/tasks.md is true: its task, as it stands, is built on the server and trained in a worker."""
+"""docs/tutorials/own-model.md is true: its task, as it stands, is built on the server and trained in a worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PAGE = (Path(__file__).parents[2] / "docs/tasks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/tutorials/own-model.md").read_text(encoding="utf-8")
 
 
 def block(name: str) -> str:

@@ -90,7 +90,7 @@ def test_the_device_file_limits_this_device_and_others_only_when_named(
 def test_mistakes_have_an_exit_code_and_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, told: str
 ) -> None:
-    """As docs/exit-codes.md has them."""
+    """As docs/reference/exit-codes.md has them."""
     assert main(["profile", *arguments]) == code
     error = capsys.readouterr().err
     assert error.startswith("edge-client: ")

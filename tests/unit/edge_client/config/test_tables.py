@@ -80,4 +80,4 @@ def test_a_key_that_is_not_served_yet_is_refused_by_its_name(cls: type, key: str
     table = {section: {name: True}}
     with pytest.raises(InputError, match=f"'{key}' is not served by this version of fedfit yet"):
         parse_table(cls, table, source="x.toml")
-    assert f"`{key}`" in (Path(__file__).parents[4] / "docs" / "files.md").read_text(encoding="utf-8")
+    assert f"`{key}`" in (Path(__file__).parents[4] / "docs" / "reference/files.md").read_text(encoding="utf-8")

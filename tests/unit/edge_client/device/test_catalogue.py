@@ -62,12 +62,12 @@ def test_profiles_are_part_of_the_package() -> None:
 
 def test_the_page_lists_every_profile() -> None:
     """With memory, usual reserve, cores and bandwidth as in its file."""
-    page = (ROOT / "docs/devices.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/explanation/devices.md").read_text(encoding="utf-8")
     for path in FILES:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         cells = [f"`{path.stem}`", table["name"], table["memory"], table["reserve"], str(table["cores"])]
         row = f"| {' | '.join(cells)} | {table.get('bandwidth', '')} |".replace("  |", " |")
-        assert row in page, f"docs/devices.md lacks:\n{row}"
+        assert row in page, f"docs/explanation/devices.md lacks:\n{row}"
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

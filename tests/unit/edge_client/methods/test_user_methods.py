@@ -106,7 +106,7 @@ def test_a_class_is_what_devices_do_and_a_name_has_the_hash_of_the_file(mine: Pa
 
 def test_the_file_that_the_page_shows_works(tmp_path: Path) -> None:
     """w times .99 after each step: (.495, -.495); p0 = 1/(1 + e^-.99) = .729088, so (.495 + .270912) .99 = .758253."""
-    page = (Path(__file__).parents[4] / "docs" / "new-method.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "how-to/new-method.md").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
     with user_methods.register(f"{tmp_path / 'mine.py'}:Mine") as name:
         torch.testing.assert_close(weights(name), torch.tensor([0.758253, -0.758253]), rtol=1e-5, atol=0)
