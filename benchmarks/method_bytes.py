@@ -1,8 +1,8 @@
 """Bytes per round of every method: one device with the whole of a PreResNet-20, in the simulator, fp32.
 
 Counted by the coordinator after the first round, when all that a method exchanges is on its way: messages, chunks
-and their frames. What comes once, in the first round, stands apart. `python -m benchmarks.method_bytes` prints the table
-of docs/reference/methods.md from the results.
+and their frames. What comes once, in the first round, stands apart. `python -m benchmarks.method_bytes` prints the
+table of docs/reference/methods.md from the results.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ for a seed, so differences are taken seed by seed (`science_table`). The groups 
 Runs that have finished in `--out` are not repeated, so that a measurement can be stopped and gone on with; with
 `--recorded` neither are those that stand in the results, of any group with the same setting. Writes
 `results/science-GROUP.json` and `docs/pictures/science-GROUP.png` of the seeds that are complete. Not a part of
-`make bench`: it takes hours and needs data: `--data` is a folder with Fashion-MNIST's four idx files (.gz), or one with CIFAR-10 as its authors give it.
+`make bench`: it takes hours and needs data: `--data` is a folder with Fashion-MNIST's four idx files (.gz), or one with
+CIFAR-10 as its authors give it.
 """
 
 from __future__ import annotations
