@@ -78,11 +78,12 @@ def is_id(text: str) -> bool:
 class DeviceProfile:
     """What a device is and may use, as it says itself."""
 
-    budget_bytes: Count
+    budget_bytes: Count  # a worker whose RSS stays below is inside of it
     memory_bytes: Count = 0
     cores: Count = 0
     kind: Annotated[str, Matches(r"[a-z0-9-]{1,32}")] = "host"
     machine: Annotated[str, Matches(r"(?s).{0,64}")] = ""
+    private_budget_bytes: Count = later(0, key="x-private-budget")  # of a worker's private memory; 0: it counts RSS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +99,11 @@ class TrainingPlan:
     dtype: Annotated[str, Matches(r"fp32|bf16")] = "fp32"  # of activations; weights are always fp32
     buffered: bool = False  # outputs of the frozen units are kept on disk instead of computed for every batch
     num_models: Annotated[int, Between(1, 8)] = 1  # above 1: models that teach each other, for a device with surplus
-    budget_bytes: Count  # of the whole worker process
-    predicted_bytes: Count  # peak of the whole worker process
+    budget_bytes: Count  # RSS of the whole worker process; without file pages until it was carried out
+    predicted_bytes: Count  # peak RSS of the whole worker process; the same
     training_bytes: Count = 0  # of these, what training adds to a warmed-up worker
+    private_budget_bytes: Count = later(0, key="x-private-budget")  # of a worker's private memory; 0: made for RSS
+    private_predicted_bytes: Count = later(0, key="x-private-predicted")  # peak of a worker's private memory
 
     def describe(self) -> str:
         """For a table: `full, microbatch 16`, or `4 groups, microbatch 32, recompute`."""
@@ -177,6 +180,8 @@ class Report:
     plan: TrainingPlan | None = None
     peak_bytes: Count = 0  # VmHWM of the whole worker process; after a change of plan: since then
     base_bytes: Count = 0  # its RSS before it trained, warmed up
+    private_peak_bytes: Count = later(0, key="x-private-peak")  # of anonymous and swapped memory; 0: not measured
+    private_base_bytes: Count = later(0, key="x-private-base")  # the same before it trained
     seconds: float = 0.0
     scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, Annotated[str, Matches(r"(?s).{0,64}")]] = dataclasses.field(default_factory=dict)
@@ -201,7 +206,7 @@ class WorkOrder:
     threads: Annotated[int, Between(1, 1024)] = 1
     slice: SliceText = "full"  # of the run's model; what `parts` holds
     plan: TrainingPlan | None = None  # none: the worker plans
-    budget_bytes: Count  # of the whole worker process
+    budget_bytes: Count  # of the worker's private memory
     training_budget_bytes: Count | None = None  # instead: of what training adds to a warmed-up worker
     ceiling_bytes: Count | None = None  # a plan whose training_bytes were these went over the budget here: plan less
     ceilings: Mapping[str, Count] = dataclasses.field(default_factory=dict)  # the same of earlier work: key -> bytes

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from edge_client.errors import PayloadError
-from edge_client.records import Between, Count, Hash, Matches, Positive, Text, from_map, to_map
+from edge_client.records import Between, Count, Hash, Matches, Positive, Text, from_map, later, to_map
 
 __all__ = [
     "FORMAT",
@@ -99,6 +99,7 @@ class ModelRows:
     min_batch: Positive
     modes: dict[str, tuple[UnitRow, ...]]
     margin: Annotated[float, Between(1, 2)] = 1.0  # on top, for rows of another kind of machine or build of torch
+    private_base_bytes: Count = later(0, key="x-private-base")  # private memory of that worker; 0: not measured
 
 
 def line_through(batches: tuple[int, int], one: float, other: float) -> Line:
