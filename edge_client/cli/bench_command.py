@@ -1,6 +1,6 @@
 """`edge-client bench`: memory and time of training a model on this device inside several budgets.
 
-Training everything at once is measured first: its time is what other plans are held against. Each plan is tried in a
+Training everything at once is measured first: its time is the reference for the other plans. Each plan is tried in a
 process of its own (`trial`); one that needs more than this device has is reported and not tried.
 Covers: budgets, trials, table, JSON. Does not cover: the picture (`bench_plot`), the plans (`planning`).
 """
@@ -45,12 +45,12 @@ class Rung:
 
     @property
     def seconds(self) -> float | None:
-        """Per sample and epoch, as measured; the shortest, as nothing makes a machine faster than it is."""
+        """Seconds per sample and epoch: the shortest measurement, because nothing makes a machine faster than it is."""
         return min(self.measured.seconds) if self.measured is not None else None
 
     @property
     def relative_time(self) -> float | None:
-        """Against training everything at once."""
+        """The time relative to training everything at once."""
         return self.seconds / self.whole_seconds if self.seconds and self.whole_seconds else None
 
 
@@ -66,7 +66,7 @@ class Bench:
 
 
 def run(options: argparse.Namespace) -> Bench:
-    """Measure what a person typed; raises `InputError`, `MachineError`."""
+    """Run the measurements that the options ask for; raises `InputError`, `MachineError`."""
     what = read_subject(options)
     typed = [parse_size("--budgets", text) for text in options.budgets.split(",")] if options.budgets else None
     show = _Progress()
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> Bench:
 
 
 class _Progress:
-    """One line on a terminal that is written over; nothing elsewhere."""
+    """Shows progress in one line that is overwritten, on a terminal only."""
 
     def __init__(self) -> None:
         self._shown = 0
@@ -99,14 +99,14 @@ class _Progress:
 
 
 class _Bencher:
-    """Goes from budget to budget; equal plans are tried once."""
+    """Measures one budget after the other; equal plans are measured once."""
 
     def __init__(self, what: Subject, fitting: PlanSearch, device_bytes: int, show: _Progress) -> None:
         self._what, self._fitting, self._device_bytes, self._show = what, fitting, device_bytes, show
         self._known: dict[TrainingPlan, tuple[TrialResult | None, str]] = {}
 
     def climb(self, typed: Sequence[int] | None) -> tuple[Rung, ...]:
-        """Everything at once, then the budgets from the largest to the smallest."""
+        """Measure training everything at once, then each budget from the largest to the smallest."""
         workload = self._fitting.workload()
         whole = training_bytes(self._fitting.rows, workload, Shape(microbatch=workload.batch))
         budgets = sorted(set(typed if typed is not None else self._ladder(whole)), reverse=True)
@@ -118,7 +118,7 @@ class _Bencher:
         return tuple(replace(rung, whole_seconds=reference) for rung in rungs)
 
     def _ladder(self, whole: int) -> Iterator[int]:
-        """Halves, and at last the smallest budget that has a plan."""
+        """The budgets to measure: shares of full training's memory, and last the smallest budget that has a plan."""
         least = self._least()
         yield from (budget for share in _SHARES if (budget := whole // share) > least)
         yield least
@@ -144,7 +144,7 @@ class _Bencher:
         return Rung(budget_bytes=budget_bytes, plan=plan, measured=measured, note=note)
 
     def _tried(self, plan: TrainingPlan) -> tuple[TrialResult | None, str]:
-        """What the plan took; or why it was not tried."""
+        """The memory and time of a plan, or the reason why it was not tried."""
         room = self._device_bytes - plan.predicted_bytes
         if room < 0:
             return None, f"not tried: {format_bytes(plan.predicted_bytes)} with the process, more than this device has"
@@ -163,7 +163,7 @@ class _Bencher:
 
 
 def to_json(bench: Bench) -> dict[str, Any]:
-    """As `--format json` prints it, and `bench.json` has it."""
+    """The results as `--format json` prints them and `bench.json` stores them."""
     run = bench.what.run
     return {
         "model": run.what,
@@ -190,7 +190,7 @@ def _to_map(rung: Rung) -> dict[str, Any]:
 
 
 def describe(bench: Bench) -> str:
-    """For people: a table."""
+    """The results as a table."""
     run = bench.what.run
     rows: list[tuple[str, ...]] = [("budget", "plan", "predicted", "measured", "of budget", "time", "")]
     rows += [_row(rung) for rung in bench.rungs]

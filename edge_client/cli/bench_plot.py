@@ -1,4 +1,4 @@
-"""The picture of `edge-client bench`: memory against the budget, and the time that is paid for it.
+"""The picture of `edge-client bench`: peak memory against the budget, and the training time at each budget.
 
 The only module of the SDK that loads matplotlib, which comes with the extra `coordinator`.
 """
@@ -42,7 +42,7 @@ _STYLE: Any = {
 
 
 def draw(bench: Bench) -> bytes:
-    """A PNG."""
+    """Draw the picture and return it as a PNG."""
     rungs = bench.rungs
     with rc_context(_STYLE):
         figure = Figure(figsize=(9.6, 1.7 + 0.62 * len(rungs)), dpi=_DPI, layout="constrained")
@@ -65,7 +65,7 @@ def draw(bench: Bench) -> bytes:
 
 
 def _label(rung: Rung) -> str:
-    """The budget, and below it the plan."""
+    """The label of a bar: the budget, and below it the plan."""
     done = rung.plan.describe() if rung.plan is not None else "nothing fits"
     return f"budget {format_bytes(rung.budget_bytes)}\n{done}"
 

@@ -141,19 +141,19 @@ PROGRAM = Command(
 
 
 def completion_options(parser: argparse.ArgumentParser) -> None:
-    """`completion`."""
+    """Add the options of `completion`."""
     from edge_client.operate import completion
 
     completion.add_options(parser, PROGRAM)
 
 
 def complete_options(parser: argparse.ArgumentParser) -> None:
-    """`complete`."""
+    """Add the options of `complete`."""
     from edge_client.operate import completion
 
     completion.add_words(parser, PROGRAM)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Do what was typed; returns the exit code."""
+    """Run the command that `arguments` name; returns the exit code."""
     return command_line.run(PROGRAM, arguments)

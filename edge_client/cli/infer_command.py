@@ -34,7 +34,7 @@ _BATCH = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Predictions of a model on a data set, in figures."""
+    """The predictions of a model on a data set, as figures."""
 
     num_samples: int
     num_correct: int
@@ -46,12 +46,12 @@ class Answer:
 
     @property
     def accuracy(self) -> float:
-        """Share of the samples."""
+        """The share of the samples whose class was predicted correctly."""
         return self.num_correct / self.num_samples
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Ask the model about the data; raises `InputError`, `NothingFitsError`, `MachineError`."""
+    """Run the model on the data; raises `InputError`, `NothingFitsError`, `MachineError`."""
     from edge_client.onnx.predictions import check_out
 
     if options.run_model is None:
@@ -95,7 +95,7 @@ def _open_data(options: argparse.Namespace) -> Samples:
 
 
 def _file(path: Path) -> Path:
-    """A model's container, or the one of a run's directory."""
+    """The path of a model's container, which may be named by the directory of its run."""
     return path / "model.bin" if path.is_dir() else path
 
 
@@ -156,7 +156,7 @@ def _ask(model: Model, weights: Weights, samples: Samples, options: argparse.Nam
 
 
 def to_json(answer: Answer) -> dict[str, Any]:
-    """As `--format json` prints it."""
+    """The answer as `--format json` prints it."""
     return {
         "num_samples": answer.num_samples,
         "accuracy": answer.accuracy,
@@ -169,7 +169,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
 
 
 def describe(answer: Answer) -> str:
-    """For people."""
+    """The answer as text."""
     ways = f"{len(answer.groups)} groups" if len(answer.groups) > 1 else "all units at once"
     return (
         f"{answer.num_samples} samples, accuracy {answer.accuracy:.4f}\n"

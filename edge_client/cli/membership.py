@@ -18,7 +18,7 @@ __all__ = ["config_options", "join_options", "leave_options", "start_options", "
 
 
 def join_options(join: argparse.ArgumentParser) -> None:
-    """`join`."""
+    """Add the options of `join`."""
     join.add_argument("bundle", metavar="FILE", help="the join bundle; - reads standard input")
     join.add_argument("--no-check", action="store_true", help="do not try the connection, e.g. before the server is up")
     join.add_argument(
@@ -29,7 +29,7 @@ def join_options(join: argparse.ArgumentParser) -> None:
 
 
 def start_options(start: argparse.ArgumentParser) -> None:
-    """`start`."""
+    """Add the options of `start`."""
     start.add_argument("--join", metavar="FILE", help="join with this bundle first; the same one again changes nothing")
     add_config(start)
     start.add_argument(
@@ -42,14 +42,14 @@ def start_options(start: argparse.ArgumentParser) -> None:
 
 
 def status_options(shown: argparse.ArgumentParser) -> None:
-    """`status`."""
+    """Add the options of `status`."""
     add_format(shown)
     add_state_dir(shown)
     shown.set_defaults(do=_status)
 
 
 def config_options(config: argparse.ArgumentParser) -> None:
-    """`config`."""
+    """Add the options of `config`."""
     add_format(config, "toml")
     add_config(config)
     add_state_dir(config)
@@ -57,7 +57,7 @@ def config_options(config: argparse.ArgumentParser) -> None:
 
 
 def leave_options(leave: argparse.ArgumentParser) -> None:
-    """`leave`."""
+    """Add the options of `leave`."""
     leave.add_argument("--yes", action="store_true", help="do not ask")
     add_state_dir(leave)
     leave.set_defaults(do=_leave)

@@ -17,7 +17,7 @@ __all__ = ["bench_options", "export_options", "infer_options", "planning_options
 
 
 def profile_options(profile: argparse.ArgumentParser) -> None:
-    """`profile`."""
+    """Add the options of `profile`."""
     other = profile.add_mutually_exclusive_group()
     other.add_argument("--root", metavar="DIR", type=Path, help="a copy of another system's /proc, /sys and /etc")
     other.add_argument("--profile", metavar="NAME", help="a device that is not at hand: a known model, or a TOML file")
@@ -28,7 +28,7 @@ def profile_options(profile: argparse.ArgumentParser) -> None:
 
 
 def planning_options(plan: argparse.ArgumentParser) -> None:
-    """`plan`."""
+    """Add the options of `plan`."""
     plan_options.add_subject(plan)
     budget = plan.add_mutually_exclusive_group()
     budget.add_argument("--budget", metavar="SIZE", help="of the whole worker process; default: what this device has")
@@ -39,7 +39,7 @@ def planning_options(plan: argparse.ArgumentParser) -> None:
 
 
 def bench_options(bench: argparse.ArgumentParser) -> None:
-    """`bench`."""
+    """Add the options of `bench`."""
     plan_options.add_subject(bench)
     bench.add_argument(
         "--budgets", metavar="SIZE,...", help="of what training adds to a worker; default: halves down to the smallest"
@@ -50,7 +50,7 @@ def bench_options(bench: argparse.ArgumentParser) -> None:
 
 
 def infer_options(infer: argparse.ArgumentParser) -> None:
-    """`infer`."""
+    """Add the options of `infer`."""
     what = infer.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--model", metavar="FILE.onnx|NAME", help="an exported model; or a built-in one: coordinator models list"
@@ -82,7 +82,7 @@ def infer_options(infer: argparse.ArgumentParser) -> None:
 
 
 def export_options(export: argparse.ArgumentParser) -> None:
-    """`export`."""
+    """Add the options of `export`."""
     export.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
     export.add_argument("--onnx", metavar="FILE", type=Path, required=True, help="the file to write; ends with .onnx")
     export.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x96x96, if the task does not tell")
@@ -160,7 +160,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _memory_limit(options: argparse.Namespace) -> int | None:
-    """limits.memory; that of this device says nothing about another one, unless it is named."""
+    """The memory limit of this device's file, which does not apply to another device's profile unless it is named."""
     path: Path = options.config or options.state_dir / "device.toml"
     if options.config is None:
         if options.root is not None or options.profile is not None:

@@ -1,4 +1,4 @@
-"""`edge-client export RUN --onnx FILE`: the model that this device uses, with what is personal in it, as ONNX.
+"""`edge-client export RUN --onnx FILE`: the model that this device uses, with its personal parts, as ONNX.
 
 It is the last model that the device worked with and, in its place, what the method keeps on the device: the personal
 layers of FedPer, all of Local's or DraftFed's. Of a method without such parts it is the model as it came.
@@ -43,7 +43,7 @@ __all__ = ["describe", "export"]
 
 
 def export(options: argparse.Namespace) -> dict[str, Any]:
-    """Write the file and tell about it; raises `InputError`, `NoSuchNameError`, `MachineError`."""
+    """Write the file and return its description; raises `InputError`, `NoSuchNameError`, `MachineError`."""
     if options.onnx.suffix.lower() != ".onnx":
         raise InputError(f"--onnx: expected a file that ends with .onnx, got {str(options.onnx)!r}")
     state_dir: Path = options.state_dir
@@ -77,7 +77,7 @@ def _is_personal(run: RunFile) -> bool:
 
 
 def _find(state_dir: Path, name: str) -> LastModel:
-    """A run that this device has worked for: by its id, a unique prefix, or latest; the last one is kept."""
+    """Find the run by its id, a unique prefix, or `latest`; a device keeps only the last run that it worked for."""
     last_models = (state_folder.read_last_model(folder) for folder in sorted((state_dir / "method-state").glob("*")))
     known = {last_model.run: last_model for last_model in last_models if last_model is not None}
     matching = [last_model for run, last_model in known.items() if name and run.startswith(name)]
@@ -89,7 +89,7 @@ def _find(state_dir: Path, name: str) -> LastModel:
 
 
 def _blob(state_dir: Path, last_model: LastModel, sha256: str) -> Path:
-    """What a hash names, whole; as `BlobStore` lays it out, which would make folders here."""
+    """Read a verified blob from where `BlobStore` keeps it; `BlobStore` itself would create folders here."""
     path = state_dir / "blobs" / sha256[:2] / sha256
     if not durable.is_there(path):
         raise MachineError(
@@ -110,7 +110,7 @@ def _settings(path: Path) -> RunFile:
 
 
 def _task(run: RunFile, options: argparse.Namespace) -> Any:
-    """The run's task as this device's owner allows it."""
+    """The run's task, if this device's owner allows it."""
     if run.task is None:
         return None
     file = owner_file.load(options.config or options.state_dir / "device.toml")
@@ -123,7 +123,7 @@ def _task(run: RunFile, options: argparse.Namespace) -> Any:
 def _personal_model(
     state_dir: Path, last_model: LastModel, run: RunFile, model_recipe: Recipe, shape: tuple[int, ...]
 ) -> nn.Module:
-    """The model that a worker would test: received weights, and what the method puts into them."""
+    """The model that a worker would test: the received weights, completed by what the method keeps on the device."""
     method = methods.get(run.method.name, run.method.parameters)
     cut = parse(method.slices.network(last_model.slice))
     model, path = model_recipe.build(shape, cut), _blob(state_dir, last_model, last_model.model_sha256)
@@ -174,7 +174,7 @@ def _summary(written: Written, path: Path, *, personal: bool) -> dict[str, Any]:
 
 
 def describe(data: dict[str, Any]) -> str:
-    """For people."""
+    """The description as text."""
     whose = f"{data['device']}'s own" if data["personal"] else "as it was received, nothing in it is personal"
     return (
         f"{data['onnx']}: {data['run']} version {data['version']}, {data['model']} ({data['architecture']}), {whose}, "

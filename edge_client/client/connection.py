@@ -1,6 +1,6 @@
-"""How a device reaches its federation: the connection that its bundle describes, and one try of it when it joins.
+"""Connects a device to its federation as its bundle describes, and tests that connection when the device joins.
 
-Covers: all brokers of a bundle, in turn for the daemon, at once for the try.
+Covers: all brokers of a bundle, in turn for the daemon, at once for the test.
 Does not cover: the connection itself (`transport.mqtt`), messages (`link`).
 """
 
@@ -35,7 +35,7 @@ Answers: TypeAlias = "queue.SimpleQueue[tuple[BrokerUrl, Disconnected | None]]" 
 
 
 def connect(bundle: Bundle, on_event: OnEvent, boot: str, *, longest_wait_s: float = 60.0) -> Transport:
-    """The connection of a daemon; `boot` tells its processes apart, `longest_wait_s` lies between two attempts."""
+    """Open a daemon's connection; `boot` identifies its process, `longest_wait_s` limits the wait between attempts."""
     first, *others = urls = _urls(bundle)
     return MqttTransport(
         host=first.host,
@@ -62,7 +62,7 @@ def check(bundle: Bundle, *, within_s: float = _CHECK_S) -> None:
 
 
 def trouble(bundle: Bundle, *, within_s: float = _CHECK_S) -> tuple[str, str] | None:
-    """What keeps a device from its brokers, and what to do about it; None if one lets it in.
+    """The reason why no broker accepts the device, and what to do about it; None if one accepts it.
 
     All are tried at the same time, in threads that may be left behind: a name server's silence ends when it likes.
     """
@@ -100,7 +100,7 @@ def _answer(answers: Answers, url: BrokerUrl, bundle: Bundle, tls: ssl.SSLContex
 
 
 def _try(url: BrokerUrl, bundle: Bundle, tls: ssl.SSLContext | None, until: float) -> Disconnected | None:
-    """One attempt; None if the broker let us in."""
+    """Try one broker; None if it accepts the device."""
     events: list[Event] = []
     transport = MqttTransport(
         host=url.host, port=url.port, name=bundle.device, on_event=events.append, password=bundle.password, tls=tls

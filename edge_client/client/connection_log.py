@@ -1,4 +1,4 @@
-"""What people hear of a daemon's connection: one line for every loss, but only one for what a person has to mend.
+"""Logs a daemon's connection: one line for every loss, but only one for a problem that a person has to solve.
 
 Covers: the log, and the end of a device that no broker lets in. Does not cover: connecting again (`transport.mqtt`),
 sessions (`session`).
@@ -21,10 +21,10 @@ _SILENCE_S = 60.0  # without a welcome after a connection
 
 
 class ConnectionLog:
-    """The connection of one device since its daemon started."""
+    """The state of one device's connection since its daemon started."""
 
     def __init__(self, *, device: str, num_brokers: int, note_error: Callable[[str], None]) -> None:
-        """`note_error` takes every error for the status file."""
+        """`note_error` receives every error for the status file."""
         self._device = device
         self._num_brokers = num_brokers
         self._note_error = note_error
@@ -34,29 +34,29 @@ class ConnectionLog:
         self._reported = ""  # the lasting trouble that was logged, and is not logged again
 
     def state(self, *, is_online: bool) -> str:
-        """One word for the status file; `is_online`: the coordinator has let the device in."""
+        """One word for the status file; `is_online`: the coordinator has accepted the device."""
         if self._connected_at is None:
             return "connecting"
         return "let_in" if is_online else "connected"
 
     def connected(self, now: float) -> None:
-        """A broker let the device in."""
+        """A broker accepted the device."""
         log.info("connected to the broker")
         self._was_connected = True
         self._connected_at = now
 
     def welcomed(self) -> None:
-        """The coordinator let the device in."""
+        """The coordinator accepted the device."""
         log.info("the coordinator let us in")
         self._reported = ""
 
     def refused(self, refuse: Refuse) -> None:
-        """The coordinator did not let the device in."""
+        """The coordinator refused the device."""
         log.warning("the coordinator refuses this device: %s: %s", refuse.code, refuse.detail)
         self._note_error(f"refused: {refuse.code}: {refuse.detail}")
 
     def lost(self, event: Disconnected) -> None:
-        """The connection ended, or an attempt failed; raises `NetworkError` if no broker has ever let the device in."""
+        """The connection ended, or an attempt failed; raises `NetworkError` if no broker ever accepted the device."""
         self._num_refusals += event.code == "credentials"
         if self._num_refusals >= self._num_brokers and not self._was_connected:
             raise NetworkError(
@@ -78,7 +78,7 @@ class ConnectionLog:
             )
 
     def warn_of_silence(self, now: float, *, is_online: bool, refusal: str) -> None:
-        """A broker that somebody else runs goes on to let in a device that the coordinator has forgotten."""
+        """Warn if the coordinator does not answer: an external broker still accepts a device that was removed there."""
         waited = self._connected_at is not None and now - self._connected_at > _SILENCE_S
         if waited and not is_online and not refusal and self._reported != "silence":
             self._reported = "silence"

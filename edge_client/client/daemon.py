@@ -178,7 +178,7 @@ class Daemon:
     # the loop
 
     def request_stop(self) -> None:
-        """End the loop soon; from any thread. The worker is stopped at once: the loop may wait for the network."""
+        """Ask the loop to end, from any thread, and stop the worker at once: the loop may wait for the network."""
         self._stopping = True
         self._worker.stop()
         self._transport.wake()
@@ -196,7 +196,7 @@ class Daemon:
             self.shut_down()
 
     def start(self) -> None:
-        """Go on with what is on disk, and begin to connect."""
+        """Continue from the state on disk, and begin to connect."""
         self._delivery.resume()
         self._files.clean_up(self._session.assign, other_parts=self._delivery.parts)
         self._carry_out(self._resume())
@@ -214,7 +214,7 @@ class Daemon:
         return [*instructions, *self._session.begin()] if isinstance(event, WorkerFailed) else instructions
 
     def turn(self) -> None:
-        """Wait for something to do, and do it."""
+        """Wait for the next event, and handle everything that is due."""
         fds = [*self._worker.fds, *self._delivery.fds]
         ready = self._transport.poll(self._longest_wait(), fds)
         if self._stopping:
@@ -243,7 +243,7 @@ class Daemon:
             self._carry_out(self._session.handle(self._events.popleft(), time.monotonic()))
 
     def _report(self) -> None:
-        """Tell people and the coordinator what may have changed beside the loop."""
+        """Report to people and to the coordinator what may have changed outside of the loop."""
         session = self._session
         self._connection.warn_of_silence(time.monotonic(), is_online=session.online, refusal=session.refusal)
         if session.online and session.assign is None and self._tasks.changed():  # or no run would take this device
@@ -252,7 +252,7 @@ class Daemon:
         self._supervisor.doing(self._status.write(time.monotonic()))
 
     def shut_down(self) -> None:
-        """Within SIGTERM's ten seconds: the worker gets five, the transport two."""
+        """End everything within SIGTERM's ten seconds: the worker gets five of them, the transport two."""
         self._delivery.close()
         self._worker.shut_down()
         self._transport.close()
@@ -287,9 +287,9 @@ class Daemon:
                 self._take(message)
 
     def _take_coordinator_state(self, payload: bytes, *, retained: bool) -> None:
-        """A hint without authority: one with another epoch does not know us yet, and one that was away may.
+        """Say hello to a coordinator that may not know this device: it has another epoch, or was disconnected.
 
-        What was retained is older than our hello on this connection, and no reason for another one.
+        The state is not authenticated. A retained one is older than our hello on this connection, and needs no answer.
         """
         epoch = payload[:64]
         if epoch.startswith(b"online"):
@@ -299,7 +299,7 @@ class Daemon:
                 self._carry_out(self._session.say_hello(time.monotonic()))
 
     def _take(self, message: Message) -> None:
-        """Give a message to the part that it concerns; most are for the session."""
+        """Pass a message to the part that handles it, for most the session."""
         if isinstance(message, Share):
             self._transfers.share(message)
             return
@@ -355,7 +355,7 @@ class Daemon:
             self._files.clean_up(save.assign, other_parts=self._delivery.parts)
 
     def _start_worker(self, start: Start) -> None:
-        """At once, unless a deployed model is tested: the device's memory is for one of them."""
+        """Start the worker now, or after the test of a deployed model: the device's memory is for one of them."""
         if self._delivery.is_testing:
             self._waiting_start = start
         else:

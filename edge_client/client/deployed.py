@@ -1,4 +1,4 @@
-"""The model that a coordinator has put on this device: `STATE/deployed`, and how one takes the place of another.
+"""The model that a coordinator has deployed to this device, in `STATE/deployed`, and how another one replaces it.
 
     current.onnx     what programs of this device may use; whole at every moment, replaced by a rename
     previous.onnx    what it replaced
@@ -34,7 +34,7 @@ _LONGEST_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is known of the files; a device that was never given a model knows nothing."""
+    """What is known of the files; every field is empty on a device that never received a model."""
 
     current: Deploy | None = None
     previous: Deploy | None = None
@@ -44,17 +44,17 @@ class Record:
 
 
 def folder_of(state_dir: Path) -> Path:
-    """Where it all is, or would be."""
+    """The folder of the deployed model, whether it exists or not."""
     return state_dir / "deployed"
 
 
 def current_path(state_dir: Path) -> Path:
-    """The model to use."""
+    """The path of the model to use, whether it exists or not."""
     return folder_of(state_dir) / "current.onnx"
 
 
 def model_path(state_dir: Path) -> Path:
-    """The same; raises `InputError` if there is none."""
+    """The path of the model to use; raises `InputError` if there is none."""
     path = current_path(state_dir)
     if not durable.is_there(path):
         raise InputError(
@@ -64,7 +64,7 @@ def model_path(state_dir: Path) -> Path:
 
 
 def read_record(folder: Path) -> Record:
-    """What the record says; nothing if there is none or it makes no sense."""
+    """Read the record; an empty one if the file is missing or invalid."""
     try:
         with open(folder / "record.json", "rb") as file:
             return from_map(Record, json.loads(file.read(_LONGEST_BYTES)))
@@ -76,7 +76,7 @@ def read_record(folder: Path) -> Record:
 
 
 class DeployedFolder:
-    """Used by the daemon, which holds the lock of the state directory."""
+    """The folder, for the daemon, which holds the lock of the state directory."""
 
     def __init__(self, state_dir: Path) -> None:
         self.folder = folder_of(state_dir)
@@ -84,24 +84,24 @@ class DeployedFolder:
         self.record = read_record(self.folder)
 
     def want(self, deploy: Deploy) -> None:
-        """Something else is to be used; durable when this returns."""
+        """Record that another model is to be used; durable when this returns."""
         durable.make_dir(self.folder)
         self._write(replace(self.record, wanted=deploy, attempts=0))
 
     def begin_test(self) -> None:
-        """Count a self-test before it begins: it may take the device with it."""
+        """Count a self-test before it begins: it may crash the device."""
         self._write(replace(self.record, attempts=self.record.attempts + 1))
 
     def end_test(self, *, passed: bool) -> None:
-        """The newest self-test has passed, or was stopped on purpose: what ends this process now is no fault of it."""
+        """Take back the count of a self-test that passed or was stopped on purpose: a later crash is not its fault."""
         self._write(replace(self.record, attempts=0 if passed else max(0, self.record.attempts - 1)))
 
     def end(self, outcome: Deployed) -> None:
-        """The newest deployment is over without a change of files."""
+        """Record how the newest deployment ended, without a change of files."""
         self._write(replace(self.record, wanted=None, attempts=0, outcome=outcome))
 
     def swap(self, blob: Path) -> bool:
-        """Put a tested file into its place; False if what is there then is not it: the old one is back."""
+        """Install a tested file; False if the installed file is damaged, and the previous one was restored."""
         wanted = self.record.wanted
         assert wanted is not None
         if self._hash(self.current) != wanted.sha256:
@@ -115,7 +115,7 @@ class DeployedFolder:
         return True
 
     def adopt_current(self, deploy: Deploy) -> bool:
-        """Another deployment of the very file that is in use: True if there is nothing to fetch."""
+        """Take a deployment of the same file that is in use; True if there is nothing to fetch."""
         known = self.record.current
         if known is None or known.sha256 != deploy.sha256 or self._hash(self.current) != deploy.sha256:
             return False
@@ -124,7 +124,7 @@ class DeployedFolder:
         return True
 
     def repair(self) -> None:
-        """After a start, whatever ended the process before: the files decide, and the record follows."""
+        """Make the record agree with the files after a start, whatever ended the process before."""
         record = self.record
         if record.current is None and record.wanted is None:
             return
@@ -139,7 +139,7 @@ class DeployedFolder:
         self._write(Record(current=deploy, previous=self.record.current, outcome=active))
 
     def _restore(self, bad: Deploy) -> None:
-        """The current file is damaged: the previous one returns, if it is whole; else there is none."""
+        """Replace the damaged current file by the previous one if that is intact, or else remove it."""
         record = self.record
         known = {deploy.sha256: deploy for deploy in (record.previous, record.current) if deploy is not None}
         back = known.get(self._hash(self._previous) or "")
@@ -157,7 +157,7 @@ class DeployedFolder:
         self._write(replace(record, current=back, previous=None, wanted=wanted, attempts=0, outcome=damaged))
 
     def _name_also(self, source: Path, target: Path) -> None:
-        """Give a file a second name, in place of what had it; a copy where the disk has no links."""
+        """Link a file under a second name and replace what had it; a copy where the file system has no links."""
         temporary = target.with_name(f".{target.name}.tmp")
         temporary.unlink(missing_ok=True)
         try:

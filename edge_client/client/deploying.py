@@ -93,7 +93,7 @@ class Deploying:
             self._failed("forbidden", _FORBIDDEN, state="refused")
 
     def _forget_progress(self) -> None:
-        """Forget how far the wanted model is."""
+        """Forget the progress of the wanted model."""
         self._reported: Deployed | None = None
         self._may_fetch = False  # there is space for it
         self._unfinished: Callable[[], None] | None = None  # the step for which the disk had no space
@@ -102,18 +102,18 @@ class Deploying:
 
     @property
     def wanted(self) -> PartRef | None:
-        """The blob of the model that is to be used next."""
+        """The blob of the model that is to be installed next."""
         wanted = self._files.record.wanted
         return PartRef(key="deployed", sha256=wanted.sha256, length=wanted.length) if wanted is not None else None
 
     @property
     def fetched(self) -> PartRef | None:
-        """The same, if there is space to fetch it now."""
+        """The wanted blob, if there is space to fetch it now."""
         return self.wanted if self._may_fetch else None
 
     @property
     def fds(self) -> list[int]:
-        """What to watch: the end of the test that runs."""
+        """The file descriptor to watch: it becomes readable when the running test ends."""
         return [self._test.fd] if self._test is not None else []
 
     @property
@@ -234,7 +234,7 @@ class Deploying:
         return not self._waits
 
     def _wait(self, code: str, detail: str) -> None:
-        """The obstacle may pass: report it, and try again later."""
+        """Report an obstacle that may pass, and try again later."""
         self._waits, self._again_at = True, None
         last = self._reported or Deployed(deployment="-", state="fetching")
         if last.code != code:
@@ -284,7 +284,7 @@ class Deploying:
         faults.point("deployed.testing")
 
     def test_ended(self, now: float) -> None:
-        """The test's end was seen at its `fd`."""
+        """Take the result of the test, whose `fd` has become readable."""
         test, self._test = self._test, None
         if test is None:
             return
@@ -313,14 +313,14 @@ class Deploying:
                 self._failed("crashed", f"the self-test {how}, {_MAX_TESTS} times")
 
     def _lacked_memory(self, detail: str) -> None:
-        """A few times: other programs may give memory back, but a model that is too large never fits."""
+        """Repeat the test a few times: other programs may release memory, but a model that is too large never fits."""
         if self._files.record.attempts >= _MAX_TESTS:
             self._failed("low_memory", f"{detail}, {_MAX_TESTS} times")
         else:
             self._wait("low_memory", detail)
 
     def _result_unwritten(self) -> None:
-        """The disk had no space for the test's result: the test does not count."""
+        """Repeat the test, because the disk had no space for its result; it does not count."""
         self._files.end_test(passed=False)
         self._wait("disk_full", "there was no space for what the self-test says")
 

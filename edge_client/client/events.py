@@ -51,7 +51,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class PartReady:
-    """A part is on disk, checked."""
+    """A part is on disk and was checked."""
 
     sha256: str
 
@@ -76,7 +76,7 @@ class WorkerDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailed:
-    """The worker ended without an update; `final`: trying again would end the same.
+    """The worker ended without an update; `final`: another attempt would end the same.
 
     `exceeded`: it went over its budget with a plan that was to take so much; a smaller one may do.
     """
@@ -91,7 +91,7 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class UpdateLost:
-    """The file of the finished update is not there, or not whole, although it was saved: a power cut."""
+    """The file of the finished update is missing or incomplete although it was saved, as after a power cut."""
 
     lease: str
 
