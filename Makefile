@@ -1,10 +1,11 @@
 PYTHON ?= python3
 ACCELERATOR ?= cuda:0
 STAMP := .venv/.installed
+DOCS_STAMP := .venv/.installed-docs
 PIP := .venv/bin/python -m pip install --quiet --retries 10 --timeout 60 -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu test-slow check bench
+.PHONY: help install demo test test-gpu test-slow check bench docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +20,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $$(.venv/bin/python -m pip --version >/dev/null 2>&1 || echo --clear) .venv
 	@$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@$(PIP) -e '.[coordinator,images,dev]'
+	@touch $@
+
+# The tools of `make docs`, which nothing else needs.
+$(DOCS_STAMP): $(STAMP)
+	@$(PIP) -e '.[docs]'
 	@touch $@
 
 demo: $(STAMP) ## broker, coordinator and a few devices of different sizes on this machine
@@ -45,3 +51,7 @@ test-gpu: $(STAMP) ## the tests of accelerators on this machine's GPU (ACCELERAT
 
 bench: $(STAMP) ## measurements; they are no part of the tests
 	@.venv/bin/python -m benchmarks
+
+# Strict: a warning, such as a dead link, is an error. The variable silences an announcement of the theme's authors.
+docs: $(DOCS_STAMP) ## the documentation as a site, in site/; open site/index.html
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict --clean
