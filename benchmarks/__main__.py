@@ -10,7 +10,7 @@ from collections.abc import Callable
 from benchmarks import figures
 
 # name -> module and function; imported when asked for
-_KNOWN = {
+KNOWN = {
     "idle_daemon": ("idle_daemon", "measure"),
     "aggregation_memory": ("aggregation_memory", "measure"),
     "round_transfer": ("round_transfer", "big"),
@@ -42,19 +42,19 @@ _KNOWN = {
 def main() -> int:
     """0 if every goal was met."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(_KNOWN)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(KNOWN)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats; results go to NAME.quick.json")
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in _KNOWN]
+    unknown = [name for name in options.names if name not in KNOWN]
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(_KNOWN)}")
-    met = [_measure(name, quick=options.quick) for name in options.names or _KNOWN]
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(KNOWN)}")
+    met = [_measure(name, quick=options.quick) for name in options.names or KNOWN]
     return 0 if all(met) else 1
 
 
 def _measure(name: str, *, quick: bool) -> bool:
     print(f"== {name}", flush=True)
-    module, function = _KNOWN[name]
+    module, function = KNOWN[name]
     measure: Callable[..., list[figures.Figure]] = getattr(importlib.import_module(f"benchmarks.{module}"), function)
     facts = figures.machine()
     found = measure(quick=quick)
