@@ -30,7 +30,7 @@ _LARGEST = 1e300  # below it every int has a finite float
 
 
 class MismatchError(Exception):
-    """The data is not what the class says."""
+    """The data does not match the class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Matches:
 
 
 class RecordField(NamedTuple):
-    """A field of a record, as maps have it."""
+    """A field of a record, and its key in a map."""
 
     key: str  # in the map; the field's name, unless `records.later` gave it another one
     name: str

@@ -40,7 +40,7 @@ _syncs = True
 
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
-    """Sync nothing meanwhile, in this process: what is written outlives the process, but not a power cut.
+    """Sync nothing in this process while the context is active: files survive the process, but not a power cut.
 
     For simulations, where a lost round is trained again and nobody was promised anything.
     """
@@ -68,7 +68,7 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def make_dir(path: Path) -> None:
-    """Make a folder, and those above it, so that what is made permanent inside survives a power cut too."""
+    """Make a folder and its parents, so that files that become permanent inside survive a power cut as well."""
     if not path.is_dir():
         make_dir(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -147,7 +147,7 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def as_owner(path: Path) -> Iterator[None]:
-    """As root, act as whoever owns `path` meanwhile: a service cannot read what root makes in its directory."""
+    """As root, act as the owner of `path`: a service could not read files that root creates in its directory."""
     try:
         status = path.stat()
     except OSError:  # not there yet, or not readable: whoever uses it reports that
@@ -221,7 +221,7 @@ def claim_state_dir(
 
 
 def is_there(path: Path) -> bool:
-    """Whether something lies at `path`; raises `MachineError` if this user may not know."""
+    """Whether `path` exists; raises `MachineError` if this user is not allowed to see that."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: a name that no file can have
@@ -234,7 +234,7 @@ def is_there(path: Path) -> bool:
 
 
 def is_claimed(path: Path) -> bool:
-    """Whether a process holds the state directory now; takes the lock for a moment if nobody does."""
+    """Whether a process holds the state directory now; takes the lock for a moment if it is free."""
     try:
         fd = os.open(path / "lock", os.O_RDONLY)
     except FileNotFoundError:

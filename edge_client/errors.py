@@ -55,7 +55,7 @@ class InputError(FedfitError):
 
 
 class MachineError(FedfitError):
-    """This machine does not allow it: a busy port, missing rights, a foreign state directory."""
+    """A problem of this machine: a busy port, missing rights, the state directory of another program."""
 
     exit_code = 4
 
@@ -81,18 +81,18 @@ class NothingFitsError(FedfitError):
 
 
 class NoSuchNameError(FedfitError):
-    """A run, device, model or method that is not known; the message lists those that are."""
+    """The name of an unknown run, device, model or method; the message lists the known ones."""
 
     exit_code = 7
 
     @classmethod
     def of(cls, kind: str, name: str, known: list[str]) -> NoSuchNameError:
-        """The usual message: what was asked for and what there is."""
+        """The usual error: it names what was asked for and lists what exists."""
         return cls(f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none yet'}")
 
 
 class ConflictError(FedfitError):
-    """The thing exists already, or another process holds it."""
+    """Something exists already, or another process holds it."""
 
     exit_code = 8
 

@@ -65,13 +65,13 @@ def load() -> None:
 
 
 def in_round(number: int | None) -> None:
-    """Tell which round this process works on, for faults that name one."""
+    """Set the round that this process works on, for faults that name one."""
     global _round
     _round = number
 
 
 def point(name: str) -> None:
-    """A step at which a test may strike; nothing in production."""
+    """A step at which a test may inject a fault; does nothing in production."""
     if _faults is None:
         return
     for fault in _faults:
@@ -82,7 +82,7 @@ def point(name: str) -> None:
 
 
 def scale(name: str) -> float:
-    """What a number at this step is to be multiplied with; 1 in production."""
+    """The factor with which a test falsifies a number at this step; 1 in production."""
     factor = 1.0
     for fault in _faults or ():
         if fault.kind == "halve" and fault.point == name and fault.round in (None, _round):

@@ -34,7 +34,7 @@ class Context:
 
 
 def about(*, device: str | None = None, run: str | None = None, round: int | None = None) -> dict[str, object]:
-    """For `log.info(..., extra=about(device=...))`."""
+    """The `extra` of a log line about another device, run or round: `log.info(..., extra=about(device=...))`."""
     fields = {"device": device, "run": run, "round": round}
     return {f"about_{key}": value for key, value in fields.items() if value is not None}
 
@@ -52,7 +52,7 @@ class _About(logging.Formatter):
         self._context = context
 
     def where(self, record: logging.LogRecord) -> tuple[str, str, int]:
-        """Device, run, round; empty or 0: none."""
+        """The device, run and round of a log line; empty or 0 if there is none."""
         run, number = self._context.look()
         fields = record.__dict__
         device, run = fields.get("about_device", self._context.device), fields.get("about_run", run)

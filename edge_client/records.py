@@ -76,7 +76,7 @@ def is_id(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """What a device is and may use, as it says itself."""
+    """The properties and the budget of a device, as it reports them itself."""
 
     budget_bytes: Count  # a worker whose RSS stays below is inside of it
     memory_bytes: Count = 0
@@ -106,7 +106,7 @@ class TrainingPlan:
     private_predicted_bytes: Count = later(0, key="x-private-predicted")  # peak of a worker's private memory
 
     def describe(self) -> str:
-        """For a table: `full, microbatch 16`, or `4 groups, microbatch 32, recompute`."""
+        """The plan in short, such as `full, microbatch 16` or `4 groups, microbatch 32, recompute`."""
         parts = [self.slice if self.slice != "full" or not self.groups else f"{len(self.groups)} groups"]
         if self.slice != "full" and self.groups:
             parts.append(f"{len(self.groups)} groups")
@@ -170,7 +170,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a worker says beside its tensors: the `meta` of an update's container."""
+    """What a worker reports beside its tensors: the `meta` of an update's container."""
 
     num_samples: Count  # trained on; 0 when nothing was trained
     num_held: Count = 0  # training samples that the device has
@@ -190,7 +190,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkOrder:
-    """`work/<lease>/order.json`: all that a worker is told; paths are absolute and on this device.
+    """`work/<lease>/order.json`: everything that a worker needs to know; paths are absolute and on this device.
 
     An order neither to train nor to evaluate asks for the plan alone: `parts` then has no `model`.
     """
@@ -241,7 +241,7 @@ def from_map(cls: type[R], data: object, *, where: str = "") -> R:
 
 
 def _from_map(cls: type[R], data: object, where: str) -> R:
-    """The same, field by field, with a message for the first one that does not fit."""
+    """Decode the data field by field, for a message about the first field that does not fit."""
     where = where or cls.__name__.lower()
     if not isinstance(data, Mapping):
         raise PayloadError("malformed", f"{where}: expected a map, got {type(data).__name__}")

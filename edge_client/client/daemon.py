@@ -207,7 +207,7 @@ class Daemon:
         if assign is None:
             return []
         faults.in_round(assign.round)
-        event = self._files.left_behind(assign)
+        event = self._files.event_since_stop(assign)
         if event is None:
             return self._session.begin()
         instructions = self._session.handle(event, time.monotonic())
@@ -222,7 +222,7 @@ class Daemon:
         self._events.extend(self._worker.read(ready))
         self._delivery.read(ready, time.monotonic())
         self._start_waiting()
-        self._delivery.go_on(time.monotonic(), may_test=not self._worker.is_running)
+        self._delivery.continue_deployment(time.monotonic(), may_test=not self._worker.is_running)
         self._worker.watch(time.monotonic())
         self._session.free_bytes = self._files.free_bytes()
         self._events.append(Tick())

@@ -83,7 +83,7 @@ class DeployedFolder:
         self.current, self._previous = self.folder / "current.onnx", self.folder / "previous.onnx"
         self.record = read_record(self.folder)
 
-    def want(self, deploy: Deploy) -> None:
+    def set_wanted(self, deploy: Deploy) -> None:
         """Record that another model is to be used; durable when this returns."""
         durable.make_dir(self.folder)
         self._write(replace(self.record, wanted=deploy, attempts=0))

@@ -188,7 +188,7 @@ class Deploying:
             with durable.disk_errors("cannot take a model"):
                 is_here = self._files.adopt_current(deploy)
                 if not is_here:
-                    self._files.want(deploy)
+                    self._files.set_wanted(deploy)
         except DiskFullError as error:  # the coordinator asks again
             log.warning("it waits: disk_full: %s", error)
             self._send(Deployed(deployment=deploy.deployment, state="fetching", code="disk_full", detail=str(error)))

@@ -1,4 +1,4 @@
-"""Saying hello until the coordinator answers: the numbers of hellos, when one is due, and which answer counts.
+"""Repeats the hello until the coordinator answers: numbers the hellos, and decides which answer counts.
 
 Any hello of this connection may be the one that is answered: a coordinator that is behind answers the first one when
 the second is already on its way. Hellos of an earlier connection, or from before the coordinator refused the session,
@@ -29,19 +29,19 @@ class Greeting:
         self._taken: Welcome | None = None
 
     def restart(self) -> None:
-        """Forget the hellos so far: nobody will answer them, or not for this connection."""
+        """Forget the hellos so far: an answer to them would not be for this connection."""
         self._oldest = self._newest + 1
         self._taken = None
         self._pace.restart()
 
-    def say(self, now: float) -> int:
-        """The number of the hello that is said now."""
+    def count_hello(self, now: float) -> int:
+        """Count a hello that is sent now; returns its number."""
         self._newest += 1
         self.due_at = now + self._pace.next_s()
         return self._newest
 
-    def takes(self, welcome: Welcome) -> bool:
-        """Whether a welcome begins a session; the answer to a repeated hello is for the session that has begun.
+    def accepts(self, welcome: Welcome) -> bool:
+        """Whether a welcome begins a session; the answer to a repeated hello belongs to the session that has begun.
 
         A coordinator of an earlier version begins another session for every hello: then the newest counts.
         """

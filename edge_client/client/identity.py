@@ -1,4 +1,4 @@
-"""Who this device is: the join bundle that the coordinator made for it, kept in `STATE/identity/`.
+"""The identity of this device: the join bundle that the coordinator made for it, stored in `STATE/identity/`.
 
 A bundle is a small JSON file with the federation, the device's name, the brokers' addresses, the federation's CA, and
 two secrets: the broker password and the key that authenticates messages. It is written and kept with mode 0600.
@@ -37,7 +37,7 @@ _PASSWORD = r"[A-Za-z0-9_-]{16,128}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """All that a device needs to connect."""
+    """Everything that a device needs to connect."""
 
     fedfit: Annotated[int, Between(1, 1)] = 1  # version of this file
     federation: Id
@@ -73,7 +73,7 @@ def parse_bundle(text: str, source: str) -> Bundle:
 
 
 def _checked_secrets(data: Any) -> Any:
-    """The same data, or an error that does not repeat a secret with a slip in it, as that of `from_map` would."""
+    """Check the secrets; the error does not repeat a mistyped secret, as that of `from_map` would."""
     for name, form in (("password", _PASSWORD), ("key", r"[0-9a-f]{64}")):
         value = data.get(name, "") if isinstance(data, dict) else ""
         if value and not (isinstance(value, str) and re.fullmatch(form, value)):
@@ -97,7 +97,7 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
 
 
 def join(state_dir: Path, bundle: Bundle) -> None:
-    """Make `state_dir` this device's; the same bundle again changes nothing, another one is refused."""
+    """Store the bundle in `state_dir`; joining with the same bundle again changes nothing, another one is refused."""
     # the owner's own file may be there before the device has joined
     lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION, may_hold=("device.toml",))
     try:

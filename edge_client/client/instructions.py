@@ -1,4 +1,4 @@
-"""What a session wants done, to be carried out in the order in which it says so."""
+"""The instructions of a session, which the daemon carries out in their order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """What is too much for this device; kept with the next `Save` or `Forget`."""
+    """Record a plan that needs too much memory for this device; stored with the next `Save` or `Forget`."""
 
     ceiling: Ceiling
 
@@ -56,7 +56,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a worker for this assignment; its plan must take less than `ceiling_bytes` for training."""
+    """Start a worker for this assignment; its plan must need less than `ceiling_bytes` for training."""
 
     assign: Assign
     ceiling_bytes: int | None = None
@@ -80,7 +80,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the lease and its files; `accepted`: what the method wrote stays until it is known whether it counts."""
+    """Drop the lease and its files; if `accepted`, the method's state stays until it is known whether it counts."""
 
     lease: str
     accepted: bool

@@ -1,4 +1,4 @@
-"""What a device has on disk for its lease: the saved state, the parts, the worker's folder and the states of methods.
+"""The files of a device's lease: the saved state, the parts, the worker's folder and the states of methods.
 
 STATE/state.json           the lease, its finished update, the newest assignment seen (`spool`)
 STATE/blobs/, STATE/tmp/   parts, whole and on their way
@@ -18,7 +18,7 @@ from edge_client.client.events import UpdateLost, WorkerDone, WorkerFailed
 from edge_client.client.instructions import Save
 from edge_client.client.method_state import count_method_state, settle_method_state
 from edge_client.client.spool import Saved, Spool
-from edge_client.client.worker_outcome import finished_update, left_failure
+from edge_client.client.worker_outcome import finished_update, saved_failure
 from edge_client.records import Ceiling, PartRef
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.messages import Assign
@@ -41,7 +41,7 @@ class LeaseFiles:
 
     @property
     def saved(self) -> Saved:
-        """What a restart would find."""
+        """The state that the next start would read."""
         return self._spool.load()
 
     def work_dir(self, lease: str) -> Path:
@@ -53,7 +53,7 @@ class LeaseFiles:
         return self._state_dir / "method-state" / run
 
     def free_bytes(self) -> int:
-        """What may still be written."""
+        """How many bytes may still be written."""
         return min(durable.free_bytes(self._state_dir), self._disk_limit_bytes)
 
     def save(self, save: Save) -> bool:
@@ -70,20 +70,20 @@ class LeaseFiles:
         return is_new
 
     def remember(self, ceiling: Ceiling) -> None:
-        """Keep what is too much for this device; durable with the next `save` or `forget`."""
+        """Keep a plan that needs too much memory for this device; durable with the next `save` or `forget`."""
         self._spool.remember(ceiling)
 
     def ceilings(self, budget_bytes: int) -> dict[str, int]:
-        """What is too much for a budget, by the key of model and training."""
+        """How many bytes are too much for a budget, by the key of model and training."""
         return self._spool.ceilings(budget_bytes)
 
-    def left_behind(self, assign: Assign) -> UpdateLost | WorkerDone | WorkerFailed | None:
-        """What became of the saved lease while no daemon was looking; an update that is there is not trained again."""
+    def event_since_stop(self, assign: Assign) -> UpdateLost | WorkerDone | WorkerFailed | None:
+        """The event of a worker that ended while no daemon ran; a finished update is not trained again."""
         update, folder = self.saved.finished, self.work_dir(assign.lease)
         update_on_disk = finished_update(folder)
         if update is None:
             done = WorkerDone(assign.lease, update_on_disk) if update_on_disk is not None else None
-            return done or left_failure(assign.lease, folder)
+            return done or saved_failure(assign.lease, folder)
         return None if update_on_disk == update else self.update_lost(assign.lease)
 
     def update_lost(self, lease: str) -> UpdateLost:

@@ -1,4 +1,4 @@
-"""How a device leaves its federation: a last word to the coordinator, then its identity and its work are removed.
+"""How a device leaves its federation: it says goodbye to the coordinator, then removes its identity and its work.
 
 The owner's file, device.toml, stays, and so does a deployed model, which the owner's programs may use.
 Does not cover: forgetting it at the coordinator (`coordinator device remove`).
@@ -42,7 +42,7 @@ _FILES = ("state.json", "state.json.damaged", "status.json", "identity/bundle.js
 
 
 def leave(state_dir: Path, bundle: Bundle) -> bool:
-    """Remove everything but device.toml; tells whether the coordinator heard of it."""
+    """Remove everything but device.toml; returns whether the coordinator was informed."""
     if durable.is_claimed(state_dir):
         raise ConflictError(
             f"a client runs on {state_dir}; stop it first: Ctrl-C where it was started, or stop its service"
@@ -68,7 +68,7 @@ def _remove(state_dir: Path) -> None:
 
 
 def say_goodbye(bundle: Bundle, *, within_s: float = _WITHIN_S) -> bool:
-    """Connect, be let in, say goodbye; False if that cannot be done in time."""
+    """Connect, begin a session, and say goodbye; False if that cannot be done in time."""
     boot = secrets.token_hex(8)
     parting = _Parting(bundle, boot)
     transport = connection.connect(bundle, parting.on_event, boot)
@@ -85,7 +85,7 @@ def say_goodbye(bundle: Bundle, *, within_s: float = _WITHIN_S) -> bool:
 
 
 class _Parting:
-    """A client that introduces itself only to say goodbye."""
+    """A client that connects only to say goodbye."""
 
     def __init__(self, bundle: Bundle, boot: str) -> None:
         self._bundle, self._boot = bundle, boot
@@ -97,7 +97,7 @@ class _Parting:
         self.until = float("inf")
 
     def on_event(self, event: Event) -> None:
-        """Connected: introduce ourselves. Let in: listen for a moment. Work: give it back. Nobody there: so be it."""
+        """Say hello, wait a moment after the welcome, decline new work; give up if no broker or coordinator answers."""
         if isinstance(event, Connected):
             profile = DeviceProfile(budget_bytes=0)
             self._send(Hello(boot=self._boot, hello=1, client=__version__, profile=profile, labels={}, free_bytes=0))
@@ -108,9 +108,9 @@ class _Parting:
         elif isinstance(event, Received) and event.topic == self._topics.device(self._bundle.device, "cmd"):
             context = context_down(self._bundle.federation, self._bundle.device)
             with contextlib.suppress(PayloadError):
-                self._heard(open_message(event.payload, key=self._bundle.key_bytes(), context=context).message)
+                self._on_message(open_message(event.payload, key=self._bundle.key_bytes(), context=context).message)
 
-    def _heard(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if isinstance(message, Welcome) and message.boot == self._boot:
             self._session, self._seq = message.session, 0
             self.until = time.monotonic() + _LISTEN_S
@@ -118,7 +118,7 @@ class _Parting:
             self._send(Decline(lease=message.lease, code="leaving", detail="this device leaves the federation"))
 
     def end(self) -> bool:
-        """The last word, if we were let in."""
+        """Say goodbye, if the coordinator accepted this device."""
         if not self._session or self.transport is None:
             return False
         self._send(Goodbye(reason="leaving"))

@@ -18,7 +18,7 @@ __all__ = ["CoordinatorLink"]
 
 
 class CoordinatorLink:
-    """One device's way to its coordinator."""
+    """The message channel between one device and its coordinator."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class CoordinatorLink:
         transport: Transport,
         complete_hello: Callable[[Hello], Hello],
     ) -> None:
-        """`complete_hello` adds to every hello what the session does not know."""
+        """`complete_hello` adds the fields of a hello that the session does not know."""
         self._up_topic, self._down_topic = topics.device(device, "up"), topics.device(device, "cmd")
         self._conversation = Conversation(federation=topics.federation, device=device, key=key)
         self._transport = transport
@@ -47,5 +47,5 @@ class CoordinatorLink:
         faults.point(f"daemon.sent.{type(message).__name__.lower()}")
 
     def receive(self, topic: str, payload: bytes) -> Message | None:
-        """The message that came on a topic; None if messages do not come there. Raises `PayloadError`."""
+        """The message that arrived on a topic; None if the topic carries no messages. Raises `PayloadError`."""
         return self._conversation.open(payload) if topic == self._down_topic else None

@@ -1,4 +1,4 @@
-"""A deployed model on its way to this device: fetched behind the parts of a lease, tested while no worker runs.
+"""Fetches a deployed model after the parts of a lease, and has it tested while no worker runs.
 
 Most devices never get one: what serves it (`deploying`) is loaded for the first deployment only.
 Covers: when it is fetched. Does not cover: what becomes of it (`deploying`).
@@ -24,7 +24,7 @@ __all__ = ["ModelDelivery"]
 
 
 class ModelDelivery:
-    """The deployments of one device, as its daemon sees them; nothing happens without one."""
+    """The deployments of one device, as its daemon sees them."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ModelDelivery:
         self._deploying: Deploying | None = None
 
     def resume(self) -> None:
-        """Go on with the deployments of earlier processes."""
+        """Continue the deployments of earlier processes."""
         if durable.is_there(self._state_dir / "deployed"):
             self._deploying = self._load()
 
@@ -61,7 +61,7 @@ class ModelDelivery:
             blobs=self._files.blobs,
             is_allowed=self._is_allowed,
             send=self._send,
-            budget_bytes=self._worker.budget_alone,
+            budget_bytes=self._worker.budget_outside_runs,
             usual_bytes=lambda: self._usual_bytes,
             free_bytes=self._files.free_bytes,
             started=self._worker.limit,
@@ -69,13 +69,13 @@ class ModelDelivery:
 
     @property
     def parts(self) -> list[PartRef]:
-        """The blob of the model that is wanted, which is not to be removed."""
+        """The blob of the wanted model, which must not be removed."""
         wanted = self._deploying.wanted if self._deploying is not None else None
         return [wanted] if wanted is not None else []
 
     @property
     def fds(self) -> list[int]:
-        """What to watch: the end of the test that runs."""
+        """The file descriptor to watch: it becomes readable when the running test ends."""
         return self._deploying.fds if self._deploying is not None else []
 
     @property
@@ -84,7 +84,7 @@ class ModelDelivery:
         return self._deploying is not None and self._deploying.is_testing
 
     def begin_session(self) -> None:
-        """Say how things stand: what was said in the session before may be lost."""
+        """Report the state of the deployment again: reports of the session before may be lost."""
         if self._deploying is not None:
             self._deploying.greeted()
 
@@ -94,16 +94,16 @@ class ModelDelivery:
         self._deploying.asked(deploy)
 
     def cancel(self, deployment: str) -> None:
-        """The coordinator does not want it any more; ids of leases come here as well."""
+        """The coordinator cancelled a deployment; ids of leases, which share the message, are ignored."""
         if self._deploying is not None:
             self._deploying.cancelled(deployment)
 
     def read(self, ready: Sequence[int], now: float) -> None:
-        """Look at the test's end, if its descriptor is `ready`."""
+        """Take the result of the test, if its descriptor is `ready`."""
         if self._deploying is not None and any(fd in ready for fd in self._deploying.fds):
             self._deploying.test_ended(now)
 
-    def go_on(self, now: float, *, may_test: bool) -> None:
+    def continue_deployment(self, now: float, *, may_test: bool) -> None:
         """Do the next step of a deployment, if there is one: fetch the model, or test it."""
         deploying = self._deploying
         if deploying is None:
@@ -117,7 +117,7 @@ class ModelDelivery:
         self._transfers.fetch(part, point="deployed.part", disk_full=deploying.disk_is_full)
 
     def _abandon_other(self, sha256: str) -> None:
-        """Stop fetching a model that another one has replaced, or that has to wait."""
+        """Stop fetching a model that was replaced by another one, or that has to wait."""
         if self._fetched_sha256 not in ("", sha256):
             self._transfers.abandon(self._fetched_sha256)
             self._fetched_sha256 = ""

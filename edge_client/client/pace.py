@@ -1,4 +1,4 @@
-"""How long to wait before something that may be lost is said again: longer each time, and never all devices at once.
+"""How long to wait before a message that may be lost is repeated: longer each time, and random for each device.
 
 A coordinator that is late gets no more messages for it: the first repeat leaves it time to answer, and the repeats of a
 fleet spread over as much time again.
@@ -26,7 +26,7 @@ class Pace:
         self._jitter = jitter
 
     def restart(self) -> None:
-        """It was answered, or the reason for long waits is over."""
+        """Begin with the shortest pause: the message was answered, or the reason for long pauses is over."""
         self._pause_s = self._first_s
 
     def next_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Where the parts of assignments are stored, as a device's transfers see it; for a daemon that is the device's disk.
+"""Where a device's transfers store the parts of assignments: for a daemon on the device's own disk.
 
 See also `edge_client.transport.blobs`; the devices of a simulation share one (`coordinator.simulation.shared_parts`).
 """
@@ -32,7 +32,7 @@ class IncomingPart(Protocol):
 
 
 class PartStore(Protocol):
-    """Where parts are."""
+    """A place where parts are stored."""
 
     def has(self, sha256: str) -> bool:
         """Whether the part is here and its bytes are right."""

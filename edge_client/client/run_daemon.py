@@ -1,4 +1,4 @@
-"""A daemon from its start to SIGTERM: a full disk makes it start over from what is on disk, as after a crash.
+"""Runs a daemon until SIGTERM; when the disk is full, it starts over from its stored state, as after a crash.
 
 Nothing is lost by that, and it goes on as soon as there is space. Any other error of the disk ends the process.
 """
@@ -84,7 +84,7 @@ def run_daemon(
 
 
 def _wait(stopped: threading.Event, seconds: float, supervisor: Supervisor) -> None:
-    """For space on the disk; the watchdog is fed meanwhile, because nothing hangs."""
+    """Wait for space on the disk, and report to the watchdog meanwhile, because the process does not hang."""
     supervisor.ready()
     supervisor.doing("the disk is full; waiting for space")
     until = time.monotonic() + seconds

@@ -73,7 +73,7 @@ class SelfTest:
         self._process.kill()
 
     def result(self) -> tuple[int, str]:
-        """Wait for its end: its exit code, and the error that it wrote, or nothing."""
+        """Wait for its end; returns its exit code, and the error that it wrote, if any."""
         os.close(self.fd)
         code = self._process.wait()
         try:
@@ -83,5 +83,5 @@ class SelfTest:
         return code, error[:1500]
 
     def killed_for_memory(self, code: int) -> bool:
-        """Whether the kernel ended it for want of memory; `kill` was not called."""
+        """Whether the kernel killed it for lack of memory; `kill` was not called."""
         return killed_for_memory(code, self._oom_kills)

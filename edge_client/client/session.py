@@ -1,4 +1,4 @@
-"""What a device does next: the state machine of the client, without I/O.
+"""The state machine of the client, which decides what a device does next, without I/O.
 
     idle ──Assign──> fetching ──all parts here──> working ──worker done──> offering ──Receipt──> idle
            any state ──Cancel, newer Assign, Decline──> idle
@@ -129,7 +129,7 @@ class Session:
 
     @property
     def online(self) -> bool:
-        """Whether the coordinator has let this device in."""
+        """Whether the coordinator has accepted this device."""
         return self._welcomed
 
     @property
@@ -211,7 +211,7 @@ class Session:
         yield Send(
             Hello(
                 boot=self._boot,
-                hello=self._greeting.say(now),
+                hello=self._greeting.count_hello(now),
                 client=self._client,
                 profile=self._profile,
                 labels=self._labels,
@@ -222,7 +222,7 @@ class Session:
         )
 
     def say_hello(self, now: float) -> list[Instruction]:
-        """Introduce this device again, because the coordinator may have restarted or lost the last hello."""
+        """Say hello again, because the coordinator may have restarted or lost the last hello."""
         if not self._linked:
             return []
         if self._welcomed:  # otherwise any of the hellos so far may still be answered
@@ -230,14 +230,14 @@ class Session:
         return list(self._hello(now))
 
     def goodbye(self) -> list[Instruction]:
-        """Say that we leave on purpose; a worker that ends with us has not failed."""
+        """Announce that the client stops on purpose; a worker that ends with it has not failed."""
         leave: list[Instruction] = [Send(Goodbye())] if self._welcomed else []
         if self.assign and self._working and self._attempts > 1:
             leave.append(Save(self.assign, None, self._attempts - 1, self._replans))
         return leave
 
     def _welcome(self, welcome: Welcome, now: float) -> Iterator[Instruction]:
-        if welcome.boot != self._boot or not self._linked or not self._greeting.takes(welcome):
+        if welcome.boot != self._boot or not self._linked or not self._greeting.accepts(welcome):
             return
         self._welcomed = True
         self.refusal = ""

@@ -1,4 +1,4 @@
-"""What a device must not forget, in `STATE/state.json`: its lease, its finished update, the newest assignment seen, and
+"""The durable state of a device, in `STATE/state.json`: its lease, its finished update, the newest assignment seen, and
 what was too much for its memory.
 
 One small file that is replaced as a whole, three times per round, to spare SD cards.
@@ -27,7 +27,7 @@ _MOST_CEILINGS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """The state of a device between two processes; one that has never worked knows nothing."""
+    """The state of a device between two processes; all defaults for one that has never worked."""
 
     assign: Assign | None = None
     finished: Finished | None = None
@@ -38,7 +38,7 @@ class Saved:
 
 
 class Spool:
-    """The file, and what it says."""
+    """The file and its contents."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class Spool:
             self._saved = _read(path)
 
     def load(self) -> Saved:
-        """What is on disk."""
+        """Read the file."""
         return self._saved
 
     def save(self, assign: Assign, finished: Finished | None, attempts: int, replans: int = 0) -> None:
@@ -66,12 +66,12 @@ class Spool:
         self._write(Saved(highest=self._saved.highest, ceilings=self._saved.ceilings), point="daemon.forget")
 
     def remember(self, ceiling: Ceiling) -> None:
-        """What is too much here; durable with the next `save` or `forget`."""
-        others = [known for known in self._saved.ceilings if not _says_more(ceiling, known)]
+        """Keep a plan that needs too much memory here; durable with the next `save` or `forget`."""
+        others = [known for known in self._saved.ceilings if not _is_stricter(ceiling, known)]
         self._saved = replace(self._saved, ceilings=(*others, ceiling)[-_MOST_CEILINGS:])
 
     def ceilings(self, budget_bytes: int) -> dict[str, int]:
-        """What is too much for a budget, by key: what was too much for as large or a larger one."""
+        """How many bytes are too much for a budget, by key: the least that were too much for one as large or larger."""
         limits: dict[str, int] = {}
         for known in self._saved.ceilings:
             if budget_bytes <= known.budget_bytes:
@@ -84,14 +84,14 @@ class Spool:
         self._saved = saved
 
 
-def _says_more(new: Ceiling, known: Ceiling) -> bool:
-    """Less was too much, for as large a budget."""
+def _is_stricter(new: Ceiling, known: Ceiling) -> bool:
+    """Whether `new` is the stricter bound: fewer bytes were too much, for a budget at least as large."""
     less, larger = new.training_bytes <= known.training_bytes, new.budget_bytes >= known.budget_bytes
     return new.key == known.key and less and larger
 
 
 def _read(path: Path) -> Saved:
-    """A device must come back after any power cut: without its file it begins anew, and is offered its lease again."""
+    """Read the state; a damaged file is put aside, because the coordinator offers a lost lease again."""
     try:
         return from_map(Saved, json.loads(path.read_bytes()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a client is doing, in `STATE/status.json`, for `edge-client status` and whoever watches a device.
+"""The state of a client in `STATE/status.json`, for `edge-client status` and other programs on the device.
 
 The daemon replaces the file when something has changed, at most once a second, and while only the steps of a training
 go on, every five seconds, to spare SD cards. It is not synced: after a power cut it may say anything or be gone, and
@@ -22,7 +22,7 @@ from edge_client.config.quantities import format_bytes
 from edge_client.errors import PayloadError
 from edge_client.records import Between, Count, Matches, Text, from_map, to_map
 
-__all__ = ["Moment", "Status", "StatusFile", "describe", "in_short", "one_line", "read_status", "summary"]
+__all__ = ["Moment", "Status", "StatusFile", "describe", "one_line", "one_line_status", "read_status", "summary"]
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How things stand."""
+    """The state of a client, as the file holds it."""
 
     pid: Count
     client: Text = ""  # its version
@@ -64,7 +64,7 @@ class Status:
 
 
 class StatusFile:
-    """Written by the daemon; an error of the disk here is nobody's business."""
+    """Writes the file; errors of the disk are ignored, because only people read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class StatusFile:
         self.due = 0.0  # no need to look before
 
     def update(self, status: Status, now: float) -> None:
-        """Write it if it has changed and the last time is long enough ago."""
+        """Write the file if the status has changed and the last write is long enough ago."""
         self.due = now + _EVERY_S
         before = self._written
         if before is not None:
@@ -94,7 +94,7 @@ class StatusFile:
 
 
 def read_status(path: Path) -> Status | None:
-    """What the file says; None if there is none or it makes no sense."""
+    """Read the file; None if it is missing or invalid."""
     try:
         with open(path, encoding="utf-8") as file:
             return from_map(Status, json.loads(file.read(_LONGEST_BYTES)))
@@ -103,7 +103,7 @@ def read_status(path: Path) -> Status | None:
 
 
 def summary(state_dir: Path, bundle: Bundle) -> dict[str, Any]:
-    """What a device is and does: its identity, whether a client runs, and what that one last wrote."""
+    """The identity of a device, whether a client runs, and the status that the client wrote last."""
     running = durable.is_claimed(state_dir)
     status = read_status(state_dir / "status.json") or Status(pid=0)
     if not running:
@@ -114,7 +114,7 @@ def summary(state_dir: Path, bundle: Bundle) -> dict[str, Any]:
 
 
 def _deployed(state_dir: Path) -> dict[str, Any] | None:
-    """The model that the coordinator put here, if it did, and what became of the newest one."""
+    """The deployed model, if there is one, and the outcome of the newest deployment."""
     from edge_client.client import deployed  # a daemon need not hold it
 
     folder = deployed.folder_of(state_dir)
@@ -126,14 +126,14 @@ def _deployed(state_dir: Path) -> dict[str, Any] | None:
 
 
 def _dated(moment: Moment | None) -> dict[str, str] | None:
-    """Local time, as the logs have it."""
+    """A moment with its local time, in the format of the logs."""
     if moment is None:
         return None
     return {"text": moment.text, "at": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment.at_s))}
 
 
 def describe(data: dict[str, Any], *, start: str = "edge-client start") -> str:
-    """`edge-client status` for people, from what its JSON says; `start` is what starts the client."""
+    """The text of `edge-client status`, from the data of its JSON; `start` is the command that starts the client."""
     rows = [
         ("device", f"{data['device']} of federation {data['federation']}"),
         ("client", f"runs (process {data['pid']})" if data["running"] else f"does not run; start it: {start}"),
@@ -176,22 +176,22 @@ def _doing(data: dict[str, Any]) -> str:
     steps = f" {data['step']}/{data['total']}" if data["total"] else ""
     loss = f", loss {data['loss']:.4g}" if data["loss"] is not None else ""
     phase = f", {data['phase']}{steps}{loss}" if data["phase"] else ""
-    return f"{data['state']}: run {data['run']}, {_which(data['round'], data['num_rounds'])}{phase}"
+    return f"{data['state']}: run {data['run']}, {_round_text(data['round'], data['num_rounds'])}{phase}"
 
 
-def _which(round_: int, num_rounds: int) -> str:
-    """After the last round there is one more, in which nobody trains."""
+def _round_text(round_: int, num_rounds: int) -> str:
+    """The number of the round; the one after the last is the evaluation of the final model."""
     return f"round {round_} of {num_rounds}" if round_ <= num_rounds else "the last evaluation"
 
 
-def in_short(status: Status) -> str:
-    """For `systemctl status`: whether the coordinator has let us in, and the run in hand."""
+def one_line_status(status: Status) -> str:
+    """One line for `systemctl status`: whether the coordinator accepted the client, and the current run."""
     if status.link != "let_in":
         return {"connecting": "not connected", "connected": "connected; the coordinator has not answered"}[status.link]
-    work = f": run {status.run}, {_which(status.round, status.num_rounds)}" if status.run else ""
+    work = f": run {status.run}, {_round_text(status.round, status.num_rounds)}" if status.run else ""
     return f"{status.state}{work}"
 
 
 def one_line(text: str) -> str:
-    """A text of somebody else's without control characters."""
+    """A text from another machine as one line without control characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

@@ -1,6 +1,6 @@
-"""How a daemon stands, gathered from its parts for people: for `status.json`, and in one line for systemd.
+"""Collects the status of a daemon from its parts: for `status.json`, and in one line for systemd.
 
-Covers: gathering. Does not cover: the file and how it reads (`status`).
+Covers: collecting it. Does not cover: the file, and the text made from it (`status`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_client import __version__
 from edge_client.client.connection_log import ConnectionLog
 from edge_client.client.session import Session
-from edge_client.client.status import Moment, Status, StatusFile, in_short
+from edge_client.client.status import Moment, Status, StatusFile, one_line_status
 from edge_client.client.worker_control import WorkerControl
 from edge_client.wire.messages import Assign, Receipt
 
@@ -21,18 +21,18 @@ __all__ = ["LastMoments", "StatusReport"]
 
 
 class LastMoments:
-    """The last receipt and the last error, until the next ones."""
+    """The last receipt and the last error."""
 
     def __init__(self) -> None:
         self.receipt: Moment | None = None
         self.error: Moment | None = None
 
     def note_error(self, text: str) -> None:
-        """Something went wrong."""
+        """Keep the text of an error."""
         self.error = _moment(text)
 
     def note_receipt(self, receipt: Receipt, assign: Assign | None) -> None:
-        """The coordinator answered an update; `assign` is the lease in hand, other receipts are late ones."""
+        """Keep the answer to an update; `assign` is the current lease, receipts of other leases are late."""
         if assign is not None and assign.lease == receipt.lease:
             reason = f" ({receipt.code}: {receipt.detail})" if receipt.status != "accepted" else ""
             self.receipt = _moment(f"run {assign.run}, round {assign.round}: {receipt.status}{reason}")
@@ -62,14 +62,14 @@ class StatusReport:
         """Write the file if that is due; returns the status in one line."""
         status = self.status()
         self._file.update(status, now)
-        return in_short(status)
+        return one_line_status(status)
 
     def write_stopped(self, now: float) -> None:
         """The daemon ends."""
         self._file.update(replace(self.status(), link="stopped"), now)
 
     def status(self) -> Status:
-        """How things stand now."""
+        """Collect the current status."""
         session, assign, progress = self._session, self._session.assign, self._session.progress
         return Status(
             pid=os.getpid(),

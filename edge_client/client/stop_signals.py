@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT for a daemon whose main thread may be inside a call that no signal ends.
+"""Handles SIGTERM and SIGINT in a daemon whose main thread may be inside a call that no signal interrupts.
 
 A name server or a broker that does not answer is waited for in such a call. What matters is on disk at every moment, so
 the end may come at any.

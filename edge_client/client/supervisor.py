@@ -1,4 +1,4 @@
-"""Reports to systemd how this process does, with its datagrams (sd_notify); does nothing where no systemd asks.
+"""Reports the state of this process to systemd (sd_notify); does nothing if systemd did not ask for it.
 
     READY=1        it serves
     WATCHDOG=1     a turn of its loop was done; without one for WatchdogSec the service is started anew
@@ -23,10 +23,10 @@ _LONGEST_STATUS = 200
 
 
 class Supervisor:
-    """The way to whoever started this process; without one every call does nothing."""
+    """The connection to systemd; without an address every call does nothing."""
 
     def __init__(self, address: str = "", *, watchdog_s: float = 0.0) -> None:
-        """`address` is a path, or a name behind `@`; `watchdog_s` is when systemd gives us up, 0: never."""
+        """`address` is a path, or a name behind `@`; after `watchdog_s` of silence systemd ends us (0: never)."""
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._every_s = watchdog_s / _SHARE if watchdog_s > 0 else None
         self._due = 0.0
@@ -34,7 +34,7 @@ class Supervisor:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Supervisor:
-        """As systemd says; what it says is removed, because children are not to answer for us."""
+        """Read systemd's variables and remove them, so that child processes do not report in our place."""
         address = environment.pop("NOTIFY_SOCKET", "")
         watchdog_us, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         for_us = pid in ("", str(os.getpid())) and watchdog_us.isdecimal()
@@ -51,7 +51,7 @@ class Supervisor:
             self._send("WATCHDOG=1")
 
     def doing(self, status: str) -> None:
-        """One line for people; the same one again is not sent."""
+        """Report what the process does, in one line; an unchanged line is not sent again."""
         line = " ".join(status.split())[:_LONGEST_STATUS]
         if line != self._status:
             self._status = line
@@ -62,7 +62,7 @@ class Supervisor:
         self._send("STOPPING=1")
 
     def _send(self, message: str) -> None:
-        """Lost if nobody listens: a service must not fail because its supervisor does."""
+        """Send a datagram; errors are ignored, because a service must not fail when its supervisor does."""
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:

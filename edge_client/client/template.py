@@ -77,7 +77,7 @@ class Template:
         return self._control.fileno()
 
     def read(self) -> None:
-        """Take what it has said, without waiting."""
+        """Take the messages that have arrived, without waiting."""
         while not self.has_ended and self._has_message(0.0):
             self._take()
 

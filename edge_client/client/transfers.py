@@ -83,7 +83,7 @@ class ClientTransfers:
 
     @property
     def is_sending(self) -> bool:
-        """Whether chunks of the update wait for the transport."""
+        """Whether chunks of the update wait to be sent."""
         return bool(self._granted)
 
     def is_fetching(self, sha256: str) -> bool:
@@ -131,7 +131,7 @@ class ClientTransfers:
             self._leave_shared_topic()
 
     def receive(self, topic: str, payload: bytes) -> bool:
-        """Take what came on a topic; False if chunks do not come there. Raises `PayloadError` for a wrong chunk."""
+        """Take a payload; False if its topic carries no chunks. Raises `PayloadError` for a wrong chunk."""
         if topic == self._device_topic:
             self._receive_chunk(payload)
         elif topic == self._shared_topic:
@@ -141,7 +141,7 @@ class ClientTransfers:
         return True
 
     def _receive_shared(self, payload: bytes) -> None:
-        """Look at the header first: the chunk may be of a blob that only others fetch, or here already."""
+        """Take a shared chunk after a look at its header: only other devices may need it, or it may be here already."""
         header = peek_chunk(payload)
         download = self._downloads.get(header[0]) if header is not None else None
         if header is not None and download is not None and download.part.chunks.note_shared_chunk(header[1]):
@@ -197,7 +197,7 @@ class ClientTransfers:
         return sha256
 
     def _leave_shared_topic(self) -> None:
-        """Stop listening and say so: until then nothing is published there that might be too much for this device."""
+        """Stop listening and tell the coordinator, which until then publishes no more than this device can read."""
         sha256 = self._stop_listening()
         if sha256 and self._is_online():
             self._send(Pull(sha256=sha256, ranges=()))
@@ -230,7 +230,7 @@ class ClientTransfers:
     # connections and their ends
 
     def begin_session(self) -> None:
-        """What was asked for or granted in the session before will not come."""
+        """Forget requests and grants of the session before: they will not be answered."""
         self._granted.clear()
         for download in self._downloads.values():
             download.part.chunks.lost_connection()

@@ -53,7 +53,7 @@ class WarmWorkers:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a worker that starts now would better wait until the template is ready."""
+        """Whether a worker should wait until the template is ready."""
         return self._template is not None and not self._template.is_ready
 
     @property
@@ -62,7 +62,7 @@ class WarmWorkers:
         return [self._template.fd] if self._template is not None else []
 
     def begin(self, assign: Assign, now: float) -> None:
-        """An assignment has come: have a template for its worker, unless it is better off without."""
+        """Start a template for the worker of a new assignment, unless that run needs none."""
         self._used_at = now
         if assign.run == self._cold_run:
             self.end("its run needs its memory")
@@ -76,7 +76,7 @@ class WarmWorkers:
             self._started(self._template.pid)
 
     def read(self, ready: Sequence[int], now: float) -> None:
-        """Take what the template says, if its descriptor is `ready`, and give up one that loads for ever."""
+        """Take the template's messages, if its descriptor is `ready`, and give up one that does not finish loading."""
         if self._template is None:
             return
         if self._template.fd in ready:
@@ -99,14 +99,14 @@ class WarmWorkers:
         return workers.spawn(folder, progress, log_file, self._command)
 
     def done(self, assign: Assign, now: float) -> None:
-        """A worker has written its update: be ready for the next, unless that was the last evaluation of the run."""
+        """Prepare for the next assignment after an update, unless that was the last evaluation of the run."""
         if assign.round >= assign.num_rounds and not assign.train:
             self.end("the run is over")
         else:
             self.begin(assign, now)
 
     def make_room(self, run: str = "") -> None:
-        """The memory is needed for something else; `run`: by workers of that run, now and later."""
+        """End the template to free its memory; with `run`, the workers of that run start without one from now on."""
         self._cold_run = run or self._cold_run
         self.end("its memory is needed")
 

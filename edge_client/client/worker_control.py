@@ -1,4 +1,4 @@
-"""The worker of a device, one process at a time: started for a lease, watched while it runs, ended when it hangs.
+"""Controls the worker of a device, one process at a time: starts it, watches it, and ends it when it hangs.
 
     memory    other programs take it: the worker is told to make do with less
     stall     it does nothing for minutes: it is ended, which counts as a crash
@@ -82,17 +82,17 @@ class WorkerControl:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a worker whose end was not seen yet, or one that is about to start."""
+        """Whether a worker runs, or is about to start; also until its end was noticed."""
         return self._worker is not None or self._waits
 
     @property
     def fds(self) -> list[int]:
-        """What to watch: something can be read there, or the worker has ended."""
+        """The file descriptors to watch: they become readable when the worker reports something or ends."""
         return [*([self._worker.progress_fd] if self._worker is not None else []), *self._warm.fds]
 
     @property
     def plan(self) -> str:
-        """How the worker trains, for people; empty without one."""
+        """How the worker trains, as text; empty without a worker."""
         return self._worker.plan() if self._worker is not None else ""
 
     def prepare(self, assign: Assign) -> None:
@@ -100,7 +100,7 @@ class WorkerControl:
         self._warm.begin(assign, time.monotonic())
 
     def start(self, instruction: Start) -> None:
-        """Start a worker as soon as there is a template to fork it from, or at once where there will be none."""
+        """Start a worker as soon as its template is ready, or at once if it will have none."""
         if self._worker is not None:  # it was stopped and has not ended yet: its lease is over, do not wait for it
             self._worker.kill()
             self._worker = None
@@ -115,7 +115,7 @@ class WorkerControl:
             self._launch(self._start)
 
     def _launch(self, instruction: Start) -> None:
-        """Start the worker, with what memory there is now."""
+        """Start the worker with a budget from the memory that is available now."""
         assign, files = instruction.assign, self._files
         self.budget_bytes = self.budget_now()
         folder, method_state = files.work_dir(assign.lease), files.method_state(assign.run)
@@ -146,13 +146,13 @@ class WorkerControl:
         log.warning("there is less memory: %s are left to a worker, usually %s", format_bytes(now), format_bytes(usual))
         return now
 
-    def budget_alone(self) -> int:
-        """The same for a process that has nothing to do with a run, and so without a template of workers beside it."""
+    def budget_outside_runs(self) -> int:
+        """The same for a process outside of a run: the template of workers is ended first."""
         self._warm.make_room()
         return self.budget_now()
 
     def limit(self, pid: int, budget_bytes: int) -> None:
-        """Let the kernel keep a process inside a budget, where this device's group is ours to use."""
+        """Let the kernel enforce a budget, if this device's control group is delegated to us."""
         if self._group is not None:
             self._group.take(pid, budget_bytes)
 
@@ -169,25 +169,25 @@ class WorkerControl:
             self._log_warnings(worker.warnings())
             self._worker = None
             if worker.needs_own_process:
-                self._start_anew(events[-1])
+                self._start_without_template(events[-1])
                 return []
-            self._look_ahead(events[-1])
+            self._prepare_next(events[-1])
         return [self._explained(event) if isinstance(event, WorkerFailed) else event for event in events]
 
-    def _start_anew(self, ended: Event) -> None:
-        """The fork of a template needs the template's memory: start it as a process of its own."""
+    def _start_without_template(self, ended: Event) -> None:
+        """Start a worker again as a separate process, because the fork needed the memory of its template."""
         assert self._start is not None
         lasts = isinstance(ended, WorkerFailed) and ended.code == "nothing_fits"
         self._warm.make_room(self._start.assign.run if lasts else "")
         self._launch(self._start)
 
-    def _look_ahead(self, ended: Event) -> None:
-        """The next round may come soon."""
+    def _prepare_next(self, ended: Event) -> None:
+        """Prepare for the next round, which may come soon."""
         if self._start is not None and isinstance(ended, WorkerDone):
             self._warm.done(self._start.assign, time.monotonic())
 
     def _explained(self, failed: WorkerFailed) -> WorkerFailed:
-        """Log a failure; returns what the coordinator hears of it."""
+        """Log a failure; returns it as the coordinator may see it."""
         if failed.code == "nothing_fits" and self.budget_bytes < self._usual_bytes:
             usual = format_bytes(self._usual_bytes)
             detail = f"{failed.detail}; other programs use the memory: usually the budget is {usual}"
@@ -197,14 +197,14 @@ class WorkerControl:
         return failed if self._device_file.share.logs != "none" else replace(failed, log=())
 
     def _log_warnings(self, lines: list[str]) -> None:
-        """Each line once: every round finds the same unreadable image."""
+        """Log each warning once: every round meets the same unreadable image."""
         for line in lines:
             if line not in self._warnings and len(self._warnings) < _MAX_WARNINGS:
                 self._warnings.add(line)
                 log.warning("worker: %s", one_line(line.removeprefix("WARNING ")))
 
     def watch(self, now: float) -> None:
-        """Look after the worker that runs: its memory, and whether it still does anything."""
+        """Check the running worker: its memory, and whether it still makes progress."""
         if self._worker is not None:
             self._watch_memory(self._worker, now)
             self._watch_stall(self._worker, now)
@@ -221,12 +221,12 @@ class WorkerControl:
             log.warning("there is less memory: %s are left to the worker, it had %s", left, before)
             self.budget_bytes = budget
             try:
-                worker.tell_budget(budget)
+                worker.write_budget(budget)
             except OSError as error:  # it goes on as it is
                 log.warning("cannot tell the worker: %s", error)
 
     def _watch_template(self, template: int, now: float) -> None:
-        """It is for speed alone: whatever speaks against it ends it."""
+        """End the template when it is idle or its memory is needed: it only saves time."""
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_EVERY_S
@@ -241,7 +241,7 @@ class WorkerControl:
             worker.stop(now)
 
     def stop(self, lease: str | None = None) -> None:
-        """Ask the worker to end, if it is the one of this lease; without a lease from any thread, whichever it is."""
+        """Ask the worker of this lease to end; without a lease any worker, and then callable from any thread."""
         worker, start = self._worker, self._start
         if start is not None and lease in (None, start.assign.lease):
             self._waits = False

@@ -1,4 +1,4 @@
-"""What became of a worker, read from its exit code and from what it left in its folder.
+"""How a worker ended, read from its exit code and from the files that it left in its folder.
 
 See also `edge_client.worker.exit_codes`. An exit code that is not listed there is a crash, unless the kernel killed the
 worker for want of memory.
@@ -17,7 +17,7 @@ from edge_client.errors import PayloadError
 from edge_client.records import from_map
 from edge_client.worker import exit_codes, live_files
 
-__all__ = ["finished_update", "last_lines", "left_failure", "outcome"]
+__all__ = ["finished_update", "last_lines", "outcome", "saved_failure"]
 
 R = TypeVar("R")
 
@@ -26,13 +26,13 @@ _LOG_LINES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Error:
-    """`error.json`: why a worker ended without an update, in its own words."""
+    """`error.json`: why a worker ended without an update, as it reports itself."""
 
     code: str = ""
     detail: str | None = None
 
     def declined_code(self) -> str:
-        """A code that programs can compare, whatever the worker wrote."""
+        """The code of a declined assignment in the form that messages allow, whatever the worker wrote."""
         return self.code if re.fullmatch(r"[a-z0-9_]{1,32}", self.code) else "declined"
 
 
@@ -59,15 +59,15 @@ def outcome(lease: str, folder: Path, code: int, *, killed_for_memory: bool = Fa
 
 
 def finished_update(folder: Path) -> Finished | None:
-    """The update that a worker left in its folder, if it is whole."""
+    """The update that a worker left in its folder, if it is complete."""
     update = _read(folder / "update.json", Finished)
     binary = folder / "update.bin"
     is_whole = update is not None and binary.exists() and binary.stat().st_size == update.length
     return update if is_whole else None
 
 
-def left_failure(lease: str, folder: Path) -> WorkerFailed | None:
-    """A worker that went over its budget just before the daemon died; whatever else ended it is tried again."""
+def saved_failure(lease: str, folder: Path) -> WorkerFailed | None:
+    """The failure of a worker that exceeded its budget just before the daemon died; other ends are tried again."""
     error, trial = _read(folder / "error.json", _Error), live_files.read_trial(folder)
     exceeded = trial.exceeded() if trial is not None else None
     if error is None or error.code != "over_budget" or exceeded is None:
@@ -88,7 +88,7 @@ def last_lines(path: Path) -> tuple[str, ...]:
 
 
 def _read(path: Path, cls: type[R]) -> R | None:
-    """A file of the worker as a record; None if it is not there, or is not one."""
+    """Read a file of the worker as a record; None if it is missing or invalid."""
     try:
         return from_map(cls, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, PayloadError):
@@ -96,5 +96,5 @@ def _read(path: Path, cls: type[R]) -> R | None:
 
 
 def _sendable(text: str, limit_bytes: int) -> str:
-    """As much of a text as may travel: a message is small, and a file name in it need not be valid UTF-8."""
+    """Shorten a text to what a message may hold, and replace what is not valid UTF-8, as in file names."""
     return text.encode("utf-8", "replace")[:limit_bytes].decode("utf-8", "ignore")

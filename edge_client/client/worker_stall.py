@@ -1,4 +1,4 @@
-"""Tells a worker that hangs from one that is slow: it reports nothing and uses no CPU time for a long time.
+"""Distinguishes a worker that hangs from a slow one: it reports nothing and uses no CPU time for a long time.
 
 A disk that does not answer, or a task's code that waits for ever: training, measuring and reading all use CPU time.
 """
@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 10.0
 
 
 class Watched(Protocol):
-    """What is looked at: `workers.Worker`."""
+    """The part of `workers.Worker` that is watched."""
 
     num_lines: int
 
@@ -28,7 +28,7 @@ class Watched(Protocol):
 
 
 class StallWatch:
-    """Looks at one worker after the other."""
+    """Watches one worker at a time."""
 
     def __init__(self) -> None:
         self._pid = 0

@@ -184,12 +184,12 @@ class Worker:
         for_memory = self._kill_at is None and killed_for_memory(code, self._oom_kills, self._root)
         return outcome(self.lease, self._folder, code, killed_for_memory=for_memory)
 
-    def tell_budget(self, budget_bytes: int) -> None:
-        """Tell it that there is less memory now: it makes a new plan before its next batch."""
-        live_files.tell_budget(self._folder, budget_bytes)
+    def write_budget(self, budget_bytes: int) -> None:
+        """Give the worker a smaller budget: it makes a new plan before its next batch."""
+        live_files.write_budget(self._folder, budget_bytes)
 
     def plan(self) -> str:
-        """How it trains, for people; empty until it has a plan."""
+        """How the worker trains, as text; empty until it has a plan."""
         trial = live_files.read_trial(self._folder)
         return trial.plan.describe() if trial is not None else ""
 
@@ -198,26 +198,26 @@ class Worker:
         return [line for line in last_lines(self._folder / "log.txt") if line.startswith("WARNING ")]
 
     def stop(self, now: float) -> None:
-        """Ask it to end; `overdue` tells when to insist. From any thread."""
+        """Ask the worker to end, from any thread; `overdue` says when to kill it."""
         if self._kill_at is None:
             self._kill_at = now + _GRACE_S
             self._process.terminate()
 
     def overdue(self, now: float) -> bool:
-        """Whether it was asked to end and did not in time; it is killed then."""
+        """Whether the worker was asked to end and did not in time, so that it must be killed."""
         if self._kill_at is None or now < self._kill_at:
             return False
         self._process.kill()
         return True
 
     def kill(self) -> None:
-        """Kill it; how it ended does not matter."""
+        """Kill the worker; its result does not matter."""
         self._process.kill()
         self._process.wait()
         os.close(self.progress_fd)
 
     def wait(self, now: float) -> None:
-        """Wait until it has ended, at most what is left of the grace period since `stop`."""
+        """Wait until the worker has ended, at most for the rest of the grace period since `stop`."""
         try:
             self._process.wait(max(0.0, (self._kill_at or now) - now))
         except subprocess.TimeoutExpired:

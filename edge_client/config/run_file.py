@@ -103,7 +103,7 @@ class TrainSection:
     threads: Annotated[int, Between(1, 1024)] = described("CPU threads of a worker; part of the result's bits", 1)
 
     def epochs_of(self, num_samples: int) -> int:
-        """The passes over so many samples in a round."""
+        """How many times a device with `num_samples` samples passes over them in a round."""
         if self.epochs is not None:
             return self.epochs
         steps_per_epoch = max(1, math.ceil(num_samples / self.batch))
@@ -111,7 +111,7 @@ class TrainSection:
 
     @property
     def most_epochs(self) -> int:
-        """The passes in a round that no device exceeds."""
+        """The largest number of passes that any device makes in a round."""
         return self.epochs if self.epochs is not None else _MOST_AUTO_EPOCHS
 
 

@@ -23,5 +23,5 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def typed_shape(text: str | None) -> tuple[int, ...] | None:
-    """The value of the option; None if nobody typed it."""
+    """The value of the option; None if it was not given."""
     return parse_shape(text) if text is not None else None

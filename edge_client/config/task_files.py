@@ -60,7 +60,7 @@ class AllowedTasks:
         self._hashed_stamps: dict[str, tuple[int, ...]] = {}
 
     def hashes(self) -> dict[str, str]:
-        """Task name -> hash of its file; a file that cannot be read is left out, with one warning."""
+        """The hash of each task's file by the task's name; an unreadable file is left out, with one warning."""
         self._hashed_stamps = self._stamps()  # before reading, so that a change during the read is noticed later
         hashes: dict[str, str] = {}
         for name, place in self._tasks.items():

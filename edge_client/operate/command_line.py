@@ -41,7 +41,7 @@ class Command:
 
 
 def run(program: Command, arguments: Sequence[str] | None = None) -> int:
-    """Do what was typed; returns the exit code."""
+    """Run the command that `arguments` name; returns the exit code."""
     if sys.platform == "win32":
         print(f"{program.name}: Windows is not supported; use Linux", file=sys.stderr)
         return 4
@@ -105,7 +105,7 @@ class CommandParser(argparse.ArgumentParser):
         return options, unknown
 
     def format_help(self) -> str:
-        """A page that fits the terminal: the options of a command, or the commands of a group; then examples."""
+        """A help page that fits the terminal: the options of a command, or the commands of a group; then examples."""
         width = max(40, shutil.get_terminal_size().columns - 2)
         self.description = textwrap.fill(_sentence(self.command.summary), width)
         self.epilog = _examples(self.command.examples)
@@ -121,7 +121,7 @@ class CommandParser(argparse.ArgumentParser):
         return "\n\n".join(piece for piece in pieces if piece) + "\n"
 
     def error(self, message: str) -> NoReturn:
-        """One line instead of argparse's usage and error."""
+        """Report an error in one line, instead of argparse's usage and error."""
         self.exit(_USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

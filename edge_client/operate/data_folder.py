@@ -33,7 +33,7 @@ class DataLayout:
     test: Path | None = None
 
     def to_toml(self) -> str:
-        """As it stands in device.toml."""
+        """The section as text for device.toml."""
         paths = {"train": self.train, **({"test": self.test} if self.test else {})}
         words = [f'source = "{self.source}"', *(f"{key} = {_text(path)}" for key, path in paths.items())]
         return f"data = {{ {', '.join(words)} }}"
@@ -60,7 +60,7 @@ def recognise(path: Path) -> DataLayout:
 
 
 def _in_folder(folder: Path) -> Iterator[DataLayout]:
-    """Each kind at most once."""
+    """The layouts that the folder's entries suggest, each kind at most once."""
     train, test = _inside(folder, _TRAIN, ("",)), _inside(folder, _TEST, ("",))
     if train is not None and _has_classes(train):
         yield DataLayout(source="image-folder", train=train, test=test if test and _has_classes(test) else None)

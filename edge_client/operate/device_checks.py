@@ -254,7 +254,7 @@ def _user_name() -> str:
 
 
 def check_writable(state_dir: Path) -> str:
-    """Whether files become permanent there; raises `ProblemError`."""
+    """Check that files can be made permanent in the directory; raises `ProblemError`."""
     owner = f"sudo chown -R {_user_name()} {shlex.quote(str(state_dir))}"
     try:
         if not durable.is_there(state_dir):
@@ -274,7 +274,7 @@ def check_writable(state_dir: Path) -> str:
 
 
 def check_clock(newest: Path, *, now_s: float | None = None) -> str:
-    """Whether the clock can be right: not before this software, not before what was written; `newest` was last."""
+    """Check that the clock is later than this software's release and than `newest`, the last file written."""
     now = time.time() if now_s is None else now_s
     shown, remedy = time.strftime("%Y-%m-%d %H:%M", time.gmtime(now)), "sudo timedatectl set-ntp true"
     if not _NOT_BEFORE_S <= now <= _NOT_AFTER_S:

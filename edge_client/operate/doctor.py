@@ -33,7 +33,7 @@ Checks: TypeAlias = Mapping[str, Callable[[], str]]  # by name, in the order in 
 
 
 class ProblemError(FedfitError):
-    """Something is not as it should be; `mend` is a command, or what else a person has to do."""
+    """A check found a problem; `mend` is the command that solves it, or what else a person has to do."""
 
     def __init__(self, problem: str, mend: str) -> None:
         super().__init__(problem)
@@ -56,7 +56,7 @@ class Finding:
 
 
 def examine(checks: Checks, only: Sequence[str] = ()) -> list[Finding]:
-    """Do the checks, or only those named; raises `NoSuchNameError`."""
+    """Run all checks, or only those named; raises `NoSuchNameError`."""
     for name in only:
         if name not in checks:
             raise NoSuchNameError.of("check", name, list(checks))

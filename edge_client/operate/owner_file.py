@@ -107,5 +107,5 @@ def _toml_key(key: str) -> str:
 
 
 def _toml(value: object) -> str:
-    """JSON is TOML for what stands in a device file, but for DEL, which TOML wants escaped."""
+    """A value as TOML: for values of a device file that is JSON, except for DEL, which TOML wants escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

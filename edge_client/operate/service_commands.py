@@ -25,7 +25,7 @@ __all__ = [
 
 
 def doctor_options(doctor: argparse.ArgumentParser) -> None:
-    """`doctor`."""
+    """Add the options of `doctor`."""
     add_doctor_options(doctor)
     add_config(doctor)
     what = doctor.add_mutually_exclusive_group()
@@ -37,7 +37,7 @@ def doctor_options(doctor: argparse.ArgumentParser) -> None:
 
 
 def install_options(install: argparse.ArgumentParser) -> None:
-    """`install-service`."""
+    """Add the options of `install-service`."""
     install.add_argument("--dry-run", action="store_true", help="print the unit and change nothing")
     install.add_argument("--replace", action="store_true", help="replace a service that is there, e.g. for new data")
     install.add_argument(
@@ -50,7 +50,7 @@ def install_options(install: argparse.ArgumentParser) -> None:
 
 
 def uninstall_options(uninstall: argparse.ArgumentParser) -> None:
-    """`uninstall-service`."""
+    """Add the options of `uninstall-service`."""
     uninstall.add_argument("--purge", action="store_true", help="remove identity, state, device.toml and user as well")
     uninstall.add_argument("--yes", action="store_true", help="do not ask")
     _root(uninstall)

@@ -100,13 +100,13 @@ def install(systemd: Systemd, plan: Plan, *, replace: bool, rehearse: Callable[[
     owner = plan.state_dir.stat()
     works = False
     try:
-        _give(plan.state_dir, *_user(systemd, plan.name))
+        _change_owner(plan.state_dir, *_user(systemd, plan.name))
         rehearse()
         _write(path, plan.unit.text.encode())
         works = True
     finally:
         if not works:
-            _give(plan.state_dir, owner.st_uid, owner.st_gid)
+            _change_owner(plan.state_dir, owner.st_uid, owner.st_gid)
             if before is not None:
                 systemd.call("start", plan.name)
     systemd.call("daemon-reload")
@@ -144,14 +144,14 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _make_user(systemd: Systemd, plan: Plan) -> None:
-    """A user of its own, who owns nothing but the state directory and cannot log in."""
+    """Create the service's user, who owns only the state directory and cannot log in."""
     if _find_user(systemd, plan.name) is None:
         words = ("--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent", "--shell")
         systemd.do("useradd", *words, "/usr/sbin/nologin", plan.name)
 
 
 def _find_user(systemd: Systemd, name: str) -> tuple[int, int] | None:
-    """(uid, gid) as the system's own file has it."""
+    """The user's (uid, gid) from the system's password file."""
     with durable.disk_errors("cannot read the users of this system"):
         lines = (systemd.root / "etc/passwd").read_text(encoding="utf-8", errors="replace").splitlines()
     fields = next((line.split(":") for line in lines if line.startswith(f"{name}:")), None)
@@ -165,8 +165,8 @@ def _user(systemd: Systemd, name: str) -> tuple[int, int]:
     return user
 
 
-def _give(state_dir: Path, uid: int, gid: int) -> None:
-    """Hand a state directory to a user; whoever is not root (tests) keeps it."""
+def _change_owner(state_dir: Path, uid: int, gid: int) -> None:
+    """Change the owner of a state directory; without root's rights (in tests) the owner stays."""
     if os.geteuid() != 0:
         return
     with durable.disk_errors(f"cannot hand {state_dir} over"):

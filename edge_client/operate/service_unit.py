@@ -82,7 +82,7 @@ class Unit:
 
 
 def _before(lines: list[str], section: str, left: dict[str, Sequence[str]]) -> list[str]:
-    """What [Service] did not have; its last empty line goes behind it."""
+    """Insert the directives that [Service] did not have before its last empty line."""
     if section != "[Service]":
         return []
     while lines and not lines[-1]:
@@ -108,7 +108,7 @@ def is_below(path: Path, folder: str) -> bool:
 
 
 def hiding(path: Path) -> str:
-    """The directive of our units that would hide `path`, empty if none does."""
+    """The directive of fedfit's units that would hide `path`; empty if none does."""
     if any(is_below(path, home) for home in _HOMES):
         return "ProtectHome"
     return "PrivateTmp" if any(is_below(path, place) for place in _TEMPORARY) else ""

@@ -36,7 +36,7 @@ class Systemd:
         self.root = root
 
     def unit_path(self, name: str) -> Path:
-        """Where an administrator's unit is."""
+        """The path of a unit that an administrator installed."""
         return self.root / "etc/systemd/system" / f"{name}.service"
 
     def unit_text(self, name: str) -> str | None:
@@ -51,7 +51,7 @@ class Systemd:
             raise MachineError(f"cannot read {error.filename}: {error.strerror}") from error
 
     def inside(self, path: Path) -> Path:
-        """A path as that system knows it."""
+        """The path inside of that system."""
         absolute = Path(os.path.abspath(path))
         return Path("/") / absolute.relative_to(self.root) if absolute.is_relative_to(self.root) else absolute
 
@@ -68,11 +68,11 @@ class Systemd:
             )
 
     def call(self, *words: str) -> None:
-        """`systemctl WORDS`; raises `MachineError` with what it said."""
+        """Run `systemctl WORDS`; raises `MachineError` with its output."""
         self.do("systemctl", *words)
 
     def do(self, *words: str) -> None:
-        """A command of the system that must succeed; raises `MachineError` with what it said."""
+        """Run a command of the system that must succeed; raises `MachineError` with its output."""
         try:
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S)
         except (OSError, subprocess.TimeoutExpired) as error:

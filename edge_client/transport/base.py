@@ -1,4 +1,4 @@
-"""What fedfit asks of a transport: small messages on topics, at most once, in order; everything else it does itself.
+"""The contract of a transport: it carries small messages on topics, in order and at most once.
 
     Connected       all subscriptions are acknowledged; what is published from now on goes out
     Received        a message; never before `Connected`
@@ -73,7 +73,7 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Will:
-    """What the broker says for us when the connection ends without a goodbye."""
+    """The message that the broker publishes for us when the connection ends without a goodbye."""
 
     topic: str
     payload: bytes
@@ -93,7 +93,7 @@ class Transport(Protocol):
         """Ask for topics, now and again on every connection; from any thread."""
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
-        """Do without topics, before anything that is published from now on; some messages may still come."""
+        """Unsubscribe, before anything that is published from now on; some messages may still arrive."""
 
     def poll(self, timeout_s: float, extra_fds: Sequence[int] = ()) -> list[int]:
         """Wait at most `timeout_s` (it may be less), do the work that is due, return the readable `extra_fds`."""
@@ -105,7 +105,7 @@ class Transport(Protocol):
         """Give up this connection without a goodbye (the will is sent) and connect again; from any thread."""
 
     def close(self) -> None:
-        """Write what is queued, say goodbye, end; not from inside an event."""
+        """Write the queue, say goodbye, and end; not from inside an event."""
 
     @property
     def queued_bytes(self) -> int:
@@ -113,7 +113,7 @@ class Transport(Protocol):
 
 
 def check_message(topic: str, payload: bytes) -> None:
-    """What every broker carries; a `ValueError` is a bug of the caller."""
+    """Raise `ValueError` for a message that not every broker carries: a bug of the caller."""
     if not topic or "+" in topic or "#" in topic:
         raise ValueError(f"expected a topic without wildcards, got {topic!r}")
     if len(payload) > MAX_PAYLOAD_BYTES:

@@ -44,7 +44,7 @@ class BlobStore:
         return self._temporary / name
 
     def has(self, sha256: str) -> bool:
-        """Whether the blob is here, whole."""
+        """Whether the complete blob is here."""
         return self.path(sha256).exists()
 
     def verified(self, sha256: str) -> bool:
@@ -91,7 +91,7 @@ class BlobStore:
             self.temporary_path(f"{name}.{suffix}").unlink(missing_ok=True)
 
     def arrived_bytes(self, name: str) -> int:
-        """What has arrived under a temporary name takes so much of the disk."""
+        """How much of the disk an unfinished file takes."""
         with contextlib.suppress(FileNotFoundError):
             return 512 * self.temporary_path(f"{name}.part").stat().st_blocks  # a missing chunk takes nothing
         return 0
@@ -103,7 +103,7 @@ class BlobStore:
                 yield from (entry.name for entry in folder.iterdir() if len(entry.name) == 64)
 
     def keep_only(self, wanted: set[str], unfinished: set[str]) -> None:
-        """Remove every blob and every unfinished file that nobody names; run when nothing is being written."""
+        """Remove all other blobs and unfinished files; only while nothing is being written."""
         with durable.disk_errors(f"cannot clean up {self._root}"):
             for name in [name for name in self.names() if name not in wanted]:
                 self.remove(name)
@@ -189,7 +189,7 @@ class Incoming:
         return path
 
     def _hash_rest(self) -> str:
-        """The hash of the whole; reads what came before a restart, and what followed it."""
+        """The hash of the whole blob; reads the chunks that were not hashed on arrival."""
         offset = self._num_hashed * CHUNK_BYTES
         while piece := os.pread(self._part_fd, _HASH_PIECE, offset):
             self._digest.update(piece)
@@ -197,7 +197,7 @@ class Incoming:
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Let go of the files; what has arrived stays for a later `Incoming`. Twice is as good as once."""
+        """Close the files; chunks that have arrived stay for a later `Incoming`. A second call does nothing."""
         if not self._open:
             return
         self._open = False
@@ -206,7 +206,7 @@ class Incoming:
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    """A disk that is nearly full takes a part of the bytes without an error; the next call tells."""
+    """Write all of the data: a disk that is nearly full writes a part of it without an error."""
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written

@@ -182,7 +182,7 @@ class InprocTransport:
         self._hub._ready[self] = None
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
-        """Do without topics from now on."""
+        """Unsubscribe from these topics."""
         for topic in topics:
             self._topics.pop(topic, None)
             if topic in self._asked:
@@ -209,7 +209,7 @@ class InprocTransport:
         return [fd for fd in extra_fds if fd in ready]
 
     def wake(self) -> None:
-        """Tell whoever polls the hub; nothing waits here except for the caller's own descriptors."""
+        """Wake the caller of the hub's `poll`; this `poll` waits only for the caller's own descriptors."""
         self._hub._on_wake()
 
     def drop(self) -> None:

@@ -200,7 +200,7 @@ class MqttTransport:
         self.wake()
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
-        """Do without topics, before anything that is published from now on."""
+        """Unsubscribe, before anything that is published from now on."""
         with self._lock:
             for topic in topics:
                 self._topics.pop(topic, None)
@@ -220,7 +220,7 @@ class MqttTransport:
     # the thread that polls
 
     def close(self) -> None:
-        """Write what is queued (at most two seconds), say goodbye, end."""
+        """Write the queue (for at most two seconds), say goodbye, and end."""
         self._wanted = False
         if self._waker_in.fileno() >= 0:
             self._finish()
@@ -288,7 +288,7 @@ class MqttTransport:
         self._deliver()
 
     def _cut(self, reason: str, code: LossCode) -> None:
-        """End the connection from this side, at once."""
+        """End the connection at once from this side."""
         if self._client.socket() is not None:
             self._client.connect_async(self._client.host, self._client.port, self._keepalive_s)  # closes; calls nobody
             self._lost(reason, code)
@@ -441,4 +441,4 @@ def _pending(sock: object) -> int:
 
 
 def _write_later(client: paho.Client, userdata: Any, sock: Any) -> None:
-    """Its presence keeps paho from writing inside `publish` and `subscribe`; the loop asks `want_write` itself."""
+    """Do nothing: with this callback paho does not write inside `publish` and `subscribe`; the loop writes itself."""

@@ -49,7 +49,7 @@ class Chunk:
 
 
 def transfer_id(sha256: str) -> bytes:
-    """What the chunks of a blob carry."""
+    """The identifier that the chunks of a blob carry."""
     return bytes.fromhex(sha256[:32])
 
 
@@ -71,7 +71,7 @@ def make_chunk(transfer: bytes, index: int, body: bytes) -> bytes:
 
 
 def peek_chunk(payload: bytes) -> tuple[bytes, int] | None:
-    """The transfer and the index that a chunk claims, for a quick look at what nobody may want; None if it is none."""
+    """The transfer and the index in a chunk's header, to skip an unwanted chunk quickly; None if it is no chunk."""
     if len(payload) <= HEADER_BYTES or payload[:2] != b"FC":
         return None
     return payload[4:20], int.from_bytes(payload[20:24], "little")

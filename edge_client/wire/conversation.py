@@ -1,4 +1,4 @@
-"""A device's side of the sealed exchange with the coordinator: its session, its counters, what it has heard already.
+"""A device's side of the sealed exchange with the coordinator: its session, its counters, the numbers it received.
 
 Covers: sealing and opening control messages in their order. Does not cover: what they mean (`session`), the
 coordinator's side (`coordinator/fleet/roster.py`).

@@ -100,7 +100,7 @@ def seal(kind: int, body: object, *, key: bytes, context: str) -> bytes:
 
 
 def peek(data: bytes) -> int:
-    """Kind of a frame whose form is right, without believing it."""
+    """The kind of a well-formed frame, which is not yet authenticated."""
     if len(data) < _HEADER.size + MAC_BYTES:
         raise PayloadError("malformed", f"frame of {len(data)} bytes is shorter than its header")
     magic, version, kind, length, zero, crc = _HEADER.unpack_from(data)

@@ -1,4 +1,4 @@
-"""The control messages, and how they are sealed: who said it, to whom, in which session, and once only.
+"""The control messages, and how they are sealed: each has a proven sender, receiver, session and number.
 
 Every message travels as {session, seq, body} in an authenticated frame. A session begins when the coordinator answers a
 device's hello; its id is the coordinator's random choice, so that nothing recorded in an earlier session is valid in
@@ -82,7 +82,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """The device is there, and this is what it does."""
+    """The device is connected; what it does at the moment."""
 
     state: Code
     lease: Id | None = None
@@ -95,7 +95,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accept:
-    """The assignment is stored on the device and will be done."""
+    """The device has stored the assignment and will carry it out."""
 
     lease: Id
 
@@ -112,7 +112,7 @@ class Decline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """Send me these chunks of that blob, if any; and a word on the shared topic."""
+    """Asks for these chunks of a blob, if any, and says whether the device listens on the shared topic."""
 
     sha256: Hash
     ranges: Ranges
@@ -140,7 +140,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """How a deployment stands on this device; said at every change, when asked again, and after every welcome."""
+    """The state of a deployment on this device; sent at every change, on request, and after every welcome."""
 
     deployment: Id
     state: Annotated[str, Matches(r"fetching|testing|active|refused|rolled_back")]
@@ -161,7 +161,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """The device is not let in, or no longer, and why; it says hello again after `retry_s`."""
+    """The coordinator refuses the device, and why; the device says hello again after `retry_s`."""
 
     boot: Id
     code: Code
@@ -197,7 +197,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Stop that work, or that deployment, and forget it."""
+    """Cancels an assignment or a deployment, which the device forgets."""
 
     lease: Id
     code: Code = "cancelled"
@@ -205,7 +205,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Credit: send these chunks of your update."""
+    """Allows the device to send these chunks of its update."""
 
     lease: Id
     sha256: Hash
@@ -225,7 +225,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Listen on the shared topic for the chunks of that blob, or do not; the next `Pull` tells that it is done."""
+    """Asks the device to listen on the shared topic for a blob, or to stop; its next `Pull` confirms that."""
 
     sha256: Hash
     listen: bool

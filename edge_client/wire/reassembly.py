@@ -118,12 +118,12 @@ class Reassembly:
             self._window_began = now
 
     def listen(self) -> None:
-        """The shared topic is heard from now on; to be said at once."""
+        """This device listens on the shared topic from now on; the next pull, due at once, says so."""
         if self.heard is None:
             self.heard, self._num_unsaid = 0, REPORT_HEARD_AFTER_CHUNKS
 
     def unlisten(self) -> None:
-        """The shared topic is not heard any more."""
+        """This device does not listen on the shared topic any more."""
         self.heard = None
 
     def note_shared_chunk(self, index: int) -> bool:
@@ -136,7 +136,7 @@ class Reassembly:
         return not self._have[index]
 
     def pull(self, now: float) -> tuple[Range, ...] | None:
-        """What a download has to say now, beside `heard`: ranges, maybe none; None if there is nothing to say."""
+        """The ranges of the pull that is due now, possibly none; None if no pull is due. `heard` goes with it."""
         ranges = self.request(now)
         if not ranges and (self.heard is None or self._num_unsaid < REPORT_HEARD_AFTER_CHUNKS):
             return None
@@ -170,24 +170,24 @@ class Reassembly:
         return True
 
     def forget(self, index: int) -> None:
-        """A chunk that was accepted could not be kept: it will be asked for again."""
+        """Ask again for a chunk that was accepted but could not be stored."""
         self._have[index] = 0
         self.num_missing += 1
         self._cursor = min(self._cursor, index)
 
     def lost_connection(self) -> None:
-        """Nothing that was asked for will come: ask again at the next `request`."""
+        """Ask for all outstanding chunks again at the next `request`: they will not arrive."""
         self._give_up()
         self._stall_s = ASK_AGAIN_AFTER_S
 
     def _give_up(self) -> None:
-        """What was asked for may still come, and will be asked for again: it may come twice."""
+        """Give up the outstanding chunks, which are asked for again and may therefore arrive twice."""
         self._may_repeat += len(self._asked)
         self._asked.clear()
         self._cursor = 0
 
     def restart(self) -> None:
-        """The whole did not have the right hash: nothing of it can be trusted."""
+        """Begin again, because the complete blob did not have the right hash."""
         self._have = bytearray(self.num_chunks)
         self.num_missing = self.num_chunks
         self.lost_connection()

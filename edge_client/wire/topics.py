@@ -44,17 +44,17 @@ class Topics:
 
     @property
     def announcement(self) -> str:
-        """Where the newest model is pointed at."""
+        """The topic that announces the newest model."""
         return f"{self._root}/all/round"
 
     @property
     def shared_down(self) -> str:
-        """Where chunks are that several devices want."""
+        """The topic of chunks for several devices."""
         return f"{self._root}/all/down"
 
     @property
     def coordinator_state(self) -> str:
-        """Where the coordinator says that it is there."""
+        """The topic of the coordinator's presence."""
         return f"{self._root}/coord/state"
 
     def device(self, name: str, channel: str) -> str:
@@ -77,7 +77,7 @@ class Topics:
         return (*self.device_subscribes(name), self.shared_down)
 
     def coordinator_subscribes(self) -> tuple[str, ...]:
-        """What the coordinator listens to: everything that devices say."""
+        """The topics that the coordinator subscribes to: everything that devices publish."""
         return tuple(f"{self._root}/dev/+/{channel}" for channel in _FROM_DEVICE)
 
     def parse_device(self, topic: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The files by which a daemon and its worker talk while the worker runs, in the work directory.
+"""The files through which a daemon and its worker communicate while the worker runs, in the work directory.
 
     plan.json     worker -> daemon: the plan that it is about to train by, and the budget in force
     budget.json   daemon -> worker: less memory is left, use no more than this
@@ -18,7 +18,7 @@ from typing import TypeVar
 from edge_client.errors import PayloadError
 from edge_client.records import Ceiling, Count, Hash, TrainingPlan, from_map, to_map
 
-__all__ = ["BudgetFile", "Trial", "clear", "read_trial", "tell_budget", "write_trial"]
+__all__ = ["BudgetFile", "Trial", "clear", "read_trial", "write_budget", "write_trial"]
 
 R = TypeVar("R")
 
@@ -28,14 +28,14 @@ _LONGEST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The plan that a worker trains by, and what it is held to."""
+    """The plan that a worker trains by, and the budget that it must not exceed."""
 
     key: Hash  # of the model and how it is trained
     budget_bytes: Count  # in force; the plan may have been made for another one
     plan: TrainingPlan
 
     def exceeded(self) -> Ceiling | None:
-        """What follows if the worker went over its budget; None if the plan does not say how much it was to need."""
+        """The ceiling to remember if the worker exceeded its budget; None if the plan has no prediction."""
         if self.plan.training_bytes == 0:
             return None
         return Ceiling(key=self.key, training_bytes=self.plan.training_bytes, budget_bytes=self.budget_bytes)
@@ -66,18 +66,18 @@ class BudgetFile:
         return budget.budget_bytes if budget is not None else None
 
 
-def tell_budget(folder: Path, budget_bytes: int) -> None:
-    """Tell the worker in `folder` to stay below a new budget."""
+def write_budget(folder: Path, budget_bytes: int) -> None:
+    """Write a new budget for the worker in `folder`."""
     _replace(folder / _BUDGET, _Budget(budget_bytes=budget_bytes))
 
 
 def write_trial(folder: Path, trial: Trial) -> None:
-    """Tell the daemon which plan the worker is about to train by."""
+    """Write, for the daemon, the plan that the worker is about to train by."""
     _replace(folder / _PLAN, trial)
 
 
 def read_trial(folder: Path) -> Trial | None:
-    """The plan that the worker in `folder` trained by last; None if it did not come so far."""
+    """The plan that the worker in `folder` trained by last; None if it had none yet."""
     return _read(folder / _PLAN, Trial)
 
 

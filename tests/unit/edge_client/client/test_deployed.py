@@ -34,7 +34,7 @@ FIRST, SECOND = deploy(OLD, "d1"), deploy(NEW, "d2")
 def put(state_dir: Path, content: bytes, what: Deploy) -> DeployedFolder:
     """A blob that passed its test takes its place."""
     files = DeployedFolder(state_dir)
-    files.want(what)
+    files.set_wanted(what)
     blob = state_dir / "blob"
     blob.write_bytes(content)
     assert files.swap(blob)
@@ -62,7 +62,7 @@ def test_a_process_that_ends_half_way_leaves_a_whole_model_and_the_next_one_goes
     """At each step of the swap, as a kill does: the current file has the old or the new bytes, then the new ones."""
     put(tmp_path, OLD, FIRST)
     files = DeployedFolder(tmp_path)
-    files.want(SECOND)
+    files.set_wanted(SECOND)
     blob = tmp_path / "blob"
     blob.write_bytes(NEW)
     monkeypatch.setattr(faults, "_faults", [faults._parse(f"eio:{step}")])
@@ -114,7 +114,7 @@ def test_a_disk_that_does_not_keep_what_it_is_given_gets_the_old_model_back(
     """The hash of the file in its place is compared: the swap did not happen, and says so."""
     put(tmp_path, OLD, FIRST)
     files = DeployedFolder(tmp_path)
-    files.want(SECOND)
+    files.set_wanted(SECOND)
     blob = tmp_path / "blob"
     blob.write_bytes(NEW[:-1])  # as the test did not see it
     assert not files.swap(blob)

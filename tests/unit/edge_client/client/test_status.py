@@ -13,7 +13,7 @@ from rows import digest
 from edge_client import durable
 from edge_client.client import deployed, status
 from edge_client.client.identity import STATE_KIND, STATE_VERSION, Bundle
-from edge_client.client.status import Moment, Status, StatusFile, in_short, read_status
+from edge_client.client.status import Moment, Status, StatusFile, one_line_status, read_status
 from edge_client.wire.messages import Deploy, Deployed
 
 BUNDLE = Bundle(federation="fed", device="pi", brokers=("mqtts://h:8883",), password="p" * 20, key=digest("k"))
@@ -69,8 +69,8 @@ def test_people_read_what_runs_and_what_happened_last(tmp_path: Path) -> None:
 
 def test_after_the_last_round_the_model_is_judged_once_more() -> None:
     """Round 10 of 9 would be a riddle."""
-    assert status.in_short(LEASE) == "working: run r-1, round 3 of 9"
-    assert status.in_short(replace(LEASE, round=10)) == "working: run r-1, the last evaluation"
+    assert status.one_line_status(LEASE) == "working: run r-1, round 3 of 9"
+    assert status.one_line_status(replace(LEASE, round=10)) == "working: run r-1, the last evaluation"
 
 
 def test_a_deployed_model_is_shown_with_its_path(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_a_deployed_model_is_shown_with_its_path(tmp_path: Path) -> None:
     assert status.summary(tmp_path, BUNDLE)["deployed"] is None
     about = {"run": "r-1", "version": 3, "input": (1,), "classes_sha256": digest("c"), "sha256": digest("m")}
     folder = deployed.DeployedFolder(tmp_path)
-    folder.want(Deploy(deployment="d1", length=5, **about))
+    folder.set_wanted(Deploy(deployment="d1", length=5, **about))
     assert "deploying     r-1 version 3 (full, fp32)" in status.describe(status.summary(tmp_path, BUNDLE))
     (tmp_path / "blob").write_bytes(b"model")
-    folder.want(Deploy(deployment="d1", length=5, **about | {"sha256": hashlib.sha256(b"model").hexdigest()}))
+    folder.set_wanted(Deploy(deployment="d1", length=5, **about | {"sha256": hashlib.sha256(b"model").hexdigest()}))
     assert folder.swap(tmp_path / "blob")
-    folder.want(Deploy(deployment="d2", length=5, **about))
+    folder.set_wanted(Deploy(deployment="d2", length=5, **about))
     folder.end(Deployed(deployment="d2", state="rolled_back", code="self_test", detail="it\ndiffers"))
     text = status.describe(status.summary(tmp_path, BUNDLE))
     assert f"deployed      r-1 version 3 (full, fp32): {tmp_path}/deployed/current.onnx" in text
@@ -104,4 +104,4 @@ def test_a_deployed_model_is_shown_with_its_path(tmp_path: Path) -> None:
 )
 def test_the_status_says_who_waits_for_whom(status: Status, line: str) -> None:
     """What `systemctl status` prints."""
-    assert in_short(status) == line
+    assert one_line_status(status) == line

@@ -10,7 +10,7 @@ import pytest
 from rows import PLAN, digest
 
 from edge_client.client.events import WorkerFailed
-from edge_client.client.worker_outcome import finished_update, left_failure, outcome
+from edge_client.client.worker_outcome import finished_update, outcome, saved_failure
 from edge_client.records import Ceiling
 from edge_client.worker import exit_codes, live_files
 
@@ -54,13 +54,13 @@ def test_exit_codes_tell_how_it_ended(tmp_path: Path, code: int, expected: str, 
 
 def test_what_a_worker_left_before_the_daemon_died_is_known(tmp_path: Path) -> None:
     """It said over_budget and what it tried; anything less is tried again as it was."""
-    assert left_failure("lease-1", tmp_path) is None
+    assert saved_failure("lease-1", tmp_path) is None
     live_files.write_trial(tmp_path, TRIAL)
-    assert left_failure("lease-1", tmp_path) is None
+    assert saved_failure("lease-1", tmp_path) is None
     (tmp_path / "error.json").write_text('{"code": "disk_full", "detail": "x"}')
-    assert left_failure("lease-1", tmp_path) is None
+    assert saved_failure("lease-1", tmp_path) is None
     (tmp_path / "error.json").write_text('{"code": "over_budget", "detail": "x"}')
     failed = WorkerFailed(lease="lease-1", code="over_budget", detail="x", exceeded=EXCEEDED)
-    assert left_failure("lease-1", tmp_path) == failed
+    assert saved_failure("lease-1", tmp_path) == failed
     live_files.clear(tmp_path)
-    assert left_failure("lease-1", tmp_path) is None
+    assert saved_failure("lease-1", tmp_path) is None

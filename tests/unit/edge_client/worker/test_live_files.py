@@ -22,7 +22,7 @@ def test_the_daemon_reads_what_the_worker_tries(tmp_path: Path) -> None:
     found = live_files.read_trial(tmp_path)
     assert found == TRIAL
     assert found.exceeded() == Ceiling(key=digest("model"), training_bytes=5, budget_bytes=7)
-    live_files.tell_budget(tmp_path, 5)
+    live_files.write_budget(tmp_path, 5)
     live_files.clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
     live_files.clear(tmp_path)
@@ -46,5 +46,5 @@ def test_the_worker_hears_each_budget_once(tmp_path: Path) -> None:
     """A file with another time is news."""
     note = live_files.BudgetFile(tmp_path)
     assert note.new_budget() is None
-    live_files.tell_budget(tmp_path, 5)
+    live_files.write_budget(tmp_path, 5)
     assert (note.new_budget(), note.new_budget()) == (5, None)

@@ -45,7 +45,7 @@ def test_a_plan_beyond_the_budget_fails_cleanly_with_75(tmp_path: Path) -> None:
 def test_a_worker_that_is_told_of_less_memory_shrinks_its_plan_and_stays_below(tmp_path: Path) -> None:
     """128 samples at once need about 320 MB, and there are 500; then 305, before the first batch: fewer at a time."""
     work = make_work(tmp_path / "w", run=image_run(128), device_file=npz_images(tmp_path), budget_bytes=500_000_000)
-    live_files.tell_budget(work, 305_000_000)
+    live_files.write_budget(work, 305_000_000)
     assert run_worker(work) == 0, (work / "stderr").read_text()
     report, _ = read_update(work)
     assert report.plan is not None
@@ -62,7 +62,7 @@ def test_a_worker_goes_on_as_it_is_when_its_plan_fits_less_memory_or_nothing_doe
     options: dict[str, Any] = {"run": image_run(128), "device_file": npz_images(tmp_path), "budget_bytes": 10**9}
     for told, expected in ((600_000_000, 600_000_000), (100_000_000, 10**9)):
         work = make_work(tmp_path / str(told), **options)
-        live_files.tell_budget(work, told)
+        live_files.write_budget(work, told)
         assert run_worker(work) == 0, (work / "stderr").read_text()
         report, _ = read_update(work)
         assert report.plan is not None
