@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, TypeVar
 
 from coordinator.run_details import RunDetails, RunLine
+from coordinator.timeline import RunTimeline
 from edge_client.client.identity import Bundle
 from edge_client.config.run_file import RunFile
 from edge_client.errors import ConflictError, InputError, PayloadError
@@ -49,6 +50,7 @@ __all__ = [
     "ShowDeployment",
     "ShowDevice",
     "ShowRun",
+    "ShowTimeline",
     "StartDeployment",
     "StartRun",
     "StartedDeployment",
@@ -297,6 +299,15 @@ class ShowRun(Request[RunDetails]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShowTimeline(Request[RunTimeline]):
+    """When did what happen in the `newest` rounds of a run, or in the given one?"""
+
+    run: str
+    newest: Annotated[int, Between(1, 1000)] = 3
+    round: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedRun:
     """A run that was asked to stop, as it stood then."""
 
@@ -426,6 +437,7 @@ _KINDS: Mapping[str, tuple[type[Request[Any]], type[Any]]] = {
     "run-start": (StartRun, StartedRun),
     "run-list": (ListRuns, RunList),
     "run-show": (ShowRun, RunDetails),
+    "run-timeline": (ShowTimeline, RunTimeline),
     "run-stop": (StopRun, StoppedRun),
     "run-model": (FindModel, StoredModel),
     "deploy-plan": (PlanDeployment, DeploymentPlan),

@@ -186,6 +186,8 @@ class Report:
     scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, Annotated[str, Matches(r"(?s).{0,64}")]] = dataclasses.field(default_factory=dict)
     evaluation: Evaluation | None = None
+    # seconds of each phase of the work, in the order of their beginning (`worker.progress`); None of older clients
+    phases: Mapping[str, float] | None = later(None, key="x-phases")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +218,8 @@ class WorkOrder:
     device_file: Mapping[str, Any]  # the device's resolved device.toml
     ledger: str = ""  # file that says what this device has released with noise
     method_state: str  # folder whose `current` is read and whose `next` is written (`workers.settle_method_state`)
+    phases: Mapping[str, float] = dataclasses.field(default_factory=dict)  # seconds of what came before the worker
+    starts_at: float | None = None  # the system's monotonic clock when its process was asked for
 
 
 def to_map(record: Any) -> Any:

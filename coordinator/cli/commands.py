@@ -76,7 +76,7 @@ _RUN = Command(
             name="show",
             summary="show the rounds, results, devices and failures of a run",
             options="coordinator.cli.runs:show_options",
-            examples=("coordinator run show latest", "coordinator run show photos-2 --follow"),
+            examples=("coordinator run show latest --follow", "coordinator run show photos-2 --timeline"),
         ),
         Command(
             name="stop",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from coordinator import control
 from coordinator.aggregation.task_source import with_task
-from coordinator.cli import tables
+from coordinator.cli import tables, timeline_text
 from coordinator.cli.options import add_state_dir, formatted, listing, show, show_list, warn
-from coordinator.control_messages import ListDevices, ListRuns, ShowRun, StartedRun, StartRun, StopRun
+from coordinator.control_messages import ListDevices, ListRuns, ShowRun, ShowTimeline, StartedRun, StartRun, StopRun
 from coordinator.results import run_folders, run_record
 from coordinator.results.run_record import RunRecord
 from coordinator.run_check import check_run, warnings_of
@@ -43,6 +43,8 @@ def show_options(shown: argparse.ArgumentParser) -> None:
     """`run show`."""
     formatted(add_state_dir(shown)).set_defaults(do=_show)
     shown.add_argument("run", metavar="RUN", help="id, unique prefix or latest")
+    shown.add_argument("--timeline", action="store_true", help="show where the time of the newest rounds went")
+    shown.add_argument("--round", type=int, metavar="N", help="with --timeline: this round")
     shown.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
 
 
@@ -150,6 +152,12 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace) -> None:
+    if options.timeline:
+        question = ShowTimeline(run=options.run, round=options.round)
+        show(options, control.ask(options.state_dir, question), timeline_text.text)
+        return
+    if options.round is not None:
+        raise InputError("--round: it belongs to --timeline, which is missing")
     data = control.ask(options.state_dir, ShowRun(run=options.run))
     if options.follow:
         _follow(options, data.run)

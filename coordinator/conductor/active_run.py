@@ -10,6 +10,7 @@ import json
 import secrets
 from dataclasses import dataclass, field
 
+from coordinator.conductor.round_clock import RoundClock
 from coordinator.fleet.roster import Roster
 from coordinator.rounds.events import Snapshot
 from coordinator.rounds.instructions import SendAssign
@@ -52,6 +53,7 @@ class ActiveRun:
     left_out: list[LeftOutRow] = field(default_factory=list)  # of the fold that is about to be committed
     described: set[str] = field(default_factory=set)  # devices whose profile is stored
     stop_asked: bool | None = None  # True: at once
+    clock: RoundClock = field(default_factory=RoundClock)
 
     @property
     def id(self) -> str:

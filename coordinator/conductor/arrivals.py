@@ -82,6 +82,7 @@ class Arrivals:
             return
         if self._parts.missing(run, lease):
             return  # a part that the update is checked against was lost and is made again: the device offers again
+        run.clock.note_lease(lease.id, "offer")
         self._handle(events.Accepted(lease.id), now)
         problem = self._problem_of_offer(run, lease, offer)
         if problem is not None:
@@ -137,6 +138,7 @@ class Arrivals:
             self._retention.drop(offer.sha256)
             self._send(arrived.device, self._past_receipt(arrived.device, offer))
             return
+        run.clock.note_lease(lease.id, "arrive")
         try:
             if arrived.path is None:
                 raise arrived.error or PayloadError("hash", "the update never had its hash")
@@ -148,8 +150,9 @@ class Arrivals:
             self._refuse(offer, error, now)
             return
         self._retention.hold(offer.lease, offer.sha256)
+        run.clock.note_phases(lease.id, report.phases)
         job = self._check_job(run, lease, arrived.path)
-        self._jobs.submit(job, lambda answer: self._checked(offer, report, confusion, answer))
+        self._jobs.submit(job, lambda answer: self._checked(run, offer, report, confusion, answer))
 
     def _expected(self, run: ActiveRun, lease: LeaseRow, offer: Offer) -> intake.Expected:
         file = run.file
@@ -207,9 +210,10 @@ class Arrivals:
         return self._norm_bounds[1].get(slice_name)
 
     def _checked(
-        self, offer: Offer, report: Report, confusion: tuple[int, ...], answer: CheckedUpdate | Failure
+        self, run: ActiveRun, offer: Offer, report: Report, confusion: tuple[int, ...], answer: CheckedUpdate | Failure
     ) -> None:
         now = time.monotonic()
+        run.clock.note_lease(offer.lease, "check")
         self._retention.release(offer.lease)
         faults.point("coordinator.checked")
         if isinstance(answer, Failure):

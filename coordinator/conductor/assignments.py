@@ -41,6 +41,7 @@ class Assignments:
         missing = self._parts.missing(run, lease)
         if not missing:
             self._send(lease.device, self._message(run, lease, instruction.deadline_s))
+            run.clock.note_lease(lease.id, "assign")
             return
         self._delayed(lease.id)
         name = missing[0]
@@ -68,6 +69,7 @@ class Assignments:
             if not self._parts.missing(run, lease):
                 lengths = {part.sha256: part.length for part in self._parts.refs(run, lease)}
                 if sha256 in lengths:
+                    run.clock.note_lease(lease.id, "fetch", again=True)
                     return lengths[sha256]
         return None
 

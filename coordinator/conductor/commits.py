@@ -105,8 +105,10 @@ class Commits:
     def commit(self, run: ActiveRun, commit: Commit) -> None:
         """Write the version and the end of its round; from now on it is the one that travels."""
         round_, model = commit.round, commit.model
+        run.clock.note("fold")
         self._log_left_out(run)
         self._store.rounds.commit(round_.number, round_.attempt, model, run.left_out)
+        run.clock.note("commit")
         run.model = model
         run.parts = {}
 
@@ -125,7 +127,7 @@ class Commits:
         faults.point("coordinator.announced")
         self._retention.round_announced(round_, version)
         self._save_traffic()
-        self._store.rounds.announce(run.id, round_.number, round_.attempt)
+        self._store.rounds.announce(run.id, round_.number, round_.attempt, run.clock.end())
 
     def _log_left_out(self, run: ActiveRun) -> None:
         """Log the knowledge that could not be used; what is the same in every round is logged once."""

@@ -266,7 +266,8 @@ class Conductor:
 
     def accepted(self, device: str, lease: str, now: float) -> None:
         """A device took its lease."""
-        if self._is_open(device, lease):
+        if self._active is not None and self._is_open(device, lease):
+            self._active.clock.note_lease(lease, "accept")
             self._handle(events.Accepted(lease), now)
 
     def declined(self, device: str, decline: Decline, now: float) -> None:
@@ -333,6 +334,7 @@ class Conductor:
                 case SendReceipt():
                     self._send(instruction.device, _receipt(instruction))
                 case Freeze(round_, set_hash):
+                    run.clock.note("freeze")
                     self._store.rounds.freeze(round_.run, round_.number, round_.attempt, set_hash)
                 case Fold():
                     self._commits.fold(run, instruction)
@@ -351,6 +353,7 @@ class Conductor:
     def _open_round(self, run: ActiveRun, opened: OpenRound) -> None:
         round_ = opened.round
         faults.in_round(round_.number)
+        run.clock.begin()
         self._store.rounds.open(round_, opened.leases)
         last = "plans" if run.row.dry else "last evaluation"
         what = f"round {round_.number}" if round_.goal else last
@@ -370,7 +373,8 @@ class Conductor:
         """With what travelled for it: whatever becomes of this process, those bytes are counted once."""
         lease = run.machine.leases.get(saved.lease)  # None if the machine is past its round
         traffic = self._traffic.take(lease.device) if lease is not None else {}
-        self._store.updates.save(saved.update, saved.evaluation, saved.lease, traffic)
+        moments, phases = run.clock.of_lease(saved.lease)
+        self._store.updates.save(saved.update, saved.evaluation, saved.lease, traffic, moments=moments, phases=phases)
         if lease is not None:
             self._describe_device(run, lease.device)
 

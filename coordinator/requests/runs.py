@@ -14,17 +14,20 @@ from coordinator.control_messages import (
     Request,
     RunList,
     ShowRun,
+    ShowTimeline,
     StartedRun,
     StartRun,
     StoppedRun,
     StopRun,
     StoredModel,
 )
+from coordinator.requests import timelines
 from coordinator.requests.run_overview import RunOverview
 from coordinator.results import environment
 from coordinator.run_check import check_run
 from coordinator.run_details import RunDetails
 from coordinator.store.rows import RunRow
+from coordinator.timeline import RunTimeline
 from edge_client.config.run_file import RunFile
 from edge_client.config.task_files import MAX_TASK_BYTES
 from edge_client.errors import ConflictError, InputError, NoSuchNameError
@@ -57,6 +60,7 @@ class RunCommands:
             StartRun: self.start,
             ListRuns: self._list,
             ShowRun: self._show,
+            ShowTimeline: self._timeline,
             StopRun: self._stop,
             FindModel: self._find_model,
         }
@@ -119,6 +123,10 @@ class RunCommands:
 
     def _show(self, request: ShowRun) -> RunDetails:
         return self._overview.details(self.find(request.run), newest=request.newest, report=request.report)
+
+    def _timeline(self, request: ShowTimeline) -> RunTimeline:
+        run = self.find(request.run)
+        return timelines.of_run(self._service.store, run.id, newest=request.newest, number=request.round)
 
     def _stop(self, request: StopRun) -> StoppedRun:
         row = self.find(request.run)

@@ -161,8 +161,8 @@ class Rounds(Protocol):
     def commit(self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()) -> None:
         """Save the new version, the end of its attempt and the knowledge that it was made without, together."""
 
-    def announce(self, run_id: str, number: int, attempt: int) -> None:
-        """Note that the devices know the new version, and how many bytes had travelled for the run by then."""
+    def announce(self, run_id: str, number: int, attempt: int, moments: Mapping[str, float] = {}) -> None:
+        """Note that the devices know the new version, the times of the round, and the run's bytes by then."""
 
     def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None:
         """End an attempt without a model; its updates stay on record and count nowhere."""
@@ -213,8 +213,11 @@ class Updates(Protocol):
         evaluation: EvaluationRow | None,
         lease_id: str,
         traffic: Mapping[str, tuple[int, int]] = {},
+        *,
+        moments: Mapping[str, float] = {},
+        phases: Mapping[str, float] = {},
     ) -> None:
-        """Save an update, its evaluation, the end of its lease and what travelled for it (`Traffic`), together."""
+        """Save an update, its evaluation, the end and the times of its lease, and what travelled (`Traffic`)."""
 
     def drop(self, update: UpdateRow) -> None:
         """Forget an update whose blob is lost, and offer its lease again; a frozen round runs again."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from coordinator.store.base import Rounds
 from coordinator.store.database import Database
+from coordinator.store.row_codec import to_column
 from coordinator.store.rows import LeaseRow, LeftOutRow, ModelRow, RoundRow
 
 __all__ = ["RoundTable"]
@@ -59,14 +60,14 @@ class RoundTable(Rounds):
                 *(model.run, number, attempt),
             )
 
-    def announce(self, run_id: str, number: int, attempt: int) -> None:
+    def announce(self, run_id: str, number: int, attempt: int, moments: Mapping[str, float] = {}) -> None:
         with self._database.transaction("announce") as transaction:
             transaction.execute(
-                """UPDATE round SET state = 'ANNOUNCED',
+                """UPDATE round SET state = 'ANNOUNCED', moments = ?4,
                        bytes_up = (SELECT coalesce(sum(up), 0) FROM traffic WHERE run = ?1),
                        bytes_down = (SELECT coalesce(sum(down), 0) FROM traffic WHERE run = ?1)
                    WHERE run = ?1 AND number = ?2 AND attempt = ?3""",
-                *(run_id, number, attempt),
+                *(run_id, number, attempt, to_column(moments)),
             )
 
     def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None:

@@ -14,7 +14,7 @@ __all__ = ["from_columns", "to_column", "to_columns"]
 R = TypeVar("R")
 
 _FLAGS = {"train", "evaluate", "extended", "dry"}
-_JSON = {"labels", "file", "log", "confusion", "environment", "input"}
+_JSON = {"labels", "file", "log", "confusion", "environment", "input", "moments", "phases"}
 
 
 def to_columns(row: object) -> dict[str, Any]:

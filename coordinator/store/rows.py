@@ -107,6 +107,7 @@ class RoundRow:
     bytes_up: int | None = None  # by all devices for the run, until its end was announced
     bytes_down: int | None = None  # to all devices
     num_available: int = 0  # how many devices could have been selected
+    moments: Mapping[str, float] = field(default_factory=dict)  # `round_clock`: seconds since the attempt began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,8 @@ class LeaseRow:
     code: str = ""
     detail: str = ""
     log: Sequence[str] = ()
+    moments: Mapping[str, float] = field(default_factory=dict)  # `round_clock`: seconds since the attempt began
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds of the device's work, as it reports them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

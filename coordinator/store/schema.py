@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["LAYOUT", "MIGRATIONS", "SCHEMA"]
 
-LAYOUT: Final = 8  # kept in the file as its `user_version`
+LAYOUT: Final = 9  # kept in the file as its `user_version`
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -30,13 +30,14 @@ CREATE TABLE round (
     goal INTEGER NOT NULL, quorum INTEGER NOT NULL, remaining_s REAL NOT NULL, extended INTEGER NOT NULL,
     reason TEXT NOT NULL, set_hash TEXT NOT NULL DEFAULT '', elapsed_s REAL NOT NULL DEFAULT 0,
     bytes_up INTEGER, bytes_down INTEGER, num_available INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (run, number, attempt)
+    moments TEXT NOT NULL DEFAULT '{}', PRIMARY KEY (run, number, attempt)
 ) STRICT;
 CREATE TABLE lease (
     issue INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, epoch INTEGER NOT NULL, run TEXT NOT NULL,
     round INTEGER NOT NULL, attempt INTEGER NOT NULL, device TEXT NOT NULL, train INTEGER NOT NULL,
     evaluate INTEGER NOT NULL, version INTEGER NOT NULL, plan TEXT, state TEXT NOT NULL, code TEXT NOT NULL,
-    detail TEXT NOT NULL, log TEXT NOT NULL, slice TEXT NOT NULL DEFAULT 'full'
+    detail TEXT NOT NULL, log TEXT NOT NULL, slice TEXT NOT NULL DEFAULT 'full',
+    moments TEXT NOT NULL DEFAULT '{}', phases TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
 CREATE INDEX lease_round ON lease (run, round, attempt);
 CREATE INDEX lease_device ON lease (device, issue);
@@ -125,5 +126,10 @@ CREATE TABLE left_out (
 CREATE INDEX round_open ON round (run, number, attempt) WHERE state IN ('RUNNING', 'FROZEN');
 CREATE INDEX lease_device_failed ON lease (device, issue) WHERE state IN ('declined', 'refused', 'expired');
 CREATE INDEX lease_run_failed ON lease (run, issue) WHERE state IN ('declined', 'refused', 'expired');
+""",
+    8: """
+ALTER TABLE round ADD COLUMN moments TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE lease ADD COLUMN moments TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE lease ADD COLUMN phases TEXT NOT NULL DEFAULT '{}';
 """,
 }

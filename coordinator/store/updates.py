@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from coordinator.store.base import Updates
 from coordinator.store.database import Database
 from coordinator.store.evaluations import put_evaluation
+from coordinator.store.row_codec import to_column
 from coordinator.store.rows import EvaluationRow, UpdateRow
 from coordinator.store.traffic import count_traffic
 from edge_client.records import TrainingPlan
@@ -28,13 +29,19 @@ class UpdateTable(Updates):
         evaluation: EvaluationRow | None,
         lease_id: str,
         traffic: Mapping[str, tuple[int, int]] = {},
+        *,
+        moments: Mapping[str, float] = {},
+        phases: Mapping[str, float] = {},
     ) -> None:
         with self._database.transaction("update") as transaction:
             if update is not None:
                 transaction.insert("update_", update)
             if evaluation is not None:
                 put_evaluation(transaction, evaluation)
-            transaction.execute("UPDATE lease SET state = 'stored', code = '', detail = '' WHERE id = ?", lease_id)
+            transaction.execute(
+                "UPDATE lease SET state = 'stored', code = '', detail = '', moments = ?, phases = ? WHERE id = ?",
+                *(to_column(moments), to_column(phases), lease_id),
+            )
             for (run_id,) in self._database.read("SELECT run FROM lease WHERE id = ?", lease_id):
                 count_traffic(transaction, run_id, traffic)
 

@@ -73,6 +73,8 @@ class WorkerControl:
         self._worker: workers.Worker | None = None
         self._start: Start | None = None  # what the worker does that runs, ran last, or waits for the template
         self._waits = False
+        self._phases: dict[str, float] = {}  # seconds of what comes before the worker of this lease
+        self._since: tuple[str, float] | None = None  # the lease and when it began to wait for its parts, or a worker
         self._warm = WarmWorkers(
             command=command,
             template_command=template_command,
@@ -97,6 +99,7 @@ class WorkerControl:
 
     def prepare(self, assign: Assign) -> None:
         """A worker will be needed for this assignment as soon as its parts are here."""
+        self._since = (assign.lease, time.monotonic())
         self._warm.begin(assign, time.monotonic())
 
     def start(self, instruction: Start) -> None:
@@ -105,7 +108,9 @@ class WorkerControl:
             self._worker.kill()
             self._worker = None
         self._start = instruction
-        self.prepare(instruction.assign)
+        self._phases = {}
+        self._passed("fetch")
+        self._warm.begin(instruction.assign, time.monotonic())
         self._waits = True
         self._start_waiting()
 
@@ -114,8 +119,17 @@ class WorkerControl:
             self._waits = False
             self._launch(self._start)
 
+    def _passed(self, phase: str) -> None:
+        """A phase of this lease before its worker has ended, and the next one begins."""
+        assert self._start is not None
+        lease, now = self._start.assign.lease, time.monotonic()
+        if self._since is not None and self._since[0] == lease:  # otherwise nobody saw it begin
+            self._phases[phase] = round(self._phases.get(phase, 0.0) + now - self._since[1], 3)
+        self._since = (lease, now)
+
     def _launch(self, instruction: Start) -> None:
         """Start the worker with a budget from the memory that is available now."""
+        self._passed("wait")
         assign, files = instruction.assign, self._files
         self.budget_bytes = self.budget_now()
         folder, method_state = files.work_dir(assign.lease), files.method_state(assign.run)
@@ -131,6 +145,7 @@ class WorkerControl:
                 ceilings=files.ceilings(self.budget_bytes),
                 method_state=method_state,
                 ledger=files.ledger,
+                phases=self._phases,
             )
             self._worker = workers.Worker(assign.lease, folder, self._warm.launch, root=self._root)
         self.limit(self._worker.pid, self.budget_bytes)

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,9 @@ def write_order(
     ceilings: Mapping[str, int],
     method_state: Path,
     ledger: Path,
+    phases: Mapping[str, float] = {},
 ) -> None:
-    """Make the folder of an assignment, with `order.json` in it."""
+    """Make the folder of an assignment, with `order.json` in it; `phases` are the seconds of what has been done."""
     assign = instruction.assign
     durable.make_dir(folder)
     (folder / "error.json").unlink(missing_ok=True)
@@ -72,6 +74,8 @@ def write_order(
         device_file=device_file,
         method_state=str(method_state),
         ledger=str(ledger),
+        phases=phases,
+        starts_at=time.monotonic(),
     )
     (folder / "order.json").write_text(json.dumps(to_map(order)), encoding="utf-8")
 

@@ -36,7 +36,7 @@ __all__ = ["CalibrationNeededError", "DeclinedError", "carry_out"]
 
 def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None) -> None:
     """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
-    progress, started = Progress(), time.monotonic()
+    progress, started = Progress.of(order), time.monotonic()
     cache = cache or ProcessCache()
     _use_threads(order.threads)
     assignment = read_assignment(order, workdir, cache)
@@ -53,7 +53,7 @@ def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None
             results = Results(plan=plan)
         progress.report("write", 0, 1)
         with durable.disk_errors(f"writing the update in {workdir}"):
-            _write(assignment, loaded, results, allowance, started)
+            _write(assignment, loaded, results, allowance, progress, started)
         progress.report("write", 1, 1)
 
 
@@ -93,7 +93,14 @@ def _evaluate_and_train(
     )
 
 
-def _write(assignment: Assignment, loaded: Loaded, results: Results, allowance: Allowance, started: float) -> None:
+def _write(
+    assignment: Assignment,
+    loaded: Loaded,
+    results: Results,
+    allowance: Allowance,
+    progress: Progress,
+    started: float,
+) -> None:
     """Method state, then the update, then its manifest: a manifest means that all is there."""
     order, codec, training = assignment.order, assignment.run.rounds.codec, results.training
     if order.train and order.method_state:
@@ -107,6 +114,7 @@ def _write(assignment: Assignment, loaded: Loaded, results: Results, allowance: 
         peak_bytes=allowance.peak_bytes(),
         base_bytes=loaded.warm_bytes,
         seconds=time.monotonic() - started,
+        phases=progress.durations(),
     )
     model_file = model_path(order) if order.train else None
     rules = loaded.setup.method.plans

@@ -55,7 +55,14 @@ class Manifest:
 
 
 def make_report(
-    results: Results, data: DeviceData, *, codec: str, peak_bytes: int, base_bytes: int, seconds: float
+    results: Results,
+    data: DeviceData,
+    *,
+    codec: str,
+    peak_bytes: int,
+    base_bytes: int,
+    seconds: float,
+    phases: Mapping[str, float] | None = None,
 ) -> Report:
     """What the coordinator is told beside the tensors."""
     trained = results.training.trained
@@ -77,6 +84,7 @@ def make_report(
         scalars=scalars,
         versions={"python": platform.python_version(), "torch": str(torch.__version__)[:64]},
         evaluation=_evaluation(results.evaluation),
+        phases=phases,
     )
 
 

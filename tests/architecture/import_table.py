@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # modules directly in a package, from the bottom to the top; at most 8, beside `__init__` and `__main__`
 LEAVES: dict[str, tuple[str, ...]] = {
     "edge_client": ("errors", "decoding", "records", "faults", "durable", "logs", "params", "user_code"),
-    "coordinator": ("run_details", "control_messages", "control", "state", "columns", "run_check"),
+    "coordinator": ("run_details", "timeline", "control_messages", "control", "state", "columns", "run_check"),
 }
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "edge_client": (

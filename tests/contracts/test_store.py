@@ -50,10 +50,12 @@ WRITES: dict[str, Callable[[Store], object]] = {
     "leases": lambda s: s.leases.add([lease_row(3, "c")]),
     "lease": lambda s: s.leases.set_state("lease-2", "declined", code="c", detail="d", log=["l"]),
     "deadline": lambda s: s.rounds.save_deadline("r-1", 1, 1, remaining_s=5.0, extended=True, elapsed_s=7.0),
-    "update": lambda s: s.updates.save(None, evaluation_row("b"), "lease-2"),
+    "update": lambda s: s.updates.save(
+        None, evaluation_row("b"), "lease-2", moments={"offer": 1.5}, phases={"load": 0.5}
+    ),
     "freeze": lambda s: s.rounds.freeze("r-1", 1, 1, "hash"),
     "round": lambda s: s.rounds.commit(1, 1, model_row(1), [left_out_row()]),
-    "announce": lambda s: s.rounds.announce("r-1", 1, 1),
+    "announce": lambda s: s.rounds.announce("r-1", 1, 1, {"freeze": 2.5}),
     "abandon": lambda s: s.rounds.abandon("r-1", 1, 1, "few"),
     "open": lambda s: s.rounds.open(round_row(2), [lease_row(4, round=2)]),
     "traffic": lambda s: s.traffic.add("r-1", {"a": (1, 2)}),

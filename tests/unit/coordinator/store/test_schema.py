@@ -16,6 +16,11 @@ from coordinator.store.sqlite import SqliteStore
 _EVALUATION = "run, version, device, num_samples, num_correct, loss_sum, confusion"
 # layout -> the statements that take away what the next one added
 _BACKWARDS = {
+    8: [
+        "ALTER TABLE round DROP COLUMN moments",
+        "ALTER TABLE lease DROP COLUMN moments",
+        "ALTER TABLE lease DROP COLUMN phases",
+    ],
     7: ["DROP INDEX round_open", "DROP INDEX lease_device_failed", "DROP INDEX lease_run_failed"],
     6: ["DROP TABLE left_out"],
     5: ["DROP TABLE deployment"],

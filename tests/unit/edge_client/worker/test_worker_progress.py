@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from worker_runs import (
     read_update,
 )
 
+from edge_client.records import WorkOrder, from_map
 from edge_client.worker.progress import Progress
 
 
@@ -32,6 +34,8 @@ def test_evaluation_alone_sends_no_weights_and_tells_its_progress(tmp_path: Path
         progress = [json.loads(line) for line in lines]
     assert process.wait() == 0
     report, tensors = read_update(work)
+    assert report.phases is not None
+    assert list(report.phases) == ["load", "evaluate"]
     assert (report.payload, report.num_samples, report.steps) == ("none", 0, 0)
     assert list(tensors) == ["evaluation/confusion"]
     told = [(line["phase"], line["step"], line["total"]) for line in progress]
@@ -65,3 +69,16 @@ def test_a_reader_that_is_gone_ends_the_reports_and_not_the_training(monkeypatch
     assert progress.fd == -1
     progress.report("load", 1, 1)
     os.close(write_end)
+
+
+def test_the_seconds_of_each_phase_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order says what came before, and when the process was asked for; a phase that comes twice counts twice."""
+    now = 10.0
+    monkeypatch.setattr("edge_client.worker.progress.time.monotonic", lambda: now)
+    order = from_map(WorkOrder, json.loads((make_work(tmp_path / "w") / "order.json").read_text()))
+    progress = Progress.of(replace(order, phases={"fetch": 0.25}, starts_at=9.5))
+    for phase, seconds in (("load", 1.0), ("evaluate", 2.0), ("train", 4.0), ("evaluate", 0.5), ("write", 9.0)):
+        progress.report(phase, 0, 1)
+        now += seconds
+    assert progress.durations() == {"fetch": 0.25, "start": 0.5, "load": 1.0, "evaluate": 2.5, "train": 4.0}
+    assert Progress.of(replace(order, starts_at=11.0)).durations() == {}  # of before a restart of the machine
