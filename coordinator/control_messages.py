@@ -482,16 +482,16 @@ def parse_answer(request: Request[A], data: object) -> A:
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """`default` of `json.dumps` for records: a dict of the fields, whose values the encoder handles in turn."""
+    """`default` of `json.dumps` for records: a dict of the fields by their keys; the encoder handles their values."""
     if isinstance(record, Mapping):
         return dict(record)
     cls: Any = type(record)
     if not hasattr(cls, "__dataclass_fields__"):
         raise TypeError(f"expected a record, got {cls.__name__}")
-    values = ((name, getattr(record, name), omits_none) for name, omits_none in _fields(cls))
-    return {name: value for name, value, omits_none in values if not (omits_none and value is None)}
+    values = ((key, getattr(record, name), omits_none) for key, name, omits_none in _fields(cls))
+    return {key: value for key, value, omits_none in values if not (omits_none and value is None)}
 
 
 @functools.cache
-def _fields(cls: Any) -> tuple[tuple[str, bool], ...]:
-    return tuple((f.name, "omit-none" in f.metadata) for f in dataclasses.fields(cls))
+def _fields(cls: Any) -> tuple[tuple[str, str, bool], ...]:
+    return tuple((f.metadata.get("key") or f.name, f.name, "omit-none" in f.metadata) for f in dataclasses.fields(cls))

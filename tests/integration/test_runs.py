@@ -186,6 +186,24 @@ def test_a_run_asks_only_devices_with_its_labels_and_keeps_its_best_version(judg
     assert judged["environment"]["cores"] > 0
 
 
+def test_a_timeline_shows_where_the_time_of_each_round_went(fleet: Fleet, judged: dict[str, Any]) -> None:
+    """Spans of a device follow one another without gaps, inside of its round; the last round only evaluates."""
+    shown = json.loads(type_command(fleet, "run", "show", judged["run"], "--timeline", "--format", "json").stdout)
+    *trained, last = shown["rounds"]
+    assert [(row["round"], row["only_evaluates"]) for row in shown["rounds"]] == [(1, False), (2, False), (3, True)]
+    for row in trained:
+        assert [span["name"] for span in row["spans"]][:2] == ["devices", "fold"]
+    for device in [device for row in shown["rounds"] for device in row["devices"]]:
+        names = [span["name"] for span in device["spans"]]
+        assert [name for name in names if name in ("load", "write", "upload")] == ["load", "write", "upload"]
+        ends = [span["ends_s"] for span in device["spans"]]
+        assert [span["begins_s"] for span in device["spans"]][1:] == ends[:-1]
+        assert ends[-1] <= max(span["ends_s"] for row in shown["rounds"] for span in row["spans"])
+    text = type_command(fleet, "run", "show", judged["run"], "--timeline", "--round", "3").stdout
+    assert text.startswith("last evaluation: ")
+    assert len(last["devices"]) == text.count("stored, evaluates")
+
+
 def test_a_running_coordinator_gives_a_model_away_as_onnx(fleet: Fleet, judged: dict[str, Any], tmp_path: Path) -> None:
     """The best version, by the hash that the run shows; a run, a version or a best one that is not there is told."""
     out, run = str(tmp_path / "m.onnx"), judged["run"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from answers import device_details, run_details, run_device
-from rows import run_file
+from rows import PLAN, run_file
 
 from coordinator.control_messages import (
     AddDevices,
@@ -68,9 +69,9 @@ def test_a_request_that_nobody_can_answer_is_refused_by_name(asked: dict[str, ob
 
 @pytest.mark.parametrize("report", [False, True])
 def test_a_run_comes_back_from_its_json(report: bool) -> None:
-    """What is for a report alone is missing otherwise, and so is what no device told of itself."""
+    """What is for a report alone is missing otherwise, and what no device told of itself. Plans have later fields."""
     more = {"updates_by_round": (), "whole_model_bytes": 5, "similarity": {}} if report else {}
-    details = run_details(devices=(run_device(),), **more)
+    details = run_details(devices=(run_device(plan_details=replace(PLAN, private_budget_bytes=7)),), **more)
     travelled = _as_json(details)
     assert isinstance(travelled, dict)
     assert ("similarity" in travelled) == report
