@@ -18,6 +18,9 @@ from coordinator.store.rows import (
     LeaseRow,
     LeftOutRow,
     ModelRow,
+    PageActionRow,
+    PageSessionRow,
+    PageTokenRow,
     PartRow,
     RoundRow,
     RunRow,
@@ -32,6 +35,7 @@ __all__ = [
     "Evaluations",
     "Leases",
     "Models",
+    "PageAccess",
     "Rounds",
     "Runs",
     "Settings",
@@ -291,6 +295,40 @@ class Deployments(Protocol):
         """Save what became of a deployment on a device; returns what was active there, if it is superseded now."""
 
 
+class PageAccess(Protocol):
+    """Who may use the page: tokens, the browsers that signed in, and what was done there. Secrets are hashes."""
+
+    def tokens(self) -> list[PageTokenRow]:
+        """Return all tokens, sorted by name."""
+
+    def add_token(self, token: PageTokenRow) -> None:
+        """Add a token; `ConflictError` if the name is taken."""
+
+    def remove_token(self, name: str) -> bool:
+        """Remove a token, and with it all sessions that it began; False if there is none of this name."""
+
+    def token_used(self, sha256: str, at_s: int) -> None:
+        """Note when a token was used."""
+
+    def token(self, sha256: str) -> PageTokenRow | None:
+        """Return the token with this hash."""
+
+    def add_session(self, session: PageSessionRow, now_s: int) -> None:
+        """Add a session, and forget those that have expired."""
+
+    def session(self, sha256: str, now_s: int) -> PageSessionRow | None:
+        """Return the session with this hash, unless it has expired."""
+
+    def end_session(self, sha256: str) -> None:
+        """Forget a session."""
+
+    def add_action(self, action: PageActionRow) -> None:
+        """Note what somebody did; the newest thousand are kept."""
+
+    def actions(self, limit: int) -> list[PageActionRow]:
+        """Return what was done, newest first."""
+
+
 class BlobReferences(Protocol):
     """Which blobs the rows still refer to."""
 
@@ -331,6 +369,8 @@ class Store(Protocol):
     def traffic(self) -> Traffic: ...
     @property
     def deployments(self) -> Deployments: ...
+    @property
+    def page_access(self) -> PageAccess: ...
     @property
     def blob_references(self) -> BlobReferences: ...
 

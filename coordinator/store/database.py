@@ -47,15 +47,17 @@ class Transaction:
 class Database:
     """A connection to the database, with the newest layout."""
 
-    def __init__(self, path: Path | None, *, sync: bool = True) -> None:
+    def __init__(self, path: Path | None, *, sync: bool = True, read_only: bool = False) -> None:
         """Open the file `path`, or a database in memory that is gone when it is closed.
 
-        Without `sync` (simulations) a commit survives the end of this process, but not a power cut.
+        Without `sync` (simulations) a commit survives the end of this process, but not a power cut. `read_only` is for
+        looking at a file that another thread or process writes.
         """
         with _disk_errors(f"cannot open {path or 'a database in memory'}"):
-            self._connection = _connect(path, sync=sync)
+            self._connection = _connect_to_read(path) if read_only and path is not None else _connect(path, sync=sync)
             self._connection.row_factory = sqlite3.Row
-            self._migrate()
+            if not read_only:
+                self._migrate()
 
     def _migrate(self) -> None:
         try:
@@ -130,10 +132,14 @@ def _connect(path: Path | None, *, sync: bool) -> sqlite3.Connection:
     return connection
 
 
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0, isolation_level=None)
+
+
 def read_meta(path: Path) -> dict[str, str]:
     """The epoch, the federation and the settings in a database that another process may have open; changes nothing."""
     with _disk_errors(f"cannot read {path}"):
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        connection = _connect_to_read(path)
         try:
             return dict(connection.execute("SELECT key, value FROM meta"))
         finally:

@@ -17,6 +17,7 @@ from edge_client.records import Report, TrainingPlan
 
 __all__ = [
     "OPEN_LEASE",
+    "PAGE_ROLES",
     "SERVER",
     "WANTED_DEPLOYMENT",
     "DeploymentRow",
@@ -25,6 +26,9 @@ __all__ = [
     "LeaseRow",
     "LeftOutRow",
     "ModelRow",
+    "PageActionRow",
+    "PageSessionRow",
+    "PageTokenRow",
     "PartRow",
     "RoundRow",
     "RunRow",
@@ -33,6 +37,7 @@ __all__ = [
 
 OPEN_LEASE = ("offered", "accepted")
 SERVER = "@server"  # no device can have this name
+PAGE_ROLES = ("read", "operate")
 WANTED_DEPLOYMENT = ("pending", "active")  # a device uses this model, or will
 
 
@@ -196,4 +201,36 @@ class LeftOutRow:
     device: str
     code: str
     round: int  # the newest in which it was not used
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTokenRow:
+    """Who may use the page and its API for as long as the token exists; the token itself is not stored."""
+
+    name: str
+    sha256: str
+    role: str  # one of PAGE_ROLES
+    created_s: int  # wall clock
+    used_s: int = 0  # the last day or minute in which it was used; 0: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSessionRow:
+    """A browser that signed in; it presents a cookie of which this is the hash."""
+
+    sha256: str
+    name: str  # of the token, or of the link
+    role: str
+    csrf: str  # what the page sends beside the cookie with everything that changes something
+    expires_s: int  # wall clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageActionRow:
+    """Something that somebody did on the page."""
+
+    at_s: int  # wall clock
+    name: str
+    action: str
     detail: str

@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["LAYOUT", "MIGRATIONS", "SCHEMA"]
 
-LAYOUT: Final = 9  # kept in the file as its `user_version`
+LAYOUT: Final = 10  # kept in the file as its `user_version`
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -71,6 +71,16 @@ CREATE TABLE left_out (
 CREATE INDEX round_open ON round (run, number, attempt) WHERE state IN ('RUNNING', 'FROZEN');
 CREATE INDEX lease_device_failed ON lease (device, issue) WHERE state IN ('declined', 'refused', 'expired');
 CREATE INDEX lease_run_failed ON lease (run, issue) WHERE state IN ('declined', 'refused', 'expired');
+CREATE TABLE page_token (
+    name TEXT PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, role TEXT NOT NULL, created_s INTEGER NOT NULL,
+    used_s INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE page_session (
+    sha256 TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, csrf TEXT NOT NULL, expires_s INTEGER NOT NULL
+) STRICT;
+CREATE TABLE page_action (
+    id INTEGER PRIMARY KEY, at_s INTEGER NOT NULL, name TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL
+) STRICT;
 """
 MIGRATIONS: Final = {  # layout -> the statements that lead to the next one
     1: """
@@ -131,5 +141,17 @@ CREATE INDEX lease_run_failed ON lease (run, issue) WHERE state IN ('declined', 
 ALTER TABLE round ADD COLUMN moments TEXT NOT NULL DEFAULT '{}';
 ALTER TABLE lease ADD COLUMN moments TEXT NOT NULL DEFAULT '{}';
 ALTER TABLE lease ADD COLUMN phases TEXT NOT NULL DEFAULT '{}';
+""",
+    9: """
+CREATE TABLE page_token (
+    name TEXT PRIMARY KEY, sha256 TEXT NOT NULL UNIQUE, role TEXT NOT NULL, created_s INTEGER NOT NULL,
+    used_s INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE page_session (
+    sha256 TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, csrf TEXT NOT NULL, expires_s INTEGER NOT NULL
+) STRICT;
+CREATE TABLE page_action (
+    id INTEGER PRIMARY KEY, at_s INTEGER NOT NULL, name TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL
+) STRICT;
 """,
 }

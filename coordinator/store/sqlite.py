@@ -11,6 +11,7 @@ from coordinator.store.devices import DeviceTable
 from coordinator.store.evaluations import EvaluationTable
 from coordinator.store.leases import LeaseTable
 from coordinator.store.models import ModelTable
+from coordinator.store.page_access import PageAccessTables
 from coordinator.store.rounds import RoundTable
 from coordinator.store.runs import RunTable
 from coordinator.store.settings import SettingTable
@@ -23,12 +24,13 @@ __all__ = ["SqliteStore"]
 class SqliteStore:
     """Implements `coordinator.store.base.Store`; used by one thread."""
 
-    def __init__(self, path: Path | None = None, *, sync: bool = True) -> None:
+    def __init__(self, path: Path | None = None, *, sync: bool = True, read_only: bool = False) -> None:
         """Open the file `path`, or a store in memory that is gone when it is closed.
 
-        Without `sync` (simulations) a commit survives the end of this process, but not a power cut.
+        Without `sync` (simulations) a commit survives the end of this process, but not a power cut. `read_only` is for
+        looking at a file that another thread or process writes.
         """
-        self._database = Database(path, sync=sync)
+        self._database = Database(path, sync=sync, read_only=read_only)
         self.settings = SettingTable(self._database)
         self.devices = DeviceTable(self._database)
         self.runs = RunTable(self._database)
@@ -39,6 +41,7 @@ class SqliteStore:
         self.evaluations = EvaluationTable(self._database)
         self.traffic = TrafficTable(self._database)
         self.deployments = DeploymentTable(self._database)
+        self.page_access = PageAccessTables(self._database)
         self.blob_references = BlobReferenceQueries(self._database)
 
     def backup(self, path: Path) -> None:

@@ -51,7 +51,7 @@ def test_every_durable_write_is_in_a_list() -> None:
     rounds = (*runs.COORDINATOR.values(), *runs.DAEMON.values(), *runs.WORKER.values(), runs.TOO_FEW, runs.CUTTING)
     typed = (commands.ADDING, commands.STARTING_A_RUN, commands.SIMULATED, commands.JOINING, commands.INSTALLING)
     exported = (commands.EXPORTED, commands.QUANTIZED, commands.LEDGER)
-    deployed = (commands.DEPLOYED, commands.DEPLOYING, commands.DEPLOYED_HERE)
+    deployed = (commands.DEPLOYED, commands.DEPLOYING, commands.DEPLOYED_HERE, commands.PAGE)
     others = (*commands.STARTING.values(), *commands.WRITTEN.values(), *typed, *exported, *deployed)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
     elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own

@@ -24,6 +24,7 @@ from coordinator.fleet.deployments import Deployments
 from coordinator.fleet.roster import Roster
 from coordinator.requests.deployments import DeployCommands, new_name
 from coordinator.server.service import Service
+from coordinator.store.rows import PageTokenRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client import durable, faults
 from edge_client.client import deploying, identity
@@ -409,6 +410,25 @@ def test_a_deployment_that_cannot_be_recorded_is_none(
 
 
 DEPLOYED_HERE = ("store.deployed.commit",)
+
+
+PAGE = ("store.page-access.commit",)
+
+
+@pytest.mark.parametrize("kind", ["enospc", "eio"])
+def test_a_disk_that_fails_while_a_token_is_added_leaves_none(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same token can be added when there is space again."""
+    store = SqliteStore(tmp_path / "state.db")
+    token = PageTokenRow(name="wall", sha256="h", role="read", created_s=1)
+    monkeypatch.setattr(faults, "_faults", [faults._parse(f"{kind}:{PAGE[0]}")])
+    with pytest.raises(MachineError, match=REASONS[kind]):
+        store.page_access.add_token(token)
+    assert store.page_access.tokens() == []
+    store.page_access.add_token(token)
+    assert store.page_access.tokens() == [token]
+    store.close()
 
 
 def _assert_failed(result: subprocess.CompletedProcess[str], program: str, kind: str) -> None:

@@ -16,6 +16,7 @@ from coordinator.store.sqlite import SqliteStore
 _EVALUATION = "run, version, device, num_samples, num_correct, loss_sum, confusion"
 # layout -> the statements that take away what the next one added
 _BACKWARDS = {
+    9: [f"DROP TABLE page_{name}" for name in ("token", "session", "action")],
     8: [
         "ALTER TABLE round DROP COLUMN moments",
         "ALTER TABLE lease DROP COLUMN moments",
