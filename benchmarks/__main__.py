@@ -26,6 +26,7 @@ KNOWN = {
     "method_bytes": ("method_bytes", "measure"),
     "knowledge_bytes": ("knowledge_bytes", "measure"),
     "velo_timeline": ("velo_timeline", "measure"),
+    "training_round": ("training_round", "measure"),
     "simulator": ("simulator", "measure"),
     "thousand_virtual": ("thousand_virtual", "measure"),
     "recompute": ("recompute", "measure"),

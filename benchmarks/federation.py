@@ -21,11 +21,23 @@ from coordinator import control
 from coordinator.control_messages import AddDevices, GetStatus, ListRuns, Request, ShowRun, StartRun
 from coordinator.run_details import RunDetails
 from edge_client.client import identity
+from edge_client.config.device_file import DataSection
 from edge_client.config.run_file import RunFile
 from edge_client.config.tables import parse_table
 from edge_client.errors import MachineError
 
-__all__ = ["BIG", "SMALL", "Federation", "RoundTimes", "cpu_s", "peak_mb", "rss_mb", "run_file", "scratch"]
+__all__ = [
+    "BIG",
+    "SMALL",
+    "Federation",
+    "RoundTimes",
+    "cpu_of_all_s",
+    "cpu_s",
+    "peak_mb",
+    "rss_mb",
+    "run_file",
+    "scratch",
+]
 
 A = TypeVar("A")
 
@@ -173,13 +185,19 @@ class Federation:
             self.bundles[bundle.device] = bundle
         return names
 
-    def start_device(self, name: str, *, training: bool) -> None:
-        """A client as on a real device; without `training` its workers send the model back."""
+    def start_device(self, name: str, *, training: bool, data: DataSection | None = None) -> None:
+        """A client as on a real device; without `training` its workers send the model back.
+
+        `data` is what it trains on: by default its part of the digits.
+        """
         home = self.folder / name
         home.mkdir(exist_ok=True)
         identity.write_bundle(home / "device.join", self.bundles[name])
-        part = f"[{list(self.bundles).index(name)}, {len(self.bundles)}]"
-        config = f'data = {{ source = "digits", partition = "iid", part = {part} }}\nlimits = {{ memory = "2GB" }}\n'
+        if data is None:
+            part = (list(self.bundles).index(name), len(self.bundles))
+            data = DataSection(source="digits", partition="iid", part=part)
+        section = f'source = "{data.source}", partition = "{data.partition}", part = {list(data.part)}'
+        config = f'data = {{ {section}, test-fraction = {data.test_fraction} }}\nlimits = {{ memory = "2GB" }}\n'
         (home / "device.toml").write_text(config, encoding="utf-8")
         if not training:
             self._spawn(name, ["benchmarks.no_training_device", str(home), str(len(self.bundles))])
@@ -187,11 +205,11 @@ class Federation:
         options = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
         self._spawn(name, ["edge_client", "start", *options, "--state-dir", str(home / "state")])
 
-    def start_devices(self, num: int, *, training: bool) -> list[str]:
-        """Enrol and start devices, and wait until all are let in."""
+    def start_devices(self, num: int, *, training: bool, data: Sequence[DataSection] = ()) -> list[str]:
+        """Enrol and start devices, and wait until all are let in; `data` names what each trains on."""
         names = self.enrol(num)
-        for name in names:
-            self.start_device(name, training=training)
+        for number, name in enumerate(names):
+            self.start_device(name, training=training, data=data[number] if data else None)
         self.wait_until(lambda: set(names) <= set(self.ask(GetStatus()).online), 120)
         return names
 
@@ -275,6 +293,13 @@ def cpu_s(pid: int) -> float:
     """CPU seconds of a process so far."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
+
+
+def cpu_of_all_s(pid: int) -> float:
+    """CPU seconds so far of a process, of those below it, and of their children that have ended."""
+    process = psutil.Process(pid)
+    all_times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return float(sum(t.user + t.system + t.children_user + t.children_system for t in all_times))
 
 
 def scratch() -> str | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.science_groups import Setting
 from edge_client.data.data_cache import cache_arrays
 
-__all__ = ["public_file", "subset"]
+__all__ = ["fashion_mnist", "public_file", "subset"]
 
 _Bytes = NDArray[np.uint8]
 
@@ -39,7 +39,7 @@ def public_file(setting: Setting, out: Path) -> Path:
     return out / f"{setting.data}-public-{setting.public}.npz"
 
 
-def _fashion_mnist(folder: Path) -> tuple[_Bytes, _Bytes, _Bytes, _Bytes]:
+def fashion_mnist(folder: Path) -> tuple[_Bytes, _Bytes, _Bytes, _Bytes]:
     """Four idx files."""
     train, train_labels = (_idx(folder / f"train-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
     test, test_labels = (_idx(folder / f"t10k-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
@@ -71,4 +71,4 @@ def _planes(differences: _Bytes) -> _Bytes:
     return np.stack([red + green, green, blue + green], axis=1)
 
 
-_SOURCES = {"fashion-mnist": _fashion_mnist, "cifar10": _cifar10}
+_SOURCES = {"fashion-mnist": fashion_mnist, "cifar10": _cifar10}
