@@ -95,7 +95,7 @@ def rows_of(case: Case, folder: Path, parameters: Mapping[str, Any] = {}) -> Mod
     run = run_of(case, parameters)
     rules = methods.plan_rules(run.method.name, run.method.parameters)
     assert run.model is not None
-    return calibrated(job_for(run, rules, run.model.input, cut=case.slice), folder)
+    return calibrated(job_for(run, rules, run.model.input, slice_name=case.slice), folder)
 
 
 def fitting_of(case: Case, rows: ModelRows, parameters: Mapping[str, Any] = {}, **room: int) -> PlanSearch:

@@ -91,7 +91,7 @@ def _ratios(turns: int, names: Sequence[str], folder: Path) -> dict[str, list[fl
 
     def built(method: Method, purpose: str) -> Model:
         made = models.build(
-            _MODEL, input_shape=_SHAPE, num_classes=10, options={}, cut=parse(method.slices.network("full"))
+            _MODEL, input_shape=_SHAPE, num_classes=10, options={}, spec=parse(method.slices.network("full"))
         )
         if allows_channels_last(made):
             to_channels_last(made)

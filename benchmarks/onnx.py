@@ -38,7 +38,7 @@ from edge_client.wire.tensors import codec_for, write_container
 
 torch.manual_seed(1)
 for name, shape, cut, out, weights in json.loads(sys.argv[1]):
-    model = registry.build(name, input_shape=shape, num_classes=10, options={}, cut=parse(cut))
+    model = registry.build(name, input_shape=shape, num_classes=10, options={}, spec=parse(cut))
     for key, value in model.state_dict().items():
         if key.endswith("running_mean"):
             value.normal_(0, 0.1)

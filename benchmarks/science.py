@@ -128,7 +128,7 @@ def _budgets(setting: Setting, out: Path) -> list[int]:
         }
         run = parse_table(RunFile, table, source="science")
         rules = methods.plan_rules(run.method.name, run.method.parameters)
-        rows = [calibrated(job_for(run, rules, setting.shape, cut=rung), durable.cache_dir()) for rung in WIDTHS]
+        rows = [calibrated(job_for(run, rules, setting.shape, slice_name=rung), durable.cache_dir()) for rung in WIDTHS]
         found = [int(1.1 * whole_batch_bytes(row, Workload.of(run.train, rules))) for row in rows]
         path.write_text(json.dumps(found), encoding="utf-8")
     budgets: list[int] = json.loads(path.read_text(encoding="utf-8"))

@@ -15,7 +15,9 @@ def check_run(file: RunFile) -> None:
     check_run_file(file)
     try:
         methods.validate(file.method.name, file.method.parameters)
-        for section in filter(None, (file.model, *(file.section(rung) for rung in methods.rungs(file)))):
+        for section in filter(
+            None, (file.model, *(file.section(architecture) for architecture in methods.architectures(file)))
+        ):
             if section.input:  # of a task's data it may be known later
                 models.validate(section.name, section.input, section.options)
     except NoSuchNameError as error:

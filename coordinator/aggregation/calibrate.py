@@ -25,8 +25,10 @@ def calibrate(job: CalibrateJob) -> Calibration:
     task = f"{job.task}:{task_place(job.run)[1]}" if job.task is not None else None
     try:
         rows = {
-            architecture: calibrated(job_for(job.run, rules, shape, task=task, cut=architecture), durable.cache_dir())
-            for architecture in registry.rungs(job.run)
+            architecture: calibrated(
+                job_for(job.run, rules, shape, task=task, slice_name=architecture), durable.cache_dir()
+            )
+            for architecture in registry.architectures(job.run)
         }
     except (InputError, MachineError) as error:
         _log.warning("devices will measure the model themselves: %s", error)

@@ -55,7 +55,7 @@ class SliceExtractor:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self.method: Method = registry.of_run(recipe.run)
-        self.architectures = registry.rungs(recipe.run)
+        self.architectures = registry.architectures(recipe.run)
         self.has_separate_models = registry.sharing(recipe.run) == "architecture"
         self._meta_model: Model | None = None
         self._never_returned: dict[str, tuple[str, ...]] = {}  # by slice, where each is a model of its own
@@ -63,7 +63,7 @@ class SliceExtractor:
 
     def of_another_run(self, run: RunFile) -> SliceExtractor:
         """The extractor of a run with the same model and another method, other slices or other sharing."""
-        architectures, sharing = registry.rungs(run), registry.sharing(run)
+        architectures, sharing = registry.architectures(run), registry.sharing(run)
         file = replace(self._recipe.run, method=run.method, slices=architectures, models=run.models, sharing=sharing)
         return SliceExtractor(replace(self._recipe, run=file))
 

@@ -116,15 +116,15 @@ def _in_folder(place: Path, version: str) -> StoredModel:
 
 def chosen_architecture(file: RunFile, asked: str | None) -> str:
     """One of the run's slices, as the run writes it; raises `NoSuchNameError`."""
-    rungs = methods.rungs(file)
-    if asked is None or asked in rungs:
-        return asked or rungs[0]
+    architectures = methods.architectures(file)
+    if asked is None or asked in architectures:
+        return asked or architectures[0]
     try:
         spelled = str(methods.named(file, asked))
     except (InputError, PayloadError):
         spelled = ""
-    if spelled not in rungs:
-        raise NoSuchNameError(f"unknown architecture {asked!r} of this run; it has: {', '.join(rungs)}")
+    if spelled not in architectures:
+        raise NoSuchNameError(f"unknown architecture {asked!r} of this run; it has: {', '.join(architectures)}")
     return spelled
 
 

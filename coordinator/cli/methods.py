@@ -156,16 +156,22 @@ def run_bytes(file: RunFile, task: str | None) -> dict[str, SliceTraffic]:
     method, whole = registry.of_run(file), recipe.build(recipe.input_shape)
     method.check(whole)
     traffic = {}
-    for rung in registry.rungs(file):
+    for architecture in registry.architectures(file):
         # features of a slice may be narrower, and only an architecture knows where it can end
-        rung_model = recipe.build(recipe.input_shape, parse(rung)) if rung != WHOLE_MODEL else whole
-        model, slice_name = (rung_model, WHOLE_MODEL) if parse(rung).model else (whole, rung)
-        traffic[rung] = _bytes(rung, method, model, slice_name, file.rounds.codec, method.knowledge.traffic(rung_model))
+        architecture_model = (
+            recipe.build(recipe.input_shape, parse(architecture)) if architecture != WHOLE_MODEL else whole
+        )
+        model, slice_name = (architecture_model, WHOLE_MODEL) if parse(architecture).model else (whole, architecture)
+        traffic[architecture] = _bytes(
+            architecture, method, model, slice_name, file.rounds.codec, method.knowledge.traffic(architecture_model)
+        )
     return traffic
 
 
-def _bytes(rung: str, method: Method, model: Model, slice_name: str, codec: str, known: Traffic) -> SliceTraffic:
-    """What travels to and from a device that trains `rung`, which is the slice `slice_name` of `model`."""
+def _bytes(
+    architecture: str, method: Method, model: Model, slice_name: str, codec: str, known: Traffic
+) -> SliceTraffic:
+    """What travels to and from a device that trains `architecture`, which is the slice `slice_name` of `model`."""
     meta = coverage.model_meta(
         method.plans,
         stem=model.order[0],
@@ -178,7 +184,7 @@ def _bytes(rung: str, method: Method, model: Model, slice_name: str, codec: str,
     down, once = (_num_bytes({}, _knowledge(items, codec)) if items else 0 for items in (known.down, known.once))
     up = [*(row for row in table if row[0] not in lacking), *_knowledge(known.up, codec)]
     return SliceTraffic(
-        slice=rung,
+        slice=architecture,
         bytes_up=_num_bytes(_report(codec), up),
         bytes_down=down + (weights if changes else 0),
         bytes_once=once + (0 if changes else weights),

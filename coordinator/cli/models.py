@@ -76,7 +76,7 @@ def _show(options: argparse.Namespace) -> None:
         input_shape=parse_shape(options.input) if options.input else registry.default_input(options.name),
         num_classes=options.classes,
         batch=options.batch,
-        cut=options.slice,
+        slice_name=options.slice,
         options=parse_settings(options.set),
     )
     show(options, measured(data, parse_settings(options.set)) if options.measure else data, _table)
@@ -92,7 +92,7 @@ def measured(data: Json, options: Mapping[str, Any]) -> Json:
     table = {"name": "show", "model": model, "classes": classes, "method": {"name": "fedepth"}}
     run = parse_table(RunFile, table, source="--set")
     rules = methods.plan_rules(run.method.name, run.method.parameters)
-    rows = calibrated(job_for(run, rules, data["input"], cut=data["slice"]), durable.cache_dir())
+    rows = calibrated(job_for(run, rules, data["input"], slice_name=data["slice"]), durable.cache_dir())
     workload = Workload(batch=data["batch"])
 
     def needed(groups: tuple[tuple[str, ...], ...]) -> int:
@@ -120,15 +120,15 @@ def parse_settings(words: Sequence[str]) -> Json:
 
 
 def describe_model(
-    name: str, *, input_shape: Sequence[int], num_classes: int, batch: int, cut: str, options: Mapping[str, Any]
+    name: str, *, input_shape: Sequence[int], num_classes: int, batch: int, slice_name: str, options: Mapping[str, Any]
 ) -> Json:
     """What a model is made of; raises `InputError` and `NoSuchNameError`."""
     from edge_client.planning import paper_cost  # loads torch
 
     if batch < 1:
         raise InputError(f"--batch: expected 1 or more, got {batch}")
-    spec = registry.parse_slice(name, cut)
-    model = registry.build(name, input_shape=input_shape, num_classes=num_classes, options=options, cut=spec)
+    spec = registry.parse_slice(name, slice_name)
+    model = registry.build(name, input_shape=input_shape, num_classes=num_classes, options=options, spec=spec)
     sizes = {parameter: tensor.numel() for parameter, tensor in model.named_parameters()}
     return {
         "name": name,

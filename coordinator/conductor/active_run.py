@@ -35,7 +35,7 @@ def travels_in_parts(file: RunFile) -> bool:
     """Whether devices may get different parts of the model, or the server keeps more than they get."""
     has_memory = methods.knowledge(file.method.name, file.method.parameters) is not None
     is_split = methods.slicing(file.method.name, file.method.parameters).split
-    return has_memory or is_split or methods.rungs(file) != (WHOLE_MODEL,)
+    return has_memory or is_split or methods.architectures(file) != (WHOLE_MODEL,)
 
 
 @dataclass(slots=True, kw_only=True)

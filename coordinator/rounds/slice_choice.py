@@ -42,7 +42,7 @@ class SliceChoice:
         of_training: bool,
     ) -> None:
         """`budget_of` returns the memory of a device: for its whole worker, or for training alone if `of_training`."""
-        self.rungs = methods.rungs(file)
+        self.architectures = methods.architectures(file)
         self._file = file
         self._turn = methods.slicing(file.method.name, file.method.parameters).turn
         self._budget_of = budget_of
@@ -57,19 +57,19 @@ class SliceChoice:
 
     def of(self, device: str, *, round_: int, seed: int) -> str:
         """The slice of a device in a round."""
-        turn = Turn(rungs=self.rungs, round=round_, device=device, seed=seed)
-        return self._turn(self.rung(device), turn)
+        turn = Turn(rungs=self.architectures, round=round_, device=device, seed=seed)
+        return self._turn(self.architecture(device), turn)
 
-    def rung(self, device: str) -> str:
+    def architecture(self, device: str) -> str:
         """The architecture that a device trains: the largest that fits, or the smallest."""
-        if len(self.rungs) == 1:
-            return self.rungs[0]
+        if len(self.architectures) == 1:
+            return self.architectures[0]
         label = self._label_of(device)
-        if label in self.rungs:
+        if label in self.architectures:
             return label
         if label is not None:
-            log.warning("%s: its label slice=%s is none of the run's: %s", device, label, ", ".join(self.rungs))
-        candidates = self.rungs[min(self._too_large.get(device, 0), len(self.rungs) - 1) :]
+            log.warning("%s: its label slice=%s is none of the run's: %s", device, label, ", ".join(self.architectures))
+        candidates = self.architectures[min(self._too_large.get(device, 0), len(self.architectures) - 1) :]
         budget = self._budget_of(device)
         fitting = (name for name in candidates if budget is None or self._needed.get(name, 0) <= budget)
         return next(fitting, candidates[-1])
@@ -77,10 +77,10 @@ class SliceChoice:
     def give_less(self, device: str, slice_name: str) -> bool:
         """A slice did not fit on a device: whether there is a smaller one for it."""
         name = architecture(slice_name)
-        if name not in self.rungs or self._label_of(device) in self.rungs:
+        if name not in self.architectures or self._label_of(device) in self.architectures:
             return False
-        self._too_large[device] = max(self._too_large.get(device, 0), self.rungs.index(name) + 1)
-        return self._too_large[device] < len(self.rungs)
+        self._too_large[device] = max(self._too_large.get(device, 0), self.architectures.index(name) + 1)
+        return self._too_large[device] < len(self.architectures)
 
     def _label_of(self, device: str) -> str | None:
         """The slice of a device's label, as the run writes it; a label that names no slice as it is."""

@@ -311,10 +311,12 @@ class Simulation:
 
 def _pinned(file: RunFile) -> dict[str, dict[str, str]]:
     """Without budgets nothing decides about slices: equally many devices in a row train each of them."""
-    budgets, rungs = budgets_by_name(file), methods.rungs(file)
-    if len(rungs) == 1 or any(budget is not None for budget in budgets.values()):
+    budgets, architectures = budgets_by_name(file), methods.architectures(file)
+    if len(architectures) == 1 or any(budget is not None for budget in budgets.values()):
         return {}
-    return {name: {LABEL: rungs[number * len(rungs) // len(budgets)]} for number, name in enumerate(budgets)}
+    return {
+        name: {LABEL: architectures[number * len(architectures) // len(budgets)]} for number, name in enumerate(budgets)
+    }
 
 
 def _open_store(directory: RunDirectory) -> SqliteStore:

@@ -26,7 +26,7 @@ from edge_client.measuring.trial import Trial, TrialResult, run_trial
 from edge_client.planning.cost import Shape, evaluation_batch, training_bytes
 from edge_client.records import TrainingPlan, to_map
 
-__all__ = ["Bench", "Rung", "describe", "run", "to_json", "write"]
+__all__ = ["Bench", "BudgetResult", "describe", "run", "to_json", "write"]
 
 _SHARES = (2, 4, 8)  # of full training's memory
 _REPEATS = 3
@@ -34,7 +34,7 @@ _NUM_SAMPLES = 1000  # that a device is thought to have, for the file of activat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
+class BudgetResult:
     """One budget, its plan, and what that took."""
 
     budget_bytes: int
@@ -62,7 +62,7 @@ class Bench:
     device: str
     device_bytes: int  # that a worker may use here
     base_bytes: int  # of a worker before it trains
-    rungs: tuple[Rung, ...]  # the first: everything at once
+    results: tuple[BudgetResult, ...]  # the first: everything at once
 
 
 def run(options: argparse.Namespace) -> Bench:
@@ -74,14 +74,14 @@ def run(options: argparse.Namespace) -> Bench:
     fitting = what.search(num_samples=_NUM_SAMPLES, disk_bytes=durable.free_bytes(Path.cwd()) // 2)
     device = report.report_system(Path("/"), None)
     bench = _Bencher(what, fitting, device.budget_bytes, show)
-    rungs = bench.climb(typed)
+    results = bench.measure(typed)
     show("")
     return Bench(
         what=what,
         device=device.model or platform.machine(),
         device_bytes=device.budget_bytes,
-        base_bytes=next((rung.measured.base_bytes for rung in rungs if rung.measured), fitting.rows.base_bytes),
-        rungs=rungs,
+        base_bytes=next((result.measured.base_bytes for result in results if result.measured), fitting.rows.base_bytes),
+        results=results,
     )
 
 
@@ -105,17 +105,17 @@ class _Bencher:
         self._what, self._fitting, self._device_bytes, self._show = what, fitting, device_bytes, show
         self._known: dict[TrainingPlan, tuple[TrialResult | None, str]] = {}
 
-    def climb(self, typed: Sequence[int] | None) -> tuple[Rung, ...]:
+    def measure(self, typed: Sequence[int] | None) -> tuple[BudgetResult, ...]:
         """Measure training everything at once, then each budget from the largest to the smallest."""
         workload = self._fitting.workload()
         whole = training_bytes(self._fitting.rows, workload, Shape(microbatch=workload.batch))
         budgets = sorted(set(typed if typed is not None else self._ladder(whole)), reverse=True)
-        rungs = []
+        results = []
         for number, budget in enumerate([whole, *budgets]):
             self._show(f"[{number}/{len(budgets)}] training inside {format_bytes(budget)}")
-            rungs.append(self._rung(budget))
-        reference = rungs[0].seconds
-        return tuple(replace(rung, whole_seconds=reference) for rung in rungs)
+            results.append(self._result(budget))
+        reference = results[0].seconds
+        return tuple(replace(result, whole_seconds=reference) for result in results)
 
     def _ladder(self, whole: int) -> Iterator[int]:
         """The budgets to measure: shares of full training's memory, and last the smallest budget that has a plan."""
@@ -131,17 +131,19 @@ class _Bencher:
                 raise
             return error.least_bytes
 
-    def _rung(self, budget_bytes: int) -> Rung:
+    def _result(self, budget_bytes: int) -> BudgetResult:
         try:
             plan = self._fitting.choose(self._fitting.rows.base_bytes, budget_bytes).plan
         except NothingFitsError:
             least = format_bytes(self._least())
-            return Rung(budget_bytes=budget_bytes, plan=None, note=f"nothing fits: training needs {least} at least")
+            return BudgetResult(
+                budget_bytes=budget_bytes, plan=None, note=f"nothing fits: training needs {least} at least"
+            )
         key = replace(plan, budget_bytes=0, predicted_bytes=0, training_bytes=0)
         if key not in self._known:
             self._known[key] = self._tried(plan)
         measured, note = self._known[key]
-        return Rung(budget_bytes=budget_bytes, plan=plan, measured=measured, note=note)
+        return BudgetResult(budget_bytes=budget_bytes, plan=plan, measured=measured, note=note)
 
     def _tried(self, plan: TrainingPlan) -> tuple[TrialResult | None, str]:
         """The memory and time of a plan, or the reason why it was not tried."""
@@ -173,19 +175,19 @@ def to_json(bench: Bench) -> dict[str, Any]:
         "train": {"batch": run.train.batch, "optimizer": run.train.optimizer, "momentum": run.train.momentum},
         "device": {"model": bench.device, "budget_bytes": bench.device_bytes},
         "base_bytes": bench.base_bytes,
-        "plans": [_to_map(rung) for rung in bench.rungs],
+        "plans": [_to_map(result) for result in bench.results],
     }
 
 
-def _to_map(rung: Rung) -> dict[str, Any]:
+def _to_map(result: BudgetResult) -> dict[str, Any]:
     return {
-        "budget_bytes": rung.budget_bytes,
-        "plan": to_map(rung.plan) if rung.plan is not None else None,
-        "predicted_bytes": rung.plan.training_bytes if rung.plan is not None else None,
-        "measured_bytes": rung.measured.peak_bytes if rung.measured is not None else None,
-        "seconds_per_sample": rung.seconds,
-        "relative_time": rung.relative_time,
-        "note": rung.note,
+        "budget_bytes": result.budget_bytes,
+        "plan": to_map(result.plan) if result.plan is not None else None,
+        "predicted_bytes": result.plan.training_bytes if result.plan is not None else None,
+        "measured_bytes": result.measured.peak_bytes if result.measured is not None else None,
+        "seconds_per_sample": result.seconds,
+        "relative_time": result.relative_time,
+        "note": result.note,
     }
 
 
@@ -193,7 +195,7 @@ def describe(bench: Bench) -> str:
     """The results as a table."""
     run = bench.what.run
     rows: list[tuple[str, ...]] = [("budget", "plan", "predicted", "measured", "of budget", "time", "")]
-    rows += [_row(rung) for rung in bench.rungs]
+    rows += [_row(result) for result in bench.results]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     left = (1, 6)
     lines = [
@@ -205,16 +207,16 @@ def describe(bench: Bench) -> str:
     return "\n".join([head, subtitle, *(line.rstrip() for line in lines)])
 
 
-def _row(rung: Rung) -> tuple[str, ...]:
-    plan, measured, time = rung.plan, rung.measured, rung.relative_time
+def _row(result: BudgetResult) -> tuple[str, ...]:
+    plan, measured, time = result.plan, result.measured, result.relative_time
     return (
-        format_bytes(rung.budget_bytes),
+        format_bytes(result.budget_bytes),
         plan.describe() if plan is not None else "-",
         format_bytes(plan.training_bytes) if plan is not None else "-",
         format_bytes(measured.peak_bytes) if measured is not None else "-",
-        f"{100 * measured.peak_bytes / rung.budget_bytes:.0f} %" if measured is not None else "-",
+        f"{100 * measured.peak_bytes / result.budget_bytes:.0f} %" if measured is not None else "-",
         f"{time:.2f}" if time is not None else "-",
-        rung.note,
+        result.note,
     )
 
 

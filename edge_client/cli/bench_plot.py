@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from edge_client.config.quantities import format_bytes
 
 if TYPE_CHECKING:
-    from edge_client.cli.bench_command import Bench, Rung
+    from edge_client.cli.bench_command import Bench, BudgetResult
 
 __all__ = ["draw"]
 
@@ -43,14 +43,14 @@ _STYLE: Any = {
 
 def draw(bench: Bench) -> bytes:
     """Draw the picture and return it as a PNG."""
-    rungs = bench.rungs
+    results = bench.results
     with rc_context(_STYLE):
-        figure = Figure(figsize=(9.6, 1.7 + 0.62 * len(rungs)), dpi=_DPI, layout="constrained")
+        figure = Figure(figsize=(9.6, 1.7 + 0.62 * len(results)), dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         memory, time = figure.subplots(1, 2, sharey=True, width_ratios=[2.4, 1])
         _memory(memory, bench)
         _time(time, bench)
-        memory.set_yticks(range(len(rungs)), [_label(rung) for rung in rungs])
+        memory.set_yticks(range(len(results)), [_label(result) for result in results])
         memory.invert_yaxis()
         memory.tick_params(axis="y", length=0)
         time.tick_params(axis="y", length=0)
@@ -64,26 +64,26 @@ def draw(bench: Bench) -> bytes:
     return out.getvalue()
 
 
-def _label(rung: Rung) -> str:
+def _label(result: BudgetResult) -> str:
     """The label of a bar: the budget, and below it the plan."""
-    done = rung.plan.describe() if rung.plan is not None else "nothing fits"
-    return f"budget {format_bytes(rung.budget_bytes)}\n{done}"
+    done = result.plan.describe() if result.plan is not None else "nothing fits"
+    return f"budget {format_bytes(result.budget_bytes)}\n{done}"
 
 
 def _memory(axes: Axes, bench: Bench) -> None:
-    rungs = bench.rungs
+    results = bench.results
     scale = 1e6
-    predicted = [rung.plan.training_bytes / scale if rung.plan is not None else 0 for rung in rungs]
-    measured = [rung.measured.peak_bytes / scale if rung.measured is not None else 0 for rung in rungs]
-    axes.barh(range(len(rungs)), predicted, height=0.62, color=_PREDICTED, label="predicted peak")
-    axes.barh(range(len(rungs)), measured, height=0.34, color=_MEASURED, label="measured peak")
-    for place, rung in enumerate(rungs):
-        budget = rung.budget_bytes / scale
+    predicted = [result.plan.training_bytes / scale if result.plan is not None else 0 for result in results]
+    measured = [result.measured.peak_bytes / scale if result.measured is not None else 0 for result in results]
+    axes.barh(range(len(results)), predicted, height=0.62, color=_PREDICTED, label="predicted peak")
+    axes.barh(range(len(results)), measured, height=0.34, color=_MEASURED, label="measured peak")
+    for place, result in enumerate(results):
+        budget = result.budget_bytes / scale
         axes.plot([budget, budget], [place - 0.4, place + 0.4], color=_BUDGET, lw=2, label="_" if place else "budget")
-        over = rung.measured is not None and rung.measured.peak_bytes > rung.budget_bytes
+        over = result.measured is not None and result.measured.peak_bytes > result.budget_bytes
         end = max(budget, predicted[place], measured[place])
         axes.annotate(
-            _prediction(rung),
+            _prediction(result),
             (end, place),
             xytext=(6, 0),
             textcoords="offset points",
@@ -91,21 +91,21 @@ def _memory(axes: Axes, bench: Bench) -> None:
             fontsize=8,
             color=_OVER if over else _INK,
         )
-    axes.set_xlim(0, 1.35 * max(max(predicted), *(rung.budget_bytes / scale for rung in rungs)))
+    axes.set_xlim(0, 1.35 * max(max(predicted), *(result.budget_bytes / scale for result in results)))
     axes.set_title("Memory: nothing may pass the black line", loc="left", fontsize=10)
     axes.set_xlabel(f"MB on top of the {format_bytes(bench.base_bytes)} of a worker that does not train yet")
 
 
-def _prediction(rung: Rung) -> str:
-    if rung.measured is None:
-        what, _, why = rung.note.partition(": ")
-        return what if rung.plan is not None else why
-    share = rung.measured.peak_bytes / rung.budget_bytes
-    return f"{format_bytes(rung.measured.peak_bytes)}, {100 * share:.0f} % of the budget"
+def _prediction(result: BudgetResult) -> str:
+    if result.measured is None:
+        what, _, why = result.note.partition(": ")
+        return what if result.plan is not None else why
+    share = result.measured.peak_bytes / result.budget_bytes
+    return f"{format_bytes(result.measured.peak_bytes)}, {100 * share:.0f} % of the budget"
 
 
 def _time(axes: Axes, bench: Bench) -> None:
-    times = [rung.relative_time or 0 for rung in bench.rungs]
+    times = [result.relative_time or 0 for result in bench.results]
     axes.barh(range(len(times)), times, height=0.34, color=_TIME)
     for place, time in enumerate(times):
         shown = f"{time:.2f} x" if time else "-"

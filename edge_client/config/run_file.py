@@ -227,11 +227,11 @@ class RunFile:
         section = self.model or self.task
         return section.init if section is not None else "random"
 
-    def section(self, cut: str = "full") -> ModelSection | None:
+    def section(self, slice_name: str = "full") -> ModelSection | None:
         """The built-in model to which a slice belongs; None if the run trains a task's model."""
-        if not cut.startswith(_ANOTHER):
+        if not slice_name.startswith(_ANOTHER):
             return self.model
-        name = cut.removeprefix(_ANOTHER)
+        name = slice_name.removeprefix(_ANOTHER)
         other = self.models.get(name, OtherModel())
         shape = self.model.input if self.model is not None else ()  # of a task, only its data may know it
         return ModelSection(name=other.name or name, input=shape, options=other.options)
@@ -241,9 +241,9 @@ class RunFile:
         """The name of the model or task, as people read it."""
         return self.what_is("full")
 
-    def what_is(self, cut: str) -> str:
+    def what_is(self, slice_name: str) -> str:
         """The name of the model to which a slice belongs, as people read it."""
-        section = self.section(cut)
+        section = self.section(slice_name)
         return section.name if section is not None else f"task {self.task.name}" if self.task is not None else ""
 
 

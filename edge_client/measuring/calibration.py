@@ -52,17 +52,17 @@ def job_for(
     input_shape: Sequence[int],
     *,
     task: str | None = None,
-    cut: str = "full",
+    slice_name: str = "full",
     dtype: str = "fp32",
 ) -> CalibrationJob:
     """A job and its key: equal keys have equal rows. Batch and optimizer are not in them: what they add is known."""
-    torch, section = find_torch(), run.section(cut)
+    torch, section = find_torch(), run.section(slice_name)
     identity = {
         "format": FORMAT,
         "model": to_map(replace(section, init="random")) if section is not None else None,
         "task": [run.task.sha256, split_place(task, is_blob=True)[1]] if run.task is not None and task else None,
         "input": list(input_shape),
-        "slice": cut,
+        "slice": slice_name,
         "classes": len(run.classes),
         "method": registry.trains_as(run.method.name),
         "rules": [rules.groups, rules.auxiliary, rules.weight_copies, rules.step_copies],  # what parameters change
@@ -74,7 +74,7 @@ def job_for(
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     # a warm-up with adam loads what any optimizer needs
     run = replace(run, train=TrainSection(optimizer="adam", threads=run.train.threads))
-    return CalibrationJob(run=run, input_shape=tuple(input_shape), slice=cut, task=task, dtype=dtype, key=key)
+    return CalibrationJob(run=run, input_shape=tuple(input_shape), slice=slice_name, task=task, dtype=dtype, key=key)
 
 
 def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
@@ -142,7 +142,7 @@ def measure(job: CalibrationJob) -> ModelRows:
     """The rows, measured in this process; malloc must be pinned before torch is loaded."""
     from edge_client.measuring import prepared_training, unit_costs  # torch
 
-    prepared = prepared_training.prepare(job.run, job.input_shape, task=job.task, cut=job.slice, dtype=job.dtype)
+    prepared = prepared_training.prepare(job.run, job.input_shape, task=job.task, slice_name=job.slice, dtype=job.dtype)
     method_code = user_methods.guard(job.run.method.name, "training on a few samples")
     with method_code, prepared.recipe.user_code("training it on a few samples"):
         return unit_costs.measure(prepared, key=job.key, limit_bytes=job.limit_bytes)

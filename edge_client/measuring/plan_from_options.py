@@ -44,24 +44,29 @@ class Subject:
     run: RunFile
     rules: PlanRules
     input_shape: tuple[int, ...]
-    rungs: tuple[str, ...] = ("full",)  # slices that a device may train, the largest first
+    architectures: tuple[str, ...] = ("full",)  # slices that a device may train, the largest first
     task: str | None
 
-    def search(self, *, rung: str = "full", num_samples: int = 0, disk_bytes: int = 0) -> PlanSearch:
+    def search(self, *, slice_name: str = "full", num_samples: int = 0, disk_bytes: int = 0) -> PlanSearch:
         """Plans of an architecture, with rows from the cache, or measured now; raises `MachineError` if that fails.
 
         Activations may lie on disk if there are samples and room for them.
         """
-        job = job_for(self.run, self.rules, self.input_shape, task=self.task, cut=rung)
+        job = job_for(self.run, self.rules, self.input_shape, task=self.task, slice_name=slice_name)
         rows = calibrated(job, durable.cache_dir())
         return PlanSearch(
-            run=self.run, rules=self.rules, rung=rung, rows=rows, num_samples=num_samples, disk_bytes=disk_bytes
+            run=self.run,
+            rules=self.rules,
+            slice_name=slice_name,
+            rows=rows,
+            num_samples=num_samples,
+            disk_bytes=disk_bytes,
         )
 
     def search_for(self, budget: int | None, training: int | None) -> tuple[PlanSearch, int]:
         """Plans of the slice that a device with such a budget trains, and what its training may take."""
-        for rung in self.rungs:
-            search = self.search(rung=rung)
+        for slice_name in self.architectures:
+            search = self.search(slice_name=slice_name)
             room = training if training is not None else max(0, (budget or 0) - search.rows.base_bytes)
             if whole_batch_bytes(search.rows, search.workload()) <= room:
                 break
@@ -100,7 +105,7 @@ def read_subject(options: argparse.Namespace) -> Subject:
         table |= {"slices": options.slices.split(",")}
     run = parse_table(RunFile, table, source="the options")
     rules = methods.plan_rules(run.method.name, run.method.parameters)
-    return Subject(run=run, rules=rules, input_shape=tuple(shape), rungs=methods.rungs(run), task=place)
+    return Subject(run=run, rules=rules, input_shape=tuple(shape), architectures=methods.architectures(run), task=place)
 
 
 def _setting(text: str) -> tuple[str, Any]:

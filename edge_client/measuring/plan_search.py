@@ -28,7 +28,7 @@ class PlanSearch:
 
     run: RunFile
     rules: PlanRules
-    rung: str = "full"  # the slice that is trained
+    slice_name: str = "full"  # the slice that is trained
     rows: ModelRows
     half: ModelRows | None = None  # the same in bf16, where that may be used
     num_samples: int = 0
@@ -42,7 +42,7 @@ class PlanSearch:
         rules: PlanRules,
         model: Model,
         *,
-        rung: str,
+        slice_name: str,
         rows: ModelRows | None,
         half: ModelRows | None,
         num_samples: int,
@@ -56,7 +56,7 @@ class PlanSearch:
         return cls(
             run=run,
             rules=rules,
-            rung=rung,
+            slice_name=slice_name,
             rows=rows,
             half=half,
             num_samples=num_samples,
@@ -82,8 +82,8 @@ class PlanSearch:
 
     def _request(self, base_bytes: int, training_bytes: int, ceiling_bytes: int | None) -> planner.Request:
         return planner.Request(
-            variants={self.rung: self.rows},
-            halves={} if self.half is None else {self.rung: self.half},
+            variants={self.slice_name: self.rows},
+            halves={} if self.half is None else {self.slice_name: self.half},
             workload=self.workload(),
             rules=self.rules,
             base_bytes=base_bytes,

@@ -152,7 +152,7 @@ class PreparedTraining:
 
 
 def prepare(
-    run: RunFile, input_shape: Sequence[int], *, task: str | None = None, cut: str = "full", dtype: str = "fp32"
+    run: RunFile, input_shape: Sequence[int], *, task: str | None = None, slice_name: str = "full", dtype: str = "fp32"
 ) -> PreparedTraining:
     """Build the run's model or a slice of it, lay it out, warm the process up; raises `InputError`."""
     torch.set_num_threads(run.train.threads)
@@ -160,7 +160,7 @@ def prepare(
     source = read_source(*split_place(task, is_blob=True)) if task is not None else None
     model_recipe = recipe(run, source)
     method = registry.of_run(run)
-    model = model_recipe.build(input_shape, parse(method.slices.network(cut)))
+    model = model_recipe.build(input_shape, parse(method.slices.network(slice_name)))
     channels_last = allows_channels_last(model)
     if channels_last:
         to_channels_last(model)
@@ -171,7 +171,7 @@ def prepare(
         method=method,
         channels_last=channels_last,
         dtype=dtype,
-        slice=cut,
+        slice=slice_name,
     )
     with model_recipe.user_code("training it on two samples"):
         warm_up(model, prepared.settings(1, TrainingPlan(microbatch=1, budget_bytes=0, predicted_bytes=0)))

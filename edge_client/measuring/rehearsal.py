@@ -68,7 +68,7 @@ def measure(job: RehearsalJob) -> Rehearsed:
     """Rehearse in this process; malloc must be pinned before torch is loaded."""
     from edge_client.measuring.prepared_training import prepare
 
-    prepared = prepare(job.run, job.input_shape, task=job.task, cut=job.plan.slice, dtype=job.plan.dtype)
+    prepared = prepare(job.run, job.input_shape, task=job.task, slice_name=job.plan.slice, dtype=job.plan.dtype)
     prepared.model.recompute = job.plan.recompute
     with tempfile.TemporaryDirectory(prefix="fedfit-rehearsal-") as folder:
         rehearsal = Rehearsal(

@@ -69,7 +69,9 @@ def measure(trial: Trial) -> TrialResult:
     """Run a trial in this process; malloc must be pinned before torch is loaded."""
     from edge_client.measuring.prepared_training import prepare
 
-    prepared = prepare(trial.run, trial.input_shape, task=trial.task, cut=trial.plan.slice, dtype=trial.plan.dtype)
+    prepared = prepare(
+        trial.run, trial.input_shape, task=trial.task, slice_name=trial.plan.slice, dtype=trial.plan.dtype
+    )
     prepared.model.recompute = trial.plan.recompute
     peak = StepPeak()
     if trial.limit_bytes:

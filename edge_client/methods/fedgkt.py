@@ -59,7 +59,7 @@ from edge_client.methods.fedavg import CoverageServer
 from edge_client.methods.fedin import extractor
 from edge_client.methods.fedper import PersonalClient, everything
 from edge_client.methods.local import keep_the_model
-from edge_client.methods.registry import rungs
+from edge_client.methods.registry import architectures
 from edge_client.methods.shared_samples import window
 from edge_client.models.contract import Model
 from edge_client.models.slicing import parse
@@ -207,8 +207,8 @@ class GktTeacher:
     def _server_part(self, lesson: Lesson, shape: tuple[int, ...]) -> tuple[Model, str] | None:
         """The largest slice of the run whose extractor puts out such maps, and the unit after it."""
         assert lesson.run is not None
-        for rung in rungs(lesson.run):
-            model, unit = _build(lesson.run, rung)
+        for architecture in architectures(lesson.run):
+            model, unit = _build(lesson.run, architecture)
             if _map_shape(model, unit) == shape:
                 return model, model.order[model.order.index(unit) + 1]
         return None
@@ -239,7 +239,7 @@ class GktTeacher:
     def left_out(self, memory: Mapping[str, Tensor], received: Received, lesson: Lesson) -> Sequence[LeftOut]:
         """Maps of a shape that no slice of the run's model continues."""
         assert lesson.run is not None
-        shapes = {_map_shape(*_build(lesson.run, rung)) for rung in rungs(lesson.run)}
+        shapes = {_map_shape(*_build(lesson.run, architecture)) for architecture in architectures(lesson.run)}
         listed = ", ".join(_shape_text(shape) for shape in sorted(shapes))
         return [
             LeftOut(
@@ -292,12 +292,12 @@ def _answer(model: Model, start: str, maps: Tensor) -> Tensor:
     return torch.cat(pieces).float()
 
 
-def _build(run: RunFile, rung: str) -> tuple[Model, str]:
+def _build(run: RunFile, architecture: str) -> tuple[Model, str]:
     """A slice with its first weights, which follow from the run's seed alone, and the end of its extractor."""
     assert run.model is not None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(run.seed, "gkt", rung))
-        model = recipe(run, None).build(tuple(run.model.input), parse(rung))
+        torch.manual_seed(derive(run.seed, "gkt", architecture))
+        model = recipe(run, None).build(tuple(run.model.input), parse(architecture))
     return model, extractor(model)
 
 

@@ -100,9 +100,9 @@ def _personal_names(parameters: FedPerParameters, job: Job) -> tuple[str, ...]:
     return prefixes
 
 
-def size_of(model: Model, cut: str = "full") -> Size:
+def size_of(model: Model, slice_name: str = "full") -> Size:
     """The units of a slice that have tensors."""
-    spec, state = parse(cut), model.state_dict()
+    spec, state = parse(slice_name), model.state_dict()
     if spec == FULL:
         units, places = list(model.order), dict.fromkeys(state)
     else:

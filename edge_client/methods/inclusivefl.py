@@ -126,12 +126,14 @@ def _prefix(rung: str) -> str:
     return f"{EXTRA_PREFIX}{rung}/"
 
 
-def _places(rungs: Sequence[str], model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+def _places(rungs: Sequence[str], model: Model, slice_name: str, names: Sequence[str]) -> Mapping[str, Place]:
     """Where a slice's tensors lie: at its positions, but for those that its size has of its own."""
-    separate = tuple(f"{MODEL_PREFIX}{unit.name}." for unit in _Sizes(model, rungs).separate_units(cut))
-    places = slice_places(model, cut, [name for name in names if name.startswith(MODEL_PREFIX)])
+    separate = tuple(f"{MODEL_PREFIX}{unit.name}." for unit in _Sizes(model, rungs).separate_units(slice_name))
+    places = slice_places(model, slice_name, [name for name in names if name.startswith(MODEL_PREFIX)])
     return {
-        name: Place(_prefix(cut) + name.removeprefix(MODEL_PREFIX), place.where) if name.startswith(separate) else place
+        name: Place(_prefix(slice_name) + name.removeprefix(MODEL_PREFIX), place.where)
+        if name.startswith(separate)
+        else place
         for name, place in places.items()
     }
 
@@ -148,7 +150,7 @@ def _separate_tensors(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor
     }
 
 
-def _no_tensors(model: Model, cut: str) -> Mapping[str, Tensor]:
+def _no_tensors(model: Model, slice_name: str) -> Mapping[str, Tensor]:
     """A device gets the tensors of its size as the model's own."""
     return {}
 

@@ -23,6 +23,7 @@ from edge_client.models.slicing import SliceSpec
 from edge_client.models.slicing import parse as parse_slice
 
 __all__ = [
+    "architectures",
     "exchange",
     "get",
     "has_global_model",
@@ -35,7 +36,6 @@ __all__ = [
     "paper",
     "parameter_types",
     "plan_rules",
-    "rungs",
     "sharing",
     "slicing",
     "trains_as",
@@ -142,11 +142,11 @@ def named(run: RunFile, text: str) -> SliceSpec:
     return spec
 
 
-def rungs(run: RunFile) -> tuple[str, ...]:
+def architectures(run: RunFile) -> tuple[str, ...]:
     """The slices that devices of a run may train, the largest first; raises `InputError`."""
     method = run.method.name
     rules, specs = slicing(method, run.method.parameters), [named(run, text) for text in run.slices]
-    slices = rules.rungs([str(spec) for spec in specs], method)
+    slices = rules.architectures([str(spec) for spec in specs], method)
     other_models = [spec.model for spec in specs if spec.model]
     if other_models and run.sharing == "position":
         raise InputError(
@@ -162,10 +162,10 @@ def rungs(run: RunFile) -> tuple[str, ...]:
 
 
 def mixes_widths(run: RunFile) -> bool:
-    """Whether devices of a run train slices of different width whose tensors are combined; raises as `rungs` does."""
+    """Whether devices of a run train slices of different width in shared tensors; raises as `architectures` does."""
     combined = all(card.shares_weights for _, card in parts_of(run.method.name))
     separate = sharing(run) == "architecture" or slicing(run.method.name, run.method.parameters).split
-    return combined and not separate and len({parse_slice(slice_name).width for slice_name in rungs(run)}) > 1
+    return combined and not separate and len({parse_slice(slice_name).width for slice_name in architectures(run)}) > 1
 
 
 def knowledge_limits(run: RunFile) -> Limits:
@@ -185,16 +185,16 @@ def knowledge_limits(run: RunFile) -> Limits:
 
 
 def of_run(run: RunFile) -> Method:
-    """The method of a run; raises as `validate` and `rungs` do."""
-    slices = rungs(run)
+    """The method of a run; raises as `validate` and `architectures` do."""
+    slices = architectures(run)
     if sharing(run) == "architecture":
         slices = (WHOLE_MODEL,)  # each slice is a model of its own, and knows of no other
     return get(run.method.name, run.method.parameters, slices)
 
 
-def get(name: str, parameters: Mapping[str, Any], rungs: Sequence[str] = ()) -> Method:
+def get(name: str, parameters: Mapping[str, Any], architectures: Sequence[str] = ()) -> Method:
     """The method with its parameters set, for these slices or its own."""
-    slices = tuple(rungs) or slicing(name, parameters).ladder
+    slices = tuple(architectures) or slicing(name, parameters).ladder
     parts = with_parameters(name, parameters)
     if parts[-1].card.over:
         parts += with_parameters(PLAIN, {})

@@ -195,9 +195,9 @@ def _controls(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor]:
     return {**controls, _DEVICES: torch.zeros(2, dtype=torch.int64)}
 
 
-def _of_slice(model: Model, cut: str) -> Mapping[str, Tensor]:
+def _of_slice(model: Model, slice_name: str) -> Mapping[str, Tensor]:
     """What comes to a device: c of its slice, and N."""
-    return _controls((cut,), model)
+    return _controls((slice_name,), model)
 
 
 def _sliced_axes(param: Tensor, places: Sequence[IndexMap | None]) -> list[int]:
@@ -206,9 +206,9 @@ def _sliced_axes(param: Tensor, places: Sequence[IndexMap | None]) -> list[int]:
     return [size if any(len(place[axis]) < size for place in narrow) else 1 for axis, size in enumerate(param.shape)]
 
 
-def _places(model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+def _places(model: Model, slice_name: str, names: Sequence[str]) -> Mapping[str, Place]:
     """The owners stay on the server."""
-    return slice_places(model, cut, [name for name in names if not name.startswith(EXTRA_PREFIX + _OWNERS)])
+    return slice_places(model, slice_name, [name for name in names if not name.startswith(EXTRA_PREFIX + _OWNERS)])
 
 
 def _never_returned(model: Model) -> tuple[str, ...]:

@@ -128,22 +128,22 @@ def _exit_name(exit_: int, name: str) -> str:
     return f"exit/{exit_}/{name}"
 
 
-def _early(rungs: Sequence[str], cut: str) -> list[int]:
+def _early(rungs: Sequence[str], slice_name: str) -> list[int]:
     """The exits that a slice has before its last one, in order."""
     exits = {parse(rung).exit for rung in rungs} - {None}
-    last = parse(cut).exit
+    last = parse(slice_name).exit
     return sorted(number for number in exits if number is not None and (last is None or number < last))
 
 
-def _build_exits(rungs: Sequence[str], model: Model, cut: str) -> dict[int, nn.Module]:
+def _build_exits(rungs: Sequence[str], model: Model, slice_name: str) -> dict[int, nn.Module]:
     """Heads for the early exits of a slice, from the slice itself."""
-    return {exit_: heads.alike(model, model.units[exit_]) for exit_ in _early(rungs, cut)}
+    return {exit_: heads.alike(model, model.units[exit_]) for exit_ in _early(rungs, slice_name)}
 
 
-def _exit_tensors(rungs: Sequence[str], model: Model, cut: str) -> Mapping[str, Tensor]:
+def _exit_tensors(rungs: Sequence[str], model: Model, slice_name: str) -> Mapping[str, Tensor]:
     return {
         _exit_name(exit_, name): tensor
-        for exit_, head in _build_exits(rungs, model, cut).items()
+        for exit_, head in _build_exits(rungs, model, slice_name).items()
         for name, tensor in head.state_dict().items()
     }
 
@@ -152,10 +152,10 @@ def _all_exit_tensors(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor
     return _exit_tensors(rungs, model, "full")
 
 
-def _places(rungs: Sequence[str], model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+def _places(rungs: Sequence[str], model: Model, slice_name: str, names: Sequence[str]) -> Mapping[str, Place]:
     """A slice's own head is the exit where it ends; its earlier exits lie under their own names."""
-    spec, head = parse(cut), f"{model.units[-1].name}."
-    places = slice_places(model, cut, [name for name in names if name.startswith(MODEL_PREFIX)])
+    spec, head = parse(slice_name), f"{model.units[-1].name}."
+    places = slice_places(model, slice_name, [name for name in names if name.startswith(MODEL_PREFIX)])
     with torch.device("meta"):  # for its shapes
         exits = {exit_: heads.alike(model, model.units[exit_]).state_dict() for exit_ in _early(rungs, "full")}
     axes = model.channel_axes or {}
@@ -169,7 +169,7 @@ def _places(rungs: Sequence[str], model: Model, cut: str, names: Sequence[str]) 
         places = {name: head_places.get(name, place_in_model) for name, place_in_model in places.items()}
     early = {
         EXTRA_PREFIX + _exit_name(exit_, name): place(exit_, name)
-        for exit_ in _early(rungs, cut)
+        for exit_ in _early(rungs, slice_name)
         for name in exits[exit_]
     }
     return {**places, **early}

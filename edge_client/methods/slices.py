@@ -1,7 +1,7 @@
 """Which parts of a run's model its devices train, and where their tensors lie in the server's. Free of torch.
 
-    rung     how much of the model a device can train: the first of the run's slices that fits its memory
-    slice    which part that is in a round: a rung, or for FedRolex a rung and its first channel
+    architecture   how much of the model a device can train: the first of the run's slices that fits its memory
+    slice    which part that is in a round: an architecture, or for FedRolex one and its first channel
     places   tensor of a slice -> the server's tensor and the elements of it
 
 Without slices of its own in the run file, a method's are taken; most methods have one, the whole model.
@@ -52,8 +52,8 @@ class Turn:
     seed: int  # of this device in this round
 
 
-def _same_slice(rung: str, turn: Turn) -> str:
-    return rung
+def _same_slice(architecture: str, turn: Turn) -> str:
+    return architecture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +63,25 @@ class Slicing:
     ladder: tuple[str, ...] = (WHOLE_MODEL,)  # unless the run names others
     kinds: tuple[str, ...] = ("depth", "layers", "width", "model")  # that it can use; none: only the whole model
     instead: str = ""  # what to use for other kinds
-    turn: Callable[[str, Turn], str] = _same_slice  # rung -> the slice of a round
+    turn: Callable[[str, Turn], str] = _same_slice  # architecture -> the slice of a round
     separable: bool = True  # each slice may be a model of its own (`sharing = "architecture"`)
     sharing: str = "position"  # unless the run says it
     split: bool = False  # the whole model, too, lies on the server in another form than on devices
 
-    def rungs(self, texts: Sequence[str], method: str) -> tuple[str, ...]:
+    def architectures(self, texts: Sequence[str], method: str) -> tuple[str, ...]:
         """The slices of a run that names these; raises `InputError`."""
-        rungs = tuple(str(slicing.parse(text)) for text in texts) or self.ladder
-        if len(set(rungs)) != len(rungs):
-            raise InputError(f"slices: expected different ones, got {', '.join(rungs)}")
-        for rung in rungs:
-            unusable = [kind for kind in _kinds(slicing.parse(rung)) if kind not in self.kinds]
+        architectures = tuple(str(slicing.parse(text)) for text in texts) or self.ladder
+        if len(set(architectures)) != len(architectures):
+            raise InputError(f"slices: expected different ones, got {', '.join(architectures)}")
+        for architecture in architectures:
+            unusable = [kind for kind in _kinds(slicing.parse(architecture)) if kind not in self.kinds]
             if unusable:
                 usable = [kind for kind in self.kinds if kind != "model"]
                 able = f"slices of {' or '.join(usable)}" if usable else "the whole model"
-                raise InputError(f"slices: {method!r} trains {able}, got {rung!r}{self.instead and '; '}{self.instead}")
-        return rungs
+                raise InputError(
+                    f"slices: {method!r} trains {able}, got {architecture!r}{self.instead and '; '}{self.instead}"
+                )
+        return architectures
 
 
 def _kinds(spec: SliceSpec) -> list[str]:
@@ -93,20 +95,20 @@ def _kinds(spec: SliceSpec) -> list[str]:
     return [kind for kind, present in has.items() if present]
 
 
-def architecture(cut: str) -> str:
+def architecture(slice_name: str) -> str:
     """A slice without its position: how much of the model it has, wherever that begins."""
-    return WHOLE_MODEL if cut == WHOLE_MODEL else str(replace(slicing.parse(cut), offset=0))
+    return WHOLE_MODEL if slice_name == WHOLE_MODEL else str(replace(slicing.parse(slice_name), offset=0))
 
 
-def slice_places(model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+def slice_places(model: Model, slice_name: str, names: Sequence[str]) -> Mapping[str, Place]:
     """Of all tensors of the server, by their names in a container, those of a slice.
 
     Each lies under its own name. What a method keeps of a parameter (`extra/.../PARAMETER`) is sliced as it is; its
     other tensors are sent whole.
     """
-    if cut == WHOLE_MODEL:
+    if slice_name == WHOLE_MODEL:
         return {name: Place(name) for name in names}
-    places = slicing.index_map(model, slicing.parse(cut))
+    places = slicing.index_map(model, slicing.parse(slice_name))
     tensors = frozenset(model.state_dict())
     model_names = {name: _model_name(name, tensors) for name in names}
     return {

@@ -149,11 +149,11 @@ class _Bases:
         return Place(MODEL_PREFIX + name, self.parts[number][name])
 
 
-def _places(num_bases: int, model: Model, cut: str, names: Sequence[str]) -> Mapping[str, Place]:
+def _places(num_bases: int, model: Model, slice_name: str, names: Sequence[str]) -> Mapping[str, Place]:
     """The first base of a slice as the model, the others behind it."""
     bases = _Bases(model, num_bases)
     places: dict[str, Place] = {}
-    for position, number in enumerate(bases_of(num_bases, cut)):
+    for position, number in enumerate(bases_of(num_bases, slice_name)):
         beginning = f"{EXTRA_PREFIX}base/{position}/" if position else MODEL_PREFIX
         places |= {beginning + name: bases.place(number, name) for name in bases.state}
     return places
@@ -165,11 +165,11 @@ def _tensors_without_channels(num_bases: int, model: Model) -> Mapping[str, Tens
     return {f"base{number}/{name}": state[name] / num_bases for number in range(num_bases) for name in names}
 
 
-def _other_bases(num_bases: int, model: Model, cut: str) -> Mapping[str, Tensor]:
+def _other_bases(num_bases: int, model: Model, slice_name: str) -> Mapping[str, Tensor]:
     """For a device, from its first base."""
     return {
         f"base/{position}/{name}": tensor.clone()
-        for position in range(1, len(bases_of(num_bases, cut)))
+        for position in range(1, len(bases_of(num_bases, slice_name)))
         for name, tensor in model.state_dict().items()
     }
 
@@ -224,7 +224,7 @@ def _check_division(num_bases: int, model: Model) -> None:
                 )
 
 
-def _network(num_bases: int, cut: str) -> str:
+def _network(num_bases: int, slice_name: str) -> str:
     return f"width:1/{num_bases}" if num_bases > 1 else "full"
 
 

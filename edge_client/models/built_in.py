@@ -60,25 +60,25 @@ _VIT_S = {f"vit-s-{depth}": (depth,) for depth in (8, 9, 10, 11, 12)}
 FAMILIES: tuple[Mapping[str, tuple[int, ...]], ...] = (_BASIC, _BOTTLENECK, _VIT_S)
 
 
-def _small_cnn(shape: _Shape, num_classes: int, options: SmallCnnOptions, cut: SliceSpec) -> nn.Sequential:
+def _small_cnn(shape: _Shape, num_classes: int, options: SmallCnnOptions, spec: SliceSpec) -> nn.Sequential:
     from edge_client.models.small_cnn import small_cnn
 
-    return small_cnn(shape, num_classes, width=options.width, cut=cut)
+    return small_cnn(shape, num_classes, width=options.width, spec=spec)
 
 
-def _mlp(shape: _Shape, num_classes: int, options: MlpOptions, cut: SliceSpec) -> nn.Sequential:
+def _mlp(shape: _Shape, num_classes: int, options: MlpOptions, spec: SliceSpec) -> nn.Sequential:
     from edge_client.models.mlp import mlp
 
-    return mlp(shape, num_classes, hidden=options.hidden, cut=cut)
+    return mlp(shape, num_classes, hidden=options.hidden, spec=spec)
 
 
-def _har_cnn(shape: _Shape, num_classes: int, options: HarCnnOptions, cut: SliceSpec) -> nn.Sequential:
+def _har_cnn(shape: _Shape, num_classes: int, options: HarCnnOptions, spec: SliceSpec) -> nn.Sequential:
     from edge_client.models.har_cnn import har_cnn
 
-    return har_cnn(shape, num_classes, width=options.width, track_running_stats=options.track_running_stats, cut=cut)
+    return har_cnn(shape, num_classes, width=options.width, track_running_stats=options.track_running_stats, spec=spec)
 
 
-def _preresnet(shape: _Shape, num_classes: int, options: PreResNetOptions, cut: SliceSpec) -> nn.Sequential:
+def _preresnet(shape: _Shape, num_classes: int, options: PreResNetOptions, spec: SliceSpec) -> nn.Sequential:
     from edge_client.models.preresnet import preresnet
 
     return preresnet(
@@ -88,12 +88,12 @@ def _preresnet(shape: _Shape, num_classes: int, options: PreResNetOptions, cut: 
         shortcut=options.shortcut,
         stem_norm=options.stem_norm,
         track_running_stats=options.track_running_stats,
-        cut=cut,
+        spec=spec,
     )
 
 
 def _resnet(blocks: Sequence[int], *, bottleneck: bool = False) -> _Layers:
-    def layers(shape: _Shape, num_classes: int, options: ResNetOptions, cut: SliceSpec) -> nn.Sequential:
+    def layers(shape: _Shape, num_classes: int, options: ResNetOptions, spec: SliceSpec) -> nn.Sequential:
         from edge_client.models.resnet import resnet
 
         return resnet(
@@ -104,14 +104,14 @@ def _resnet(blocks: Sequence[int], *, bottleneck: bool = False) -> _Layers:
             small_stem=options.small_stem,
             bottleneck=bottleneck,
             track_running_stats=options.track_running_stats,
-            cut=cut,
+            spec=spec,
         )
 
     return layers
 
 
 def _densenet(num_layers: Sequence[int]) -> _Layers:
-    def layers(shape: _Shape, num_classes: int, options: DenseNetOptions, cut: SliceSpec) -> nn.Sequential:
+    def layers(shape: _Shape, num_classes: int, options: DenseNetOptions, spec: SliceSpec) -> nn.Sequential:
         from edge_client.models.densenet import densenet
 
         return densenet(
@@ -122,7 +122,7 @@ def _densenet(num_layers: Sequence[int]) -> _Layers:
             base_width=options.base_width,
             small_stem=options.small_stem,
             track_running_stats=options.track_running_stats,
-            cut=cut,
+            spec=spec,
         )
 
     return layers
@@ -131,7 +131,7 @@ def _densenet(num_layers: Sequence[int]) -> _Layers:
 def _transformer(depth: int | None = None) -> _Layers:
     """Of so many blocks, or of as many as an option says."""
 
-    def layers(shape: _Shape, num_classes: int, options: Any, cut: SliceSpec) -> nn.Sequential:
+    def layers(shape: _Shape, num_classes: int, options: Any, spec: SliceSpec) -> nn.Sequential:
         from edge_client.models.vit import vit
 
         return vit(
@@ -141,7 +141,7 @@ def _transformer(depth: int | None = None) -> _Layers:
             width=options.width,
             heads=options.heads,
             depth=options.depth if depth is None else depth,
-            cut=cut,
+            spec=spec,
         )
 
     return layers

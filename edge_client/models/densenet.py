@@ -46,13 +46,13 @@ def densenet(
     base_width: int,
     small_stem: bool,
     track_running_stats: bool = True,
-    cut: SliceSpec = FULL,
+    spec: SliceSpec = FULL,
 ) -> Staged:
     """`layers` per stage, each adding `growth` channels; `base_width` channels behind the stem."""
     norm = partial(nn.BatchNorm2d, track_running_stats=track_running_stats)
     counts = [number + (stage > 0) for stage, number in enumerate(layers)]  # with the transition
-    cut.blocks(counts, counts)
-    width, groups = base_width, [cut.channels(base_width)]  # channels of the full network; those here, as they came
+    spec.blocks(counts, counts)
+    width, groups = base_width, [spec.channels(base_width)]  # channels of the full network; those here, as they came
     stem = image_stem(input_shape[0], groups[0], small=small_stem, norm=norm)
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
     axes = inner_axes(inputs="stem.conv", outputs="head.linear")
@@ -60,13 +60,13 @@ def densenet(
         if stage > 1:
             width //= 2
             name = f"stage{stage}_transition"
-            units[name] = _transition(sum(groups), cut.channels(width), norm)
+            units[name] = _transition(sum(groups), spec.channels(width), norm)
             axes |= _reading(f"{name}.norm", f"{name}.conv", groups)
-            groups = [cut.channels(width)]
+            groups = [spec.channels(width)]
         for name in (f"stage{stage}_layer{index}" for index in range(1, number + 1)):
-            units[name] = _Layer(sum(groups), cut.channels(_BOTTLENECK * growth), cut.channels(growth), norm)
+            units[name] = _Layer(sum(groups), spec.channels(_BOTTLENECK * growth), spec.channels(growth), norm)
             axes |= _reading(f"{name}.norm1", f"{name}.conv1", groups)
-            groups.append(cut.channels(growth))
+            groups.append(spec.channels(growth))
             width += growth
     units["head"] = _head(sum(groups), num_classes, norm)
     axes |= _reading("head.norm", "", groups) | {"head.linear.weight": (WHOLE, Axis(tuple(groups)))}

@@ -28,18 +28,18 @@ def har_cnn(
     *,
     width: int,
     track_running_stats: bool = True,
-    cut: SliceSpec = FULL,
+    spec: SliceSpec = FULL,
 ) -> Staged:
     """`width` channels in the first stage, twice as many in the second."""
     block = partial(_block, track_running_stats=track_running_stats)
-    channels = cut.channels(width)
+    channels = spec.channels(width)
     stem = block(input_shape[0], channels, stride=1)
     stem.add_module("pool", nn.MaxPool1d(2))
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
     stages = [0]
-    for stage, num_blocks in enumerate(cut.blocks(_BLOCKS, (0, 1)), start=1):
+    for stage, num_blocks in enumerate(spec.blocks(_BLOCKS, (0, 1)), start=1):
         for number in range(1, num_blocks + 1):
-            wide = cut.channels(width * stage)
+            wide = spec.channels(width * stage)
             units[f"stage{stage}_block{number}"] = block(channels, wide, stride=2 if (stage, number) == (2, 1) else 1)
             stages.append(stage)
             channels = wide

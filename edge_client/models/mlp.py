@@ -15,14 +15,14 @@ from edge_client.models.slicing import FULL, SliceSpec
 __all__ = ["mlp"]
 
 
-def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int], cut: SliceSpec = FULL) -> Staged:
+def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int], spec: SliceSpec = FULL) -> Staged:
     """Flatten, one unit per hidden layer, each a stage of its own, and a linear head."""
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Flatten())
     width, stages = math.prod(input_shape), [0]
     least = [int(number == 0 or wide != hidden[number - 1]) for number, wide in enumerate(hidden)]
-    for number, is_there in enumerate(cut.blocks([1] * len(hidden), least, exits=True)):
+    for number, is_there in enumerate(spec.blocks([1] * len(hidden), least, exits=True)):
         if is_there:
-            next_width = cut.channels(hidden[number])
+            next_width = spec.channels(hidden[number])
             linear = nn.Linear(width, next_width)
             units[f"block{number + 1}"] = nn.Sequential(OrderedDict(linear=linear, relu=nn.ReLU()))
             stages.append(number + 1)

@@ -36,24 +36,24 @@ def preresnet(
     shortcut: str,
     stem_norm: bool,
     track_running_stats: bool,
-    cut: SliceSpec = FULL,
+    spec: SliceSpec = FULL,
 ) -> Staged:
     """`width` channels in the first stage; `shortcut` is conv or pad, where a stage begins."""
-    if cut.narrows and shortcut == "pad":  # the channels of a slice would not go where those of the full network go
-        raise InputError(f'slice {str(cut)!r}: shortcut = "pad" has no slices of the width; use conv')
+    if spec.narrows and shortcut == "pad":  # the channels of a slice would not go where those of the full network go
+        raise InputError(f'slice {str(spec)!r}: shortcut = "pad" has no slices of the width; use conv')
 
     def norm(channels: int) -> nn.BatchNorm2d:
         return nn.BatchNorm2d(channels, track_running_stats=track_running_stats)
 
-    channels = cut.channels(width)
+    channels = spec.channels(width)
     stem: OrderedDict[str, nn.Module] = OrderedDict(conv=convolution(input_shape[0], channels, kernel=3))
     if stem_norm:
         stem["norm"] = norm(channels)
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(stem))
     taps = {"conv_1": "stem.norm" if stem_norm else "stem.conv"}
     stages = [0]
-    for stage, num_blocks in enumerate(cut.blocks([_BLOCKS] * _STAGES, [0, *[1] * (_STAGES - 1)], exits=True)):
-        wide = cut.channels(width * 2**stage)
+    for stage, num_blocks in enumerate(spec.blocks([_BLOCKS] * _STAGES, [0, *[1] * (_STAGES - 1)], exits=True)):
+        wide = spec.channels(width * 2**stage)
         for index in range(num_blocks):
             name, norms = f"block{stage * _BLOCKS + index + 1}", (norm(channels), norm(wide))
             stride = 2 if stage > 0 and index == 0 else 1

@@ -82,12 +82,12 @@ def build(
     input_shape: Sequence[int],
     num_classes: int,
     options: Mapping[str, Any],
-    cut: SliceSpec = FULL,
+    spec: SliceSpec = FULL,
 ) -> Model:
     """The model, or a slice of it, with random weights from torch's global generator; raises as `validate` does."""
     from edge_client.models.contract import from_sequential
 
-    return from_sequential(_layers(name, input_shape, num_classes, options, cut), input_shape=input_shape)
+    return from_sequential(_layers(name, input_shape, num_classes, options, spec), input_shape=input_shape)
 
 
 def parameter_sizes(
@@ -96,10 +96,10 @@ def parameter_sizes(
     input_shape: Sequence[int],
     num_classes: int,
     options: Mapping[str, Any],
-    cut: SliceSpec = FULL,
+    spec: SliceSpec = FULL,
 ) -> list[int]:
     """Elements of each parameter and buffer that `build` would make, without memory for them; raises as `build`."""
-    layers = _empty(name, input_shape, num_classes, options, cut)
+    layers = _empty(name, input_shape, num_classes, options, spec)
     return [tensor.numel() for tensor in (*layers.parameters(), *layers.buffers())]
 
 
@@ -111,23 +111,23 @@ def skeleton(name: str, *, input_shape: Sequence[int], num_classes: int, options
 
 
 def _empty(
-    name: str, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any], cut: SliceSpec
+    name: str, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any], spec: SliceSpec
 ) -> nn.Sequential:
     import torch
 
     with torch.device("meta"):  # nothing is run on it: that would load 77 MB of torch's shape functions
-        return _layers(name, input_shape, num_classes, options, cut)
+        return _layers(name, input_shape, num_classes, options, spec)
 
 
 def _layers(
-    name: str, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any], cut: SliceSpec = FULL
+    name: str, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any], spec: SliceSpec = FULL
 ) -> nn.Sequential:
     parsed = _parse(name, input_shape, options)
     if num_classes < 1:
         raise InputError(f"model {name!r} needs at least one class, got {num_classes}; name them in classes")
-    if cut.model:
-        raise InputError(f"slice {str(cut)!r} is another model, no part of {name!r}")
-    return _built_in(name).layers(tuple(input_shape), num_classes, parsed, cut)
+    if spec.model:
+        raise InputError(f"slice {str(spec)!r} is another model, no part of {name!r}")
+    return _built_in(name).layers(tuple(input_shape), num_classes, parsed, spec)
 
 
 def _built_in(name: str) -> BuiltIn:

@@ -48,29 +48,29 @@ def resnet(
     small_stem: bool,
     bottleneck: bool = False,
     track_running_stats: bool = True,
-    cut: SliceSpec = FULL,
+    spec: SliceSpec = FULL,
 ) -> Staged:
     """`blocks` per stage; each stage has twice the channels of the one before, the first `base_width`."""
     norm = partial(nn.BatchNorm2d, track_running_stats=track_running_stats)
-    channels = cut.channels(base_width)
+    channels = spec.channels(base_width)
     stem = image_stem(input_shape[0], channels, small=small_stem, norm=norm)
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=stem)
     stages = [0]
     taps = {"conv_1": "stem.norm"}
     num_convs = 3 if bottleneck else 2
     least = [int(bottleneck), *[1] * (len(blocks) - 1)]
-    for stage, num_blocks in enumerate(cut.blocks(blocks, least, exits=True), start=1):
+    for stage, num_blocks in enumerate(spec.blocks(blocks, least, exits=True), start=1):
         width = base_width * 2 ** (stage - 1)
         for number in range(1, num_blocks + 1):
             name, stride = f"stage{stage}_block{number}", 2 if stage > 1 and number == 1 else 1
             if bottleneck:
-                widths = (channels, cut.channels(width), cut.channels(_EXPANSION * width))
+                widths = (channels, spec.channels(width), spec.channels(_EXPANSION * width))
                 units[name] = _Bottleneck(*widths, stride=stride, project=number == 1, norm=norm)
             else:
-                units[name] = _Block(channels, cut.channels(width), stride=stride, norm=norm)
+                units[name] = _Block(channels, spec.channels(width), stride=stride, norm=norm)
             stages.append(stage)
             taps |= {f"conv_{len(taps) + conv}": f"{name}.norm{conv}" for conv in range(1, num_convs + 1)}
-            channels = cut.channels(_EXPANSION * width if bottleneck else width)
+            channels = spec.channels(_EXPANSION * width if bottleneck else width)
     units["head"] = nn.Sequential(
         OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), linear=nn.Linear(channels, num_classes))
     )

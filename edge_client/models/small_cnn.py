@@ -18,14 +18,14 @@ __all__ = ["small_cnn"]
 _POOLED = 4  # the second block's output is pooled to at most 4x4, so that the head does not grow with the image
 
 
-def small_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int, cut: SliceSpec = FULL) -> Staged:
+def small_cnn(input_shape: tuple[int, ...], num_classes: int, *, width: int, spec: SliceSpec = FULL) -> Staged:
     """conv-ReLU-pool, conv-ReLU-pool, linear: a stem, a block and a head."""
-    cut.blocks([1], [1])
+    spec.blocks([1], [1])
     channels, height, breadth = input_shape
     # 28x28 -> 14x14 -> 4x4; the same floor division as MaxPool2d's own
     kernel = (max(2, height // 2 // _POOLED), max(2, breadth // 2 // _POOLED))
     pooled = (height // 2 // kernel[0]) * (breadth // 2 // kernel[1])
-    narrow, wide = cut.channels(width), cut.channels(2 * width)
+    narrow, wide = spec.channels(width), spec.channels(2 * width)
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         stem=_block(channels, narrow, (2, 2)),
         block1=_block(narrow, wide, kernel),

@@ -41,14 +41,14 @@ def vit(
     width: int,
     heads: int,
     depth: int,
-    cut: SliceSpec = FULL,
+    spec: SliceSpec = FULL,
 ) -> Staged:
     """`depth` blocks of `heads` x `width // heads` features per token; one token per `patch` (x `patch`) values."""
-    features, per_head = cut.channels(width), cut.channels(width // heads)
+    features, per_head = spec.channels(width), spec.channels(width // heads)
     units: OrderedDict[str, nn.Module] = OrderedDict(stem=_Stem(input_shape, patch, features))
-    names = [f"block{number}" for number in range(1, cut.blocks([depth], [0], exits=True)[0] + 1)]
+    names = [f"block{number}" for number in range(1, spec.blocks([depth], [0], exits=True)[0] + 1)]
     for name in names:
-        units[name] = _Block(features, heads, per_head, cut.channels(_MLP_RATIO * width))
+        units[name] = _Block(features, heads, per_head, spec.channels(_MLP_RATIO * width))
     units["head"] = nn.Sequential(
         OrderedDict(token=_ClassToken(), norm=_norm(features), linear=_linear(features, num_classes))
     )

@@ -46,9 +46,9 @@ class Recipe:
         """Guard our code that runs the model or reads the data; without a task every error in it is ours."""
         return UserCode(self.path, doing, user_lines_only=True) if self.task is not None else nullcontext()
 
-    def parameter_sizes(self, cut: SliceSpec = FULL) -> list[int]:
+    def parameter_sizes(self, spec: SliceSpec = FULL) -> list[int]:
         """Elements of each parameter and buffer, before memory is taken for them; empty for a task's model."""
-        section, shape = self.run.section(str(cut)), self.input_shape
+        section, shape = self.run.section(str(spec)), self.input_shape
         if section is None or shape is None:
             return []
         return registry.parameter_sizes(
@@ -56,26 +56,26 @@ class Recipe:
             input_shape=shape,
             num_classes=len(self.run.classes),
             options=section.options,
-            cut=FULL if cut.model else cut,
+            spec=FULL if spec.model else spec,
         )
 
-    def build(self, input_shape: Sequence[int], cut: SliceSpec = FULL) -> Model:
+    def build(self, input_shape: Sequence[int], spec: SliceSpec = FULL) -> Model:
         """The model, a slice of it or another, with random weights from torch's global generator, for such samples."""
         num_classes = len(self.run.classes)
-        section = self.run.section(str(cut))
+        section = self.run.section(str(spec))
         if section is not None:
             return registry.build(
                 section.name,
                 input_shape=input_shape,
                 num_classes=num_classes,
                 options=section.options,
-                cut=FULL if cut.model else cut,
+                spec=FULL if spec.model else spec,
             )
         assert self.task is not None
         with UserCode(self.path, "model()"):
             module = self.task.model(num_classes)
             model = user_module.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
-            return model if cut == FULL else shorten(model, cut)
+            return model if spec == FULL else shorten(model, spec)
 
     def skeleton(self, input_shape: Sequence[int]) -> Model:
         """The units in order; a built-in model has no memory for values yet, a task's has what its function made."""

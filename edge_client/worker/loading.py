@@ -143,7 +143,7 @@ def _lay_out(assignment: Assignment, setup: RunSetup, data: DeviceData, model: M
         assignment.run,
         setup.method.plans,
         model,
-        rung=setup.architecture,
+        slice_name=setup.architecture,
         rows=rows.fp32,
         half=rows.bf16 if rows.bf16 is not None and allows_bf16(model) else None,
         num_samples=len(data.train),

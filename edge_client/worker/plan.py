@@ -63,7 +63,7 @@ def _rows(
 ) -> ModelRows | None:
     run, device = assignment.run, assignment.device
     task = device.tasks.get(run.task.name) if run.task is not None else None
-    job = job_for(run, setup.method.plans, input_shape, task=task, cut=setup.architecture, dtype=dtype)
+    job = job_for(run, setup.method.plans, input_shape, task=task, slice_name=setup.architecture, dtype=dtype)
     attempt = assignment.workdir / "calibration.json"  # of this assignment: a failed one is not repeated
     attempted = attempt.exists() and read_json(attempt).get("key") == job.key
     room = budget_bytes - meter.rss_bytes()
@@ -125,6 +125,6 @@ class Planner:
     def _still_fits(self, offered: TrainingPlan, budget_bytes: int) -> bool:
         """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""
         below = self.ceiling_bytes is None or 0 < offered.training_bytes < self.ceiling_bytes
-        same = offered.slice == self.search.rung
+        same = offered.slice == self.search.slice_name
         fits = offered.predicted_bytes <= budget_bytes and below
         return same and fits and 10 * offered.budget_bytes >= 9 * budget_bytes

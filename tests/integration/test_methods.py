@@ -182,7 +182,7 @@ def mlp_of(tensors: dict[str, Tensor], cut: str = "") -> nn.Module:
     """The fleet's mlp with these weights, or a slice of one of three hidden layers."""
     hidden = [16, 16, 16] if cut else [16]
     model = models.build(
-        "mlp", input_shape=(1, 8, 8), num_classes=10, options={"hidden": hidden}, cut=parse(cut or "full")
+        "mlp", input_shape=(1, 8, 8), num_classes=10, options={"hidden": hidden}, spec=parse(cut or "full")
     )
     model.load_state_dict({name.removeprefix("model/"): value for name, value in tensors.items()})
     return model.eval().requires_grad_(False)

@@ -32,10 +32,10 @@ class FedRolexParameters:
     )
 
 
-def _rolled(rung: str, turn: Turn) -> str:
+def _rolled(architecture: str, turn: Turn) -> str:
     """As many channels, from one further on in every round; the first round begins at the first channel."""
-    spec = parse(rung)
-    return str(replace(spec, offset=turn.round - 1)) if spec.width < 1 else rung
+    spec = parse(architecture)
+    return str(replace(spec, offset=turn.round - 1)) if spec.width < 1 else architecture
 
 
 def _slicing(parameters: FedRolexParameters) -> Slicing:

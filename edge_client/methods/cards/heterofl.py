@@ -52,9 +52,9 @@ WIDTHS = ("full", "width:1/2", "width:1/4", "width:1/8", "width:1/16")
 FOR_OTHER_SLICES = "layer-wise sharing of other slices is fedavg's"
 
 
-def _drawn(rung: str, turn: Turn) -> str:
+def _drawn(architecture: str, turn: Turn) -> str:
     """One of the architectures that are not larger than the device's, drawn anew in every round."""
-    smaller = turn.rungs[turn.rungs.index(rung) :]
+    smaller = turn.rungs[turn.rungs.index(architecture) :]
     return smaller[turn.seed % len(smaller)]
 
 

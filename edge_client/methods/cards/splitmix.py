@@ -45,14 +45,14 @@ def bases_of(num_bases: int, slice_name: str) -> list[int]:
     return [first, *others[: math.floor(spec.width * num_bases) - 1]]
 
 
-def _draw_bases(num_bases: int, rung: str, turn: Turn) -> str:
+def _draw_bases(num_bases: int, architecture: str, turn: Turn) -> str:
     """As many of the model's base networks as the width holds: the first goes round, the others are drawn.
 
     Which ones stands in the place of the first channel; `bases_of` reads it.
     """
-    spec = parse(rung)
+    spec = parse(architecture)
     first = (zlib.crc32(turn.device.encode()) + turn.round) % num_bases
-    return str(replace(spec, offset=first + num_bases * (turn.seed % _MOST_DRAWS))) if spec.width < 1 else rung
+    return str(replace(spec, offset=first + num_bases * (turn.seed % _MOST_DRAWS))) if spec.width < 1 else architecture
 
 
 def _slicing(parameters: SplitMixParameters) -> Slicing:

@@ -53,7 +53,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _built(cut: str) -> Model:
-    return models.build("mlp", input_shape=(3,), num_classes=2, options={"hidden": HIDDEN}, cut=parse(cut))
+    return models.build("mlp", input_shape=(3,), num_classes=2, options={"hidden": HIDDEN}, spec=parse(cut))
 
 
 def _own(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

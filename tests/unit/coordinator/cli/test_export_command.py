@@ -55,7 +55,7 @@ def finished(folder: Path, *, method: str = "", sharing: str = "", on: str = "de
 
 
 def build(cut: Any) -> torch.nn.Module:
-    return models.build("mlp", input_shape=(1, 8, 8), num_classes=10, options=OPTIONS, cut=cut)
+    return models.build("mlp", input_shape=(1, 8, 8), num_classes=10, options=OPTIONS, spec=cut)
 
 
 def by_hand(tensors: dict[str, torch.Tensor], x: np.ndarray, beginning: str = "", hidden: int = 8) -> np.ndarray:

@@ -14,9 +14,11 @@ from edge_client.errors import InputError
 from edge_client.methods import registry
 from edge_client.methods.slices import architecture
 
-RUNGS = ("full", "width:1/2", "width:1/4")
+ARCHITECTURES = ("full", "width:1/2", "width:1/4")
 # per unit of scale, a batch of 8 takes a few thousand bytes: about 2 GB, 20 MB, 200 kB and what each plan has beside
-MEASURED = {rung: rows(scale=scale, base_bytes=10**8) for rung, scale in zip(RUNGS, (10**6, 10**4, 10**2), strict=True)}
+MEASURED = {
+    name: rows(scale=scale, base_bytes=10**8) for name, scale in zip(ARCHITECTURES, (10**6, 10**4, 10**2), strict=True)
+}
 
 
 def _choice(
@@ -27,7 +29,7 @@ def _choice(
     measured: bool = True,
     **changes: Any,
 ) -> SliceChoice:
-    file = run_file(**{"slices": list(RUNGS), "train": {"batch": 8}} | changes)
+    file = run_file(**{"slices": list(ARCHITECTURES), "train": {"batch": 8}} | changes)
     return SliceChoice(
         file,
         MEASURED if measured else {},
@@ -64,7 +66,7 @@ def test_a_label_decides_unless_the_run_has_no_such_slice(caplog: pytest.LogCapt
 
 
 def test_what_did_not_fit_is_not_given_again() -> None:
-    """From rung to rung; below the smallest there is nothing. Others are not touched."""
+    """From name to name; below the smallest there is nothing. Others are not touched."""
     choice = _choice({"a": 10**10, "b": 10**10})
     assert choice.give_less("a", "full")
     assert _of(choice, "a", "b") == ["width:1/2", "full"]
@@ -85,8 +87,8 @@ def test_a_run_without_slices_has_the_whole_model() -> None:
     assert not choice.give_less("a", "full")
 
 
-def test_a_rolling_window_is_the_same_rung() -> None:
-    """FedRolex: round 3 begins at channel 2; what did not fit is the rung, not the window."""
+def test_a_rolling_window_is_the_same_architecture() -> None:
+    """FedRolex: round 3 begins at channel 2; what did not fit is the name, not the window."""
     choice = _choice({"a": 10**8}, method={"name": "fedrolex"})
     assert _of(choice, "a", round_=1) == ["width:1/2"]
     assert _of(choice, "a", round_=3) == ["width:1/2:o2"]
@@ -107,5 +109,5 @@ def test_a_rolling_window_is_the_same_rung() -> None:
 def test_slices_that_a_run_cannot_have(changes: dict[str, Any], message: str) -> None:
     """Said before it begins."""
     with pytest.raises(InputError) as caught:
-        registry.rungs(run_file(**{"slices": list(RUNGS)} | changes))
+        registry.architectures(run_file(**{"slices": list(ARCHITECTURES)} | changes))
     assert message in str(caught.value)

@@ -12,7 +12,7 @@ from rows import run_file
 from typed import typed
 
 from edge_client.cli import bench_command
-from edge_client.cli.bench_command import Bench, Rung
+from edge_client.cli.bench_command import Bench, BudgetResult
 from edge_client.measuring.plan_from_options import Subject
 from edge_client.measuring.trial import TrialResult
 from edge_client.records import PlanRules, TrainingPlan
@@ -56,14 +56,14 @@ def test_a_budget_that_makes_no_sense_is_refused_before_anything_is_measured(tmp
     assert not (tmp_path / "b").exists()
 
 
-def _made(*rungs: Rung) -> Bench:
+def _made(*results: BudgetResult) -> Bench:
     what = Subject(run=run_file(), rules=PlanRules(), input_shape=(1, 2, 2), task=None)
-    return Bench(what=what, device="a board", device_bytes=10**9, base_bytes=250 * 10**6, rungs=rungs)
+    return Bench(what=what, device="a board", device_bytes=10**9, base_bytes=250 * 10**6, results=results)
 
 
-def _rung(budget_mb: int, peak_mb: int, seconds: float, **plan: Any) -> Rung:
+def _result(budget_mb: int, peak_mb: int, seconds: float, **plan: Any) -> BudgetResult:
     fields: dict[str, Any] = {"microbatch": 32, "budget_bytes": 0, "predicted_bytes": 0, "training_bytes": 90 * 10**6}
-    return Rung(
+    return BudgetResult(
         budget_bytes=budget_mb * 10**6,
         plan=TrainingPlan(**fields | plan),
         measured=TrialResult(base_bytes=250 * 10**6, peak_bytes=peak_mb * 10**6, seconds=(2 * seconds, seconds)),
@@ -73,9 +73,9 @@ def _rung(budget_mb: int, peak_mb: int, seconds: float, **plan: Any) -> Rung:
 
 def test_the_table_has_a_line_per_budget() -> None:
     """80 of 100 MB; 30 of 40 MB in one and a half times the time, which is the shortest that was measured."""
-    groups = _rung(40, 30, 0.75, groups=(("a",), ("b",)), microbatch=8)
-    none = Rung(budget_bytes=1000, plan=None, note="nothing fits: training needs 2.0 MB at least")
-    lines = bench_command.describe(_made(_rung(100, 80, 0.5), groups, none)).splitlines()
+    groups = _result(40, 30, 0.75, groups=(("a",), ("b",)), microbatch=8)
+    none = BudgetResult(budget_bytes=1000, plan=None, note="nothing fits: training needs 2.0 MB at least")
+    lines = bench_command.describe(_made(_result(100, 80, 0.5), groups, none)).splitlines()
     assert lines[0] == "mlp, batch 32, fedavg, on a board"
     assert lines[3].split() == ["100", "MB", "full,", "microbatch", "32", "90.0", "MB", "80.0", "MB", "80", "%", "1.00"]
     assert lines[4].split()[2:] == ["2", "groups,", "microbatch", "8", "90.0", "MB", "30.0", "MB", "75", "%", "1.50"]
@@ -84,8 +84,10 @@ def test_the_table_has_a_line_per_budget() -> None:
 
 def test_a_picture_is_drawn_whatever_was_measured(tmp_path: Path) -> None:
     """More lines make it higher; a peak over its budget and a plan that was not tried have their place as well."""
-    not_tried = Rung(budget_bytes=10**9, plan=_rung(1, 1, 1).plan, note="not tried: more than this device has")
-    few, many = _made(_rung(100, 80, 0.5)), _made(not_tried, _rung(100, 120, 0.5), _rung(40, 30, 0.75))
+    not_tried = BudgetResult(
+        budget_bytes=10**9, plan=_result(1, 1, 1).plan, note="not tried: more than this device has"
+    )
+    few, many = _made(_result(100, 80, 0.5)), _made(not_tried, _result(100, 120, 0.5), _result(40, 30, 0.75))
     heights = []
     for number, bench in enumerate((few, many)):
         told = bench_command.write(bench, tmp_path / str(number))

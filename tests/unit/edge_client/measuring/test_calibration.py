@@ -78,7 +78,7 @@ def test_what_does_not_change_the_numbers_does_not_change_the_key(tables: dict[s
         _job(PlanRules(weight_copies=1)),
         _job(method={"name": "fedprox"}),
         _job(train={"threads": 2}),
-        job_for(_run(), PlanRules(), (1, 4, 4), cut="width:1/2"),
+        job_for(_run(), PlanRules(), (1, 4, 4), slice_name="width:1/2"),
         job_for(_run(), PlanRules(), (1, 4, 4), dtype="bf16"),
     ],
 )

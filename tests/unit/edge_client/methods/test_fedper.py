@@ -207,7 +207,7 @@ def test_the_base_of_densenets() -> None:
 
 def _deep(cut: str = "full") -> Model:
     torch.manual_seed(1)
-    return models.build("mlp", input_shape=SHAPE, num_classes=3, options={"hidden": [4, 4, 4]}, cut=parse(cut))
+    return models.build("mlp", input_shape=SHAPE, num_classes=3, options={"hidden": [4, 4, 4]}, spec=parse(cut))
 
 
 SIZES = {"a": "full", "b": "depth:1.1.0", "c": "depth:1.0.0"}  # the head is personal, and so is what c has not

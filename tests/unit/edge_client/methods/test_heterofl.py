@@ -25,7 +25,7 @@ OPTIONS = {"hidden": [4, 6]}
 
 def _mlp(cut: str = "full") -> Model:
     torch.manual_seed(1)
-    return models.build("mlp", input_shape=SHAPE, num_classes=NUM_CLASSES, options=OPTIONS, cut=parse(cut))
+    return models.build("mlp", input_shape=SHAPE, num_classes=NUM_CLASSES, options=OPTIONS, spec=parse(cut))
 
 
 def _fleet(method: str, slices: dict[str, str], rounds: int = 1, **parameters: Any) -> Federation:
@@ -206,5 +206,5 @@ def test_only_widths_are_taken() -> None:
     """Another slice is refused before a run begins, with what would work."""
     slicing = registry.slicing("heterofl", {})
     with pytest.raises(InputError, match=r"'heterofl' trains slices of width, got 'depth:1\.1'; layer-wise sharing"):
-        slicing.rungs(["full", "depth:1.1"], "heterofl")
-    assert slicing.rungs([], "heterofl") == ("full", "width:1/2", "width:1/4", "width:1/8", "width:1/16")
+        slicing.architectures(["full", "depth:1.1"], "heterofl")
+    assert slicing.architectures([], "heterofl") == ("full", "width:1/2", "width:1/4", "width:1/8", "width:1/16")

@@ -105,7 +105,7 @@ def test_a_size_that_nobody_sent_teaches_and_learns_nothing(updates: Any, top: f
 def _resnet(cut: str = "full") -> Model:
     torch.manual_seed(1)
     options = {"base_width": 2, "small_stem": True}
-    return models.build("resnet18", input_shape=SHAPE, num_classes=NUM_CLASSES, options=options, cut=parse(cut))
+    return models.build("resnet18", input_shape=SHAPE, num_classes=NUM_CLASSES, options=options, spec=parse(cut))
 
 
 def test_in_a_staged_model_every_stage_of_different_depth_has_a_top_block() -> None:
@@ -171,9 +171,9 @@ def test_what_it_cannot_serve_is_said_before_the_run() -> None:
     table = {"name": "x", "model": {"name": "resnet18", "input": [1, 8, 8]}, "classes": ["a", "b"]}
     table["method"] = {"name": "inclusivefl"}
     with pytest.raises(InputError, match="'inclusivefl' trains slices of depth or layers, got 'width:1/2'; widths are"):
-        registry.rungs(parse_table(RunFile, {**table, "slices": ["full", "width:1/2"]}, source="test"))
+        registry.architectures(parse_table(RunFile, {**table, "slices": ["full", "width:1/2"]}, source="test"))
     with pytest.raises(InputError, match="sharing: 'inclusivefl' combines the slices of one model"):
-        registry.rungs(parse_table(RunFile, {**table, "sharing": "architecture"}, source="test"))
+        registry.architectures(parse_table(RunFile, {**table, "sharing": "architecture"}, source="test"))
     lazy = parts(nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.LazyLinear(2)), None)
     with pytest.raises(InputError, match="'inclusivefl' needs the shape of a sample on the server"):
         _method(("full", "layers:0")).check(lazy)

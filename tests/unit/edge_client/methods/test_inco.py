@@ -247,7 +247,7 @@ def test_over_narrow_slices_what_nobody_has_keeps_its_bits(base: str, granularit
     def build(cut: str = "full") -> Model:
         torch.manual_seed(1)
         options = {"width": 4}
-        return models.build("preresnet20", input_shape=SHAPE, num_classes=3, options=options, cut=slicing.parse(cut))
+        return models.build("preresnet20", input_shape=SHAPE, num_classes=3, options=options, spec=slicing.parse(cut))
 
     servers = []
     for name, parameters in ((base, {}), (f"inco+{base}", {"granularity": granularity})):

@@ -80,7 +80,7 @@ CASES = (
 def built(case: Case, rung: str = "full") -> Model:
     name, options = MODELS[case.model]
     torch.manual_seed(1)
-    return registry.build(name, input_shape=SHAPE, num_classes=NUM_CLASSES, options=options, cut=parse(rung))
+    return registry.build(name, input_shape=SHAPE, num_classes=NUM_CLASSES, options=options, spec=parse(rung))
 
 
 def federation(case: Case, device: Accelerator) -> Federation:

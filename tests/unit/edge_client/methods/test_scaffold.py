@@ -181,7 +181,7 @@ COHORTS = ("ab", "c", "abe", "d", "ce", "ad", "b", "acde", "e", "abcde")
 def _sliced(cut: str = "full") -> Model:
     torch.manual_seed(4)
     options = {"hidden": [8, 8]}
-    return models.build("mlp", input_shape=(1, 8, 8), num_classes=3, options=options, cut=parse(cut))
+    return models.build("mlp", input_shape=(1, 8, 8), num_classes=3, options=options, spec=parse(cut))
 
 
 def test_c_is_the_mean_of_the_c_i_of_the_devices_that_have_an_element() -> None:

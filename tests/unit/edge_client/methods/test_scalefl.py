@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 def build(kind: str, cut: str = "full") -> Model:
     torch.manual_seed(1)
     name, options = KINDS[kind]
-    return models.build(name, input_shape=SHAPE, num_classes=3, options=options, cut=parse(cut))
+    return models.build(name, input_shape=SHAPE, num_classes=3, options=options, spec=parse(cut))
 
 
 def logits_with_losses(*losses: float) -> list[Tensor]:
@@ -190,7 +190,7 @@ def test_what_it_cannot_serve_is_said_before_the_run() -> None:
     with pytest.raises(InputError, match="expected an exit behind one of 7 blocks"):
         registry.get("scalefl", {}, ("full", "exit:9")).check(build("mlp"))
     with pytest.raises(InputError, match="this model has no exits"):
-        models.build("small-cnn", input_shape=(1, 28, 28), num_classes=3, options={}, cut=parse("exit:1"))
+        models.build("small-cnn", input_shape=(1, 28, 28), num_classes=3, options={}, spec=parse("exit:1"))
     lazy = parts(nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.LazyLinear(2)), None)
     with pytest.raises(InputError, match="'scalefl' needs the shape of a sample on the server"):
         registry.get("scalefl", {}, ("full", "exit:1")).check(lazy)
@@ -201,4 +201,4 @@ def test_exits_are_scalefls_alone() -> None:
     """Other methods have no classifier there."""
     said = registry.slicing("fedavg", {})
     with pytest.raises(InputError, match="'fedavg' trains slices of depth or layers or width, got 'exit:3'"):
-        said.rungs(["full", "exit:3"], "fedavg")
+        said.architectures(["full", "exit:3"], "fedavg")

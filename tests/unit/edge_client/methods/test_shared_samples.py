@@ -277,7 +277,7 @@ def test_architectures_exchange_drafts_and_learn_from_their_targets(mix: str) ->
         said = []
         for name, positions in MIXES[mix].items():
             torch.manual_seed(1)
-            model = models.build(name, input_shape=shape, num_classes=2, options={}, cut=parse("width:1/8"))
+            model = models.build(name, input_shape=shape, num_classes=2, options={}, spec=parse("width:1/8"))
             before = weights(model)
             client = DraftFedClient(DraftFedParameters(draft_batch=4))
             keys = {"classes": 2, "round": number, "batch": 4, "learning_rate": 0.01 if number == 3 else 0.0}

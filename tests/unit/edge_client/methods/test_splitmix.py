@@ -32,7 +32,7 @@ RUNGS = ("full", "width:1/2", "width:1/4")
 def build(kind: str, cut: str = "full") -> Model:
     torch.manual_seed(1)
     name, options = KINDS[kind]
-    return models.build(name, input_shape=SHAPE, num_classes=3, options=options, cut=parse(cut))
+    return models.build(name, input_shape=SHAPE, num_classes=3, options=options, spec=parse(cut))
 
 
 def fleet(kind: str, slices: dict[str, str], name: str = "splitmix", rounds: int = 1, **parameters: Any) -> Federation:
@@ -188,7 +188,7 @@ def test_what_it_cannot_serve_is_said_before_the_run() -> None:
     with pytest.raises(InputError, match="this model normalises over all channels; use one with BatchNorm"):
         registry.get("splitmix", {"bases": 2}, ("full",)).check(vit)
     with pytest.raises(InputError, match=r"'splitmix' trains slices of width, got 'depth:1\.1\.1\.1'"):
-        registry.slicing("splitmix", {}).rungs(["full", "depth:1.1.1.1"], "splitmix")
+        registry.slicing("splitmix", {}).architectures(["full", "depth:1.1.1.1"], "splitmix")
     with pytest.raises(InputError, match="'splitmix' cannot be under 'inco': its bases have no layers in common"):
         registry.validate("inco+splitmix", {})
     for kind in KINDS:

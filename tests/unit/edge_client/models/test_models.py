@@ -177,8 +177,8 @@ def test_names_are_checked_without_torch_and_numpy() -> None:
 def test_the_sizes_of_parameters_are_known_without_the_model(name: str, cut: str) -> None:
     """As those of the model itself, with its buffers, and of its slices."""
     shape = (1, 16) if name == "har-cnn" else (1, 16, 16)
-    model = registry.build(name, input_shape=shape, num_classes=10, options={}, cut=slicing.parse(cut))
-    sizes = registry.parameter_sizes(name, input_shape=shape, num_classes=10, options={}, cut=slicing.parse(cut))
+    model = registry.build(name, input_shape=shape, num_classes=10, options={}, spec=slicing.parse(cut))
+    sizes = registry.parameter_sizes(name, input_shape=shape, num_classes=10, options={}, spec=slicing.parse(cut))
     assert sizes == [tensor.numel() for tensor in (*model.parameters(), *model.buffers())]
 
 

@@ -64,13 +64,13 @@ def test_a_model_is_called_by_its_name(text: str, expected: str) -> None:
 def test_a_name_of_the_run_is_not_a_slice_of_the_family() -> None:
     """`resnet10` is a slice of ResNet26, unless the run says what it calls so."""
     family = run_file(model={"name": "resnet26", "input": [1, 8, 8]}, slices=["full", "resnet10"])
-    assert registry.rungs(family) == ("full", "depth:1.1.1.1")
+    assert registry.architectures(family) == ("full", "depth:1.1.1.1")
     own = run_file(
         model={"name": "resnet26", "input": [1, 8, 8]},
         slices=["full", "resnet10"],
         models={"resnet10": {"base-width": 4}},
     )
-    assert registry.rungs(own) == ("full", "model:resnet10")
+    assert registry.architectures(own) == ("full", "model:resnet10")
     section = own.section("model:resnet10")
     assert section is not None
     assert (section.name, section.input, section.options) == ("resnet10", (1, 8, 8), {"base_width": 4})
@@ -80,7 +80,7 @@ def test_a_name_of_the_run_is_not_a_slice_of_the_family() -> None:
 def test_each_architecture_is_a_model_of_its_own(method: str) -> None:
     """Without being told; what is no part of one model has no positions in it."""
     run = mixed(method=method)
-    assert registry.rungs(run) == ("full", "model:tiny", "model:mlp")
+    assert registry.architectures(run) == ("full", "model:tiny", "model:mlp")
     assert registry.sharing(run) == "architecture"
 
 
@@ -130,7 +130,7 @@ def test_another_model_is_no_part_of_this_one() -> None:
     with pytest.raises(InputError, match="is another model, no part of this one"):
         index_map(made.build((1, 8, 8)), SliceSpec(model="tiny"))
     with pytest.raises(InputError, match="is another model, no part of 'mlp'"):
-        models.build("mlp", input_shape=(4,), num_classes=2, options={}, cut=SliceSpec(model="tiny"))
+        models.build("mlp", input_shape=(4,), num_classes=2, options={}, spec=SliceSpec(model="tiny"))
     with pytest.raises(NoSuchNameError, match="unknown slice of resnet10 'mlp'"):
         models.parse_slice("resnet10", "mlp")
 
@@ -150,7 +150,7 @@ def test_a_task_may_have_other_models_beside_its_own() -> None:
     run = mixed(model=None, task={"name": "mine"})
     check_run(run)
     made = Recipe(run=run, task=task)
-    assert registry.rungs(run) == ("full", "model:tiny", "model:mlp")
+    assert registry.architectures(run) == ("full", "model:tiny", "model:mlp")
     assert sum(param.numel() for param in made.build((1, 8, 8)).parameters()) == 64 * 2 + 2
     assert sum(param.numel() for param in made.build((1, 8, 8), parse("model:tiny")).parameters()) == 130
     assert sum(made.parameter_sizes(parse("model:tiny"))) == 130
@@ -159,7 +159,7 @@ def test_a_task_may_have_other_models_beside_its_own() -> None:
 
 def calibration_key(run: RunFile, cut: str) -> str:
     """Of rows that were measured once."""
-    return job_for(run, registry.plan_rules("fedavg", {}), (1, 8, 8), cut=cut).key
+    return job_for(run, registry.plan_rules("fedavg", {}), (1, 8, 8), slice_name=cut).key
 
 
 @pytest.mark.parametrize("key", [memory_key, calibration_key])
@@ -177,7 +177,7 @@ def test_a_label_may_be_a_models_name() -> None:
     """As people type it, and as the run writes it."""
     labels = {"a": {"slice": "tiny"}, "b": {"slice": "model:mlp"}, "c": {"slice": "resnet10"}, "d": {"slice": "odd"}}
     choice = SliceChoice(mixed(), {}, budget_of=lambda _: None, labels_of=lambda name: labels[name], of_training=True)
-    assert [choice.rung(name) for name in "abcd"] == ["model:tiny", "model:mlp", "full", "full"]
+    assert [choice.architecture(name) for name in "abcd"] == ["model:tiny", "model:mlp", "full", "full"]
     assert not choice.give_less("a", "model:tiny")
     assert choice.give_less("d", "full")
 

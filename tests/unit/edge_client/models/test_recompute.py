@@ -34,7 +34,7 @@ def _one_thread() -> Iterator[None]:
 def _built(name: str, cut: str = "full", **options: object) -> Callable[[], Model]:
     def build() -> Model:
         torch.manual_seed(1)
-        return registry.build(name, input_shape=SHAPE, num_classes=5, options=options, cut=slicing.parse(cut))
+        return registry.build(name, input_shape=SHAPE, num_classes=5, options=options, spec=slicing.parse(cut))
 
     return build
 

@@ -38,7 +38,7 @@ def _one_thread() -> Iterator[None]:
 
 def _build(name: str, shape: tuple[int, ...], cut: str = "full", **options: Any) -> Model:
     torch.manual_seed(1)
-    return registry.build(name, input_shape=shape, num_classes=5, options=options, cut=parse(cut))
+    return registry.build(name, input_shape=shape, num_classes=5, options=options, spec=parse(cut))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_slices_that_a_model_does_not_have(name: str, cut: str, message: str) ->
     """What it has instead."""
     with pytest.raises(InputError, match=message):
         registry.parameter_sizes(
-            name, input_shape=registry.default_input(name), num_classes=10, options={}, cut=parse(cut)
+            name, input_shape=registry.default_input(name), num_classes=10, options={}, spec=parse(cut)
         )
 
 

@@ -40,7 +40,7 @@ FAMILIES: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
 def trained(name: str, shape: tuple[int, ...], options: dict[str, Any], cut: str) -> nn.Module:
     """With statistics that are not those of a new model: mean 0 and variance 1 would hide their loss."""
     torch.manual_seed(3)
-    model = registry.build(name, input_shape=shape, num_classes=5, options=options, cut=parse(cut))
+    model = registry.build(name, input_shape=shape, num_classes=5, options=options, spec=parse(cut))
     for key, value in model.state_dict().items():
         if key.endswith("running_mean"):
             value.normal_(0, 0.1)
