@@ -43,7 +43,7 @@ def everything_in(store: Store) -> list[object]:
         store.runs.device_info("r-1"),
         store.leases.device_failures("b", 9),
         store.leases.run_failures("r-1", 9),
-        store.updates.last_plans("r-1"),
+        store.updates.newest("r-1"),
         store.blob_references.needed(1),
         store.settings.get("k"),
         store.leases.next_issue(),

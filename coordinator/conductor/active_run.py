@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from coordinator.conductor.round_clock import RoundClock
+from coordinator.conductor.work_log import WorkLog
 from coordinator.fleet.roster import Roster
 from coordinator.rounds.events import Snapshot
 from coordinator.rounds.instructions import SendAssign
 from coordinator.rounds.machine import RunMachine
 from coordinator.rounds.slice_choice import SliceChoice
 from coordinator.store.base import Store
-from coordinator.store.rows import OPEN_LEASE, LeaseRow, LeftOutRow, ModelRow, PartRow, RunRow
+from coordinator.store.rows import OPEN_LEASE, LeaseRow, LeftOutRow, ModelRow, PartRow, RunRow, UpdateRow
 from edge_client.config.run_file import RunFile
 from edge_client.knowledge.schema import KnowledgeRules
 from edge_client.methods import registry as methods
@@ -53,6 +55,7 @@ class ActiveRun:
     left_out: list[LeftOutRow] = field(default_factory=list)  # of the fold that is about to be committed
     described: set[str] = field(default_factory=set)  # devices whose profile is stored
     stop_asked: bool | None = None  # True: at once
+    work: WorkLog
     clock: RoundClock = field(default_factory=RoundClock)
 
     @property
@@ -87,8 +90,12 @@ class ActiveRunLoader:
         model = self._store.models.last(row.id)
         assert model is not None
         in_parts = travels_in_parts(file)
+        newest = self._store.updates.newest(row.id)
+        snapshot = self._snapshot(row, file, model, newest)
+        work = WorkLog(self._roster.changes.note)
+        work.load(snapshot.leases, newest.values())
         machine = RunMachine(
-            self._snapshot(row, file, model),
+            snapshot,
             slices=self._slice_choice(row, file) if in_parts else self._choice(file, {}),
             new_id=lambda: secrets.token_hex(16),
             new_issue=self._next_issue,
@@ -103,9 +110,10 @@ class ActiveRunLoader:
             in_parts=in_parts,
             knowledge=methods.knowledge(file.method.name, file.method.parameters),
             parts={part.slice: part for part in parts if self._blobs.has(part.sha256)},
+            work=work,
         )
 
-    def _snapshot(self, row: RunRow, file: RunFile, model: ModelRow) -> Snapshot:
+    def _snapshot(self, row: RunRow, file: RunFile, model: ModelRow, newest: Mapping[str, UpdateRow]) -> Snapshot:
         store, last = self._store, self._store.rounds.last(row.id)
         return Snapshot(
             run=row.id,
@@ -115,7 +123,7 @@ class ActiveRunLoader:
             round=last,
             leases=store.leases.of_attempt(row.id, last.number, last.attempt) if last else (),
             updates=store.updates.of_attempt(row.id, last.number, last.attempt) if last else (),
-            plans=store.updates.last_plans(row.id),
+            plans={name: update.report.plan for name, update in newest.items() if update.report.plan is not None},
             drop_rate=store.leases.drop_rate(row.id, NUM_DROP_RATE_LEASES),
             scores=store.models.scores(row.id),
             evaluations=store.evaluations.all(row.id, model.version),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class Conductor:
         self._uploads = uploads
         self._send = send
         self._active: ActiveRun | None = None
-        self._last_plans: Mapping[str, TrainingPlan] = {}
+        self._last: ActiveRun | None = None
         self._boots: dict[str, str] = {}
         self._obstacles = Obstacles(roster)
         self._loader = ActiveRunLoader(store=store, blobs=blobs, roster=roster, epoch=epoch, simulated=simulated)
@@ -180,6 +180,11 @@ class Conductor:
         return self._active.machine if self._active is not None else None
 
     @property
+    def shown(self) -> ActiveRun | None:
+        """The active run, or the one that was active last since this process began; to read from."""
+        return self._active or self._last
+
+    @property
     def selecting(self) -> bool:
         """Whether a run is between two rounds."""
         return self._active is not None and self._active.machine.round is None
@@ -195,8 +200,7 @@ class Conductor:
 
     def plan_of(self, device: str) -> TrainingPlan | None:
         """How a device trains in the open run, or trained in the last one since this process began."""
-        plans = self._active.machine.plans if self._active is not None else self._last_plans
-        return plans.get(device)
+        return self.shown.machine.plans.get(device) if self.shown is not None else None
 
     def may_pull(self, device: str, sha256: str) -> int | None:
         """The length of a blob that this device may fetch now, or None."""
@@ -240,6 +244,7 @@ class Conductor:
 
     def _activate(self, row: RunRow, now: float) -> None:
         run = self._active = self._loader.load(row, now)
+        self._roster.changes.note_all()
         self._traffic.take_all()  # what moved before is no part of this run
         faults.in_round(run.machine.number)
         run.stop_asked = _STOP_ASKED.get(row.reason)
@@ -253,8 +258,9 @@ class Conductor:
         self._jobs.forget()
         self._retention.drop_held()
         run, self._active = self._active, None
+        self._roster.changes.note_all()
         if run is not None:
-            self._last_plans = run.machine.plans
+            self._last = run
             self._retention.drop_parts(run.id)
 
     def save_traffic(self) -> None:
@@ -287,6 +293,7 @@ class Conductor:
         """A device said hello; with another boot id it has restarted."""
         if self._boots.get(device) != boot:
             self._boots[device] = boot
+            self._roster.changes.note(device)
             self._handle(events.Returned(device), now)
 
     def removed(self, device: str, now: float) -> None:
@@ -318,10 +325,12 @@ class Conductor:
                     self._open_round(run, instruction)
                 case AddLeases(leases):
                     self._store.leases.add(leases)
+                    run.work.opened(leases, is_new_attempt=False)
                 case SendAssign():
                     self._assignments.offer(run, instruction)
                 case CloseLease():
                     self._close_lease(instruction)
+                    run.work.closed(instruction)
                 case SendCancel(device, lease):
                     self._uploads.drop(device)
                     self._send(device, Cancel(lease=lease))
@@ -355,6 +364,7 @@ class Conductor:
         faults.in_round(round_.number)
         run.clock.begin()
         self._store.rounds.open(round_, opened.leases)
+        run.work.opened(opened.leases)
         last = "plans" if run.row.dry else "last evaluation"
         what = f"round {round_.number}" if round_.goal else last
         whose = about(run=round_.run, round=round_.number)
@@ -375,6 +385,7 @@ class Conductor:
         traffic = self._traffic.take(lease.device) if lease is not None else {}
         moments, phases = run.clock.of_lease(saved.lease)
         self._store.updates.save(saved.update, saved.evaluation, saved.lease, traffic, moments=moments, phases=phases)
+        run.work.stored(saved)
         if lease is not None:
             self._describe_device(run, lease.device)
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.fleet.changes import ChangedDevices
 from coordinator.fleet.liveness import Liveness
 from coordinator.fleet.quota import Quota
 from coordinator.store.rows import DeviceRow
@@ -73,12 +74,14 @@ class Roster:
         self._liveness = Liveness(_OFFLINE_AFTER * heartbeat_s)
         self._previous: dict[str, Presence] = {}
         self._quota = Quota()
+        self.changes = ChangedDevices()
         self.revision = 0  # grows whenever a session, or a row, is another one
 
     def set_devices(self, devices: Iterable[DeviceRow]) -> None:
         """The enrolled devices have changed; removed ones, and those with a new key, are gone at once."""
         before, self._devices = self._devices, {device.name: device for device in devices}
         self.revision += 1
+        self.changes.note_all()
         for name, device in before.items():
             if name not in self._devices or self._devices[name].key != device.key:
                 self._present.pop(name, None)
@@ -185,6 +188,7 @@ class Roster:
             self._liveness.heard(name, now)
         if isinstance(sealed.message, Heartbeat):
             present.heartbeat = sealed.message
+            self.changes.note(name)
             present.free_bytes = sealed.message.free_bytes
         return sealed.message, None
 
@@ -214,6 +218,7 @@ class Roster:
             seq=present.seq if present is not None and is_repeated else 0,
         )
         self.revision += 1
+        self.changes.note(name)
         self._liveness.heard(name, now)
         welcome = Welcome(
             boot=hello.boot, hello=hello.hello, session=session, epoch=self._epoch, heartbeat_s=self._heartbeat_s
@@ -236,6 +241,7 @@ class Roster:
             raise PayloadError("session", f"an old word of {name!r}")
         self._present[name] = previous
         self.revision += 1
+        self.changes.note(name)
         del self._previous[name]
         previous.last_seen = now
         self._liveness.heard(name, now)

@@ -34,6 +34,7 @@ from coordinator.fleet.uploads import FinishedUpload, Uploads
 from coordinator.server.broker_accounts import BrokerAccounts
 from coordinator.server.enrolment import Enrolment
 from coordinator.server.outbox import ChunkSender, Outbox
+from coordinator.server.picture import Pictures
 from coordinator.server.router import Router
 from coordinator.server.upload_grants import UploadGrants
 from coordinator.store import snapshot
@@ -104,6 +105,7 @@ class Service:
         self.blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
         self._aggregation = aggregation or aggregator()
         self._supervisor = supervisor or Supervisor()
+        self.pictures = Pictures()
         self.observers: list[Callable[[Service, float], None]] = []  # called from the loop, several times a second
         self._stopping = self._begun = self._was_connected = self.connected = False
         self._disk_problem = ""
@@ -226,6 +228,7 @@ class Service:
         self._begin_serving_devices()
         self._tick_at, self._ticked_at = now, now - _SHORTEST_TICK_S
         self._begun, self._disk_problem = True, ""
+        self.pictures.start_over()
         transport.connect()
 
     def _begin_serving_devices(self) -> None:
@@ -321,6 +324,7 @@ class Service:
             self.outbox.send(device, share)
         self.conductor.tick(online, self.roster.num_enrolled, now)
         self.deployments.tick(online, now)
+        self.pictures.look(self, now)
         for observe in self.observers:
             observe(self, now)
         run, number = self.in_hand()

@@ -26,7 +26,6 @@ from coordinator.store.rows import (
     RunRow,
     UpdateRow,
 )
-from edge_client.records import TrainingPlan
 
 __all__ = [
     "BlobReferences",
@@ -241,8 +240,8 @@ class Updates(Protocol):
     def last_counted_lease(self, run_id: str, device: str) -> str | None:
         """Return a device's newest lease whose update went into a committed model."""
 
-    def last_plans(self, run_id: str) -> dict[str, TrainingPlan]:
-        """Return the plan with which each device last trained in a run, if that was in the last 50 rounds."""
+    def newest(self, run_id: str) -> dict[str, UpdateRow]:
+        """Return the newest update of each device in a run, if it is of one of the last 50 rounds."""
 
     def recent_norms(self, run_id: str, rounds: int) -> dict[str, list[float]]:
         """Return the norms of the updates of the newest committed rounds, by slice: the usual size of a change."""

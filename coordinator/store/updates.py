@@ -10,11 +10,10 @@ from coordinator.store.evaluations import put_evaluation
 from coordinator.store.row_codec import to_column
 from coordinator.store.rows import EvaluationRow, UpdateRow
 from coordinator.store.traffic import count_traffic
-from edge_client.records import TrainingPlan
 
 __all__ = ["UpdateTable"]
 
-_ROUNDS_WITH_PLANS = 50  # how far back a device's last plan is looked for
+_NEWEST_ROUNDS = 50  # how far back a device's newest update is looked for
 
 
 class UpdateTable(Updates):
@@ -80,12 +79,12 @@ class UpdateTable(Updates):
         rows = self._database.read(query, run_id, device)
         return rows[0]["lease"] if rows else None
 
-    def last_plans(self, run_id: str) -> dict[str, TrainingPlan]:
+    def newest(self, run_id: str) -> dict[str, UpdateRow]:
         ((last_version,),) = self._database.read("SELECT coalesce(max(version), 0) FROM model WHERE run = ?", run_id)
         # of the bare columns of a group, SQLite takes those of the row with the maximum
         query = "SELECT *, max(1000000 * round + attempt) FROM update_ WHERE run = ? AND round >= ? GROUP BY device"
-        rows = self._database.all(UpdateRow, query, run_id, max(0, last_version - _ROUNDS_WITH_PLANS))
-        return {row.device: row.report.plan for row in rows if row.report.plan is not None}
+        rows = self._database.all(UpdateRow, query, run_id, max(0, last_version - _NEWEST_ROUNDS))
+        return {row.device: row for row in rows}
 
     def recent_norms(self, run_id: str, rounds: int) -> dict[str, list[float]]:
         query = """SELECT l.slice, u.norm FROM update_ u

@@ -71,7 +71,7 @@ def test_a_removed_run_leaves_nothing(store: Store) -> None:
         store.evaluations.all,
         store.traffic.by_device,
         store.runs.device_info,
-        store.updates.last_plans,
+        store.updates.newest,
     )
     assert [len(query("r-1")) for query in queries] == [0] * 6
     assert (store.leases.get("lease-1"), store.updates.of_lease("lease-1"), store.leases.next_issue()) == (

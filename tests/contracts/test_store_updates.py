@@ -127,17 +127,18 @@ def test_norms_come_from_committed_rounds_only(store: Store) -> None:
     assert store.updates.recent_norms("r-1", 1) == {"width:1/2": [2.0]}
 
 
-def test_the_last_plan_of_each_device(store: Store) -> None:
-    """A device whose update had no plan has none."""
+def test_the_newest_update_of_each_device(store: Store) -> None:
+    """Of two devices in one round: both; b's update has no plan."""
     with_run(store)
     store.rounds.open(round_row(), [lease_row(1, "a"), lease_row(2, "b")])
     store.updates.save(update_row("a", "lease-1"), None, "lease-1")
-    store.updates.save(update_row("b", "lease-2", report=report(plan=None)), None, "lease-2")
-    assert store.updates.last_plans("r-1") == {"a": PLAN}
+    without_plan = update_row("b", "lease-2", report=report(plan=None))
+    store.updates.save(without_plan, None, "lease-2")
+    assert store.updates.newest("r-1") == {"a": update_row("a", "lease-1"), "b": without_plan}
 
 
-def test_the_newest_counted_lease_and_the_newest_plan(store: Store) -> None:
-    """Rounds are saved in the order 2, 1, 3; round 3 is not committed: its lease does not count, but its plan does."""
+def test_the_newest_counted_lease_and_the_newest_update(store: Store) -> None:
+    """Rounds are saved in the order 2, 1, 3; round 3, the newest, is not committed: its lease does not count."""
     with_run(store)
     plans = {number: replace(PLAN, microbatch=number) for number in (1, 2, 3)}
     for number in (2, 1, 3):
@@ -147,7 +148,7 @@ def test_the_newest_counted_lease_and_the_newest_plan(store: Store) -> None:
     for number in (1, 2):
         store.rounds.commit(number, 1, model_row(number))
     assert store.updates.last_counted_lease("r-1", "a") == "lease-2"
-    assert store.updates.last_plans("r-1") == {"a": plans[3]}
+    assert {name: update.report.plan for name, update in store.updates.newest("r-1").items()} == {"a": plans[3]}
 
 
 def test_only_a_committed_round_makes_a_lease_count(store: Store) -> None:

@@ -87,7 +87,11 @@ class World:
             round=last,
             leases=self.store.leases.of_attempt(RUN, last.number, last.attempt) if last else (),
             updates=self.store.updates.of_attempt(RUN, last.number, last.attempt) if last else (),
-            plans=self.store.updates.last_plans(RUN),
+            plans={
+                name: update.report.plan
+                for name, update in self.store.updates.newest(RUN).items()
+                if update.report.plan is not None
+            },
             drop_rate=self.store.leases.drop_rate(RUN, 100),
         )
         self.machine = RunMachine(

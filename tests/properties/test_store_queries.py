@@ -218,8 +218,7 @@ def _check_updates(store: Store, rows: Rows, run: str) -> None:
         assert store.updates.of_attempt(run, number, attempt) == in_attempt
     newest_first = sorted(updates, key=lambda row: (-row.round, -row.attempt))
     assert store.updates.recent(run, 3) == newest_first[:3][::-1]
-    plans = {row.device: row.report.plan for row in reversed(newest_first)}
-    assert store.updates.last_plans(run) == {device: plan for device, plan in plans.items() if plan is not None}
+    assert store.updates.newest(run) == {row.device: row for row in reversed(newest_first)}
     counted = rows.updates_in(run, "COMMITTED", "ANNOUNCED")
     assert store.updates.counts(run) == Counter(row.round for row in counted)
     for device in "abc":
@@ -274,13 +273,22 @@ def _check_blobs(store: Store, rows: Rows, keep_models: int) -> None:
 
 # read by `Rows`, compared with it, or returned as written, which the contract tests show
 READS = {
-    *("settings.get", "devices.all", "runs.all", "runs.get", "runs.oldest", "runs.next_number", "runs.device_info"),
+    *(
+        "settings.get",
+        "devices.all",
+        "devices.get",
+        "runs.all",
+        "runs.get",
+        "runs.oldest",
+        "runs.next_number",
+        "runs.device_info",
+    ),
     *("models.last", "models.get", "models.all", "models.scores", "models.parts"),
     *("rounds.last", "rounds.all", "rounds.left_out"),
     *("leases.next_issue", "leases.get", "leases.of_attempt", "leases.device_failures", "leases.run_failures"),
     *("leases.drop_rate", "leases.trained_slices"),
     *("updates.of_attempt", "updates.of_lease", "updates.recent", "updates.counts", "updates.last_counted_lease"),
-    *("updates.last_plans", "updates.recent_norms"),
+    *("updates.newest", "updates.recent_norms"),
     *("evaluations.all", "evaluations.versions", "traffic.by_device"),
     *("deployments.next_issue", "deployments.all", "deployments.wanted"),
     *("blob_references.needed", "blob_references.is_needed"),
