@@ -14,7 +14,16 @@ from fedtest_build import INSTALL, compiler
 
 from edge_client.device.accelerator import Accelerator, choose
 
-__all__ = ["FOLDER", "discrete", "environment", "is_real", "needs_accelerator", "needs_test_accelerator", "unified"]
+__all__ = [
+    "FOLDER",
+    "discrete",
+    "environment",
+    "is_real",
+    "needs_accelerator",
+    "needs_test_accelerator",
+    "register",
+    "unified",
+]
 
 FOLDER = Path(__file__).parent / "accelerator"
 _NAMED = os.environ.get("FEDFIT_TEST_ACCELERATOR", "")
@@ -61,13 +70,16 @@ def unified() -> Accelerator:
     return _chosen("fedtest:1")
 
 
-def _chosen(name: str) -> Accelerator:
-    if is_real():
-        return choose(_NAMED).accelerator
-    from fedtest import register
+def register() -> None:
+    """Make the test accelerator known to this process, unless tests run on a GPU or nothing can compile it."""
+    if not is_real() and compiler() is not None:
+        import fedtest
 
-    register()
-    return choose(name).accelerator
+        fedtest.register()
+
+
+def _chosen(name: str) -> Accelerator:
+    return choose(_NAMED if is_real() else name).accelerator
 
 
 def environment(**of_test: str) -> dict[str, str]:

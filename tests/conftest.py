@@ -37,6 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The test accelerator is there before the first backward pass, for which torch starts a thread for each device."""
+    if any(item.get_closest_marker("accelerator") for item in session.items):
+        from accelerated import register  # torch
+
+        register()
+
+
 @pytest.fixture(autouse=True)
 def _clients_end() -> Iterator[None]:
     yield
