@@ -18,7 +18,7 @@ from coordinator.timeline import RunTimeline
 from edge_client.client.identity import Bundle
 from edge_client.config.run_file import RunFile
 from edge_client.errors import ConflictError, InputError, PayloadError
-from edge_client.records import Between, Count, DeviceProfile, Hash, Matches, Positive, SliceText, from_map
+from edge_client.records import Between, Count, DeviceProfile, Hash, Matches, Positive, SliceText, from_map, to_map
 from edge_client.wire.messages import MAX_DEPLOYED_BYTES
 
 __all__ = [
@@ -448,12 +448,12 @@ _NAMES = {request: name for name, (request, _) in _KINDS.items()}
 
 
 def request_map(request: Request[Any]) -> dict[str, Any]:
-    """A request for `json.dumps(..., default=plain)`, without the fields that have their defaults."""
+    """A request as plain data, without the fields that have their defaults, which an older coordinator may not know."""
     named: Any = request
     fields = {f.name: (getattr(named, f.name), f.default) for f in dataclasses.fields(named)}
     return {
         "request": _NAMES[type(request)],
-        **{name: value for name, (value, usual) in fields.items() if value != usual},
+        **{name: to_map(value) for name, (value, usual) in fields.items() if value != usual},
     }
 
 

@@ -57,7 +57,7 @@ def commands_of(page: Path) -> list[list[str]]:
     for line in code_of(page):
         if line.partition(" ")[0] in PROGRAMS and " " in line:
             words = shlex.split(line, comments=True)
-            end = next((i for i, word in enumerate(words) if re.fullmatch(r"&&?|\||[0-9]?>", word)), len(words))
+            end = next((i for i, word in enumerate(words) if re.fullmatch(r"&&?|\||[0-9]?[<>]", word)), len(words))
             commands.append(words[:end])
     return commands
 

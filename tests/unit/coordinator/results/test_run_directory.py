@@ -30,13 +30,13 @@ def test_a_new_folder_is_begun_resumed_and_finished(tmp_path: Path) -> None:
 
 
 def test_another_file_is_refused_with_what_changed(tmp_path: Path) -> None:
-    """The key with both values; of nine changes (seed, 2 of method, 2 of stop, 4 of simulate) five are told."""
+    """The key with both values; of ten changes (seed, 2 of method, 2 of stop, 5 of simulate) five are told."""
     directory = RunDirectory(tmp_path)
     directory.begin(FILE)
     other = run_file(method={"name": "fedprox", "mu": 0.25}, simulate={"data": "digits", "training-budgets": ["40MB"]})
     with pytest.raises(ConflictError, match=r"\(method.mu: 0.5 there, 0.25 now\); name another folder with --out"):
         directory.check(other)
-    with pytest.raises(ConflictError, match=r"method.mu: 0.5 there, nothing now.*; and 4 more\)"):
+    with pytest.raises(ConflictError, match=r"method.mu: 0.5 there, nothing now.*; and 5 more\)"):
         directory.check(run_file(seed=2, stop={"rounds": 3, "target": 0.5}))
 
 

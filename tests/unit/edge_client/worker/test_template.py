@@ -106,7 +106,7 @@ def test_a_fork_ends_in_every_way_that_a_new_process_does(tmp_path: Path, templa
     assert (crashed.code, crashed.detail) == ("crashed", "the worker ended with exit code 1")
     assert crashed.log[-1].startswith("FileNotFoundError: ")
     for number, (signal_name, code) in enumerate((("SIGTERM", 143), ("SIGKILL", -9))):
-        worker = _fork(template, make_work(tmp_path / f"signal{number}", run={"train": {"epochs": 10_000}}))
+        worker = _fork(template, make_work(tmp_path / f"signal{number}", run={"train": {"epochs": 1000}}))
         events = _events(worker)
         assert any(isinstance(event, WorkerProgress) and event.phase == "train" for event in events)
         os.kill(worker.pid, getattr(signal, signal_name))
@@ -152,7 +152,7 @@ def test_a_template_with_threads_does_not_fork() -> None:
 
 def test_template_and_worker_end_with_their_daemon(tmp_path: Path, trained: Path) -> None:
     """Also if it is killed in the middle of a training: nothing is left to use memory."""
-    work = make_work(tmp_path / "w", run={"train": {"epochs": 10_000}})
+    work = make_work(tmp_path / "w", run={"train": {"epochs": 1000}})
     daemon = subprocess.Popen([sys.executable, "-c", DAEMON, str(work)], stdout=subprocess.PIPE, text=True)
     assert daemon.stdout is not None
     with daemon.stdout as lines:
@@ -167,7 +167,7 @@ def test_template_and_worker_end_with_their_daemon(tmp_path: Path, trained: Path
 def test_a_worker_of_a_killed_template_has_ended_and_the_next_fork_fails(tmp_path: Path, trained: Path) -> None:
     """Somebody, such as the kernel, kills the template: its worker goes with it, by the same signal."""
     template = _ready(Template(COMMAND))
-    worker = _fork(template, make_work(tmp_path / "w", run={"train": {"epochs": 10_000}}))
+    worker = _fork(template, make_work(tmp_path / "w", run={"train": {"epochs": 1000}}))
     os.kill(template.pid, signal.SIGKILL)
     last = _end(worker)
     assert isinstance(last, WorkerFailed)

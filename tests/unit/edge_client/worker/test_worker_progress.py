@@ -81,4 +81,4 @@ def test_the_seconds_of_each_phase_are_added_up(tmp_path: Path, monkeypatch: pyt
         progress.report(phase, 0, 1)
         now += seconds
     assert progress.durations() == {"fetch": 0.25, "start": 0.5, "load": 1.0, "evaluate": 2.5, "train": 4.0}
-    assert Progress.of(replace(order, starts_at=11.0)).durations() == {}  # of before a restart of the machine
+    assert Progress.of(replace(order, starts_at=now + 1.0)).durations() == {}  # of before a restart of the machine
