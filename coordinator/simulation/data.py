@@ -1,7 +1,7 @@
 """What the virtual devices of a simulation share: opened, checked, copied once and divided, before anything is trained.
 
 `python -m coordinator.simulation.data` does it, because it needs numpy and the coordinator loads none: one JSON request
-on its input, one JSON answer on its output.
+on its input, one JSON answer on its output. Requests and answers are records on both sides.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from coordinator.aggregation.jobs import Failure
 from coordinator.simulation.run_options import Missing
-from edge_client import durable, errors
+from edge_client import durable, records
 from edge_client.config.run_file import RunFile
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError, MachineError
 
 __all__ = ["Prepared", "describe", "main", "prepare"]
 
-Json = dict[str, Any]
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,30 @@ class Prepared:
     num_test: int  # of the test set that all share
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Describe:
+    """Asks for the shape and the classes of data; the answer is a `Missing`."""
+
+    data: str
+    partition: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepare:
+    """Asks for data to be copied and divided; the answer is a `Prepared`."""
+
+    data: str
+    partition: str
+    devices: int
+    seed: int
+    classes: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    folder: str
+
+
+_REQUESTS: dict[str, type[_Describe | _Prepare]] = {"describe": _Describe, "prepare": _Prepare}
+
+
 def describe(text: str, partition: str) -> Missing:
     """The shape of a sample and the classes of the data named `text`; raises what is wrong with it."""
     try:
@@ -41,9 +66,7 @@ def describe(text: str, partition: str) -> Missing:
         data.parse_partition(partition)
     except FedfitError as error:
         raise InputError(str(error)) from None
-    answer = _ask({"do": "describe", "data": text, "partition": partition})
-    shape = answer["shape"]
-    return Missing(shape=tuple(shape) if shape is not None else None, classes=tuple(answer["classes"]))
+    return _ask(_Describe(data=text, partition=partition), Missing)
 
 
 def prepare(file: RunFile, folder: Path) -> Prepared:
@@ -52,75 +75,72 @@ def prepare(file: RunFile, folder: Path) -> Prepared:
     assert section is not None
     with durable.disk_errors(f"cannot write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    answer = _ask(
-        {
-            "do": "prepare",
-            "data": section.data,
-            "partition": section.partition,
-            "devices": section.devices,
-            "seed": file.seed,
-            "classes": list(file.classes),
-            "shape": list(model.input) if model is not None else None,
-            "folder": str(folder),
-        }
+    request = _Prepare(
+        data=section.data,
+        partition=section.partition,
+        devices=section.devices,
+        seed=file.seed,
+        classes=file.classes,
+        shape=model.input if model is not None else None,
+        folder=str(folder),
     )
-    return Prepared(
-        path=answer["path"], parts=answer["parts"], sizes=tuple(answer["sizes"]), num_test=answer["num_test"]
-    )
+    return _ask(request, Prepared)
 
 
-def _ask(request: Json) -> Json:
+def _ask(request: _Describe | _Prepare, answer: type[A]) -> A:
+    name = next(name for name, kind in _REQUESTS.items() if kind is type(request))
     done = subprocess.run(
         [sys.executable, "-m", "coordinator.simulation.data"],
-        input=json.dumps(request),
+        input=json.dumps({"request": name, **records.to_map(request)}),
         stdout=subprocess.PIPE,
         text=True,
         check=False,
         start_new_session=True,  # Ctrl-C ends us, and we end it: it has nothing to say about that
     )
     try:
-        answer: Json = json.loads(done.stdout)
-    except ValueError:
+        fields = json.loads(done.stdout)
+        is_ok = fields.pop("ok")
+    except (ValueError, KeyError):
         raise MachineError(f"reading the data ended with exit code {done.returncode}") from None
-    if "error" in answer:
-        raise getattr(errors, answer["error"])(answer["message"])
-    return answer
+    if not is_ok:
+        raise records.from_map(Failure, fields, where="answer about the data").error()
+    return records.from_map(answer, fields, where="answer about the data")
 
 
 def main() -> int:
     """Answer the request."""
-    request = json.load(sys.stdin)
+    fields: dict[str, Any] = json.load(sys.stdin)
+    request = records.from_map(_REQUESTS[fields.pop("request")], fields, where="request about the data")
+    answer: Missing | Prepared | Failure
     try:
         with durable.relaxed(), durable.disk_errors("cannot copy the data"):
-            answer = _describe(request) if request["do"] == "describe" else _prepare(request)
+            answer = _described(request) if isinstance(request, _Describe) else _prepared(request)
     except FedfitError as error:
-        named = next(cls for cls in type(error).__mro__ if cls.__name__ in errors.__all__)
-        answer = {"error": named.__name__, "message": str(error)}
-    json.dump(answer, sys.stdout)
+        answer = Failure.of(error)
+    json.dump({"ok": not isinstance(answer, Failure), **records.to_map(answer)}, sys.stdout)
     return 0
 
 
-def _describe(request: Json) -> Json:
+def _described(request: _Describe) -> Missing:
     from edge_client.data.openers import describe_data
 
-    facts = describe_data(request["data"], partition=request["partition"])
-    return {"shape": facts.shape, "classes": facts.classes}
+    facts = describe_data(request.data, partition=request.partition)
+    return Missing(shape=facts.shape, classes=facts.classes)
 
 
-def _prepare(request: Json) -> Json:
+def _prepared(request: _Prepare) -> Prepared:
     from edge_client.data.data_cache import cache_arrays, write_partition
     from edge_client.data.openers import describe_data
 
-    folder, partition, seed = Path(request["folder"]), request["partition"], request["seed"]
-    shape = tuple(request["shape"]) if request["shape"] is not None else None
+    folder, partition = Path(request.folder), request.partition
     path = cache_arrays(
-        request["data"], folder, partition=partition, classes=tuple(request["classes"]), shape=shape
+        request.data, folder, partition=partition, classes=request.classes, shape=request.shape
     )  # one test set for all seeds: their results can be compared
-    parts = folder / f"parts-{path.stem}-{request['devices']}-{seed}-{_plain(partition)}.npz"
+    parts = folder / f"parts-{path.stem}-{request.devices}-{request.seed}-{_plain(partition)}.npz"
     cached = f"npz:{path}"
-    division = write_partition(cached, partition, request["devices"], seed, parts)
+    division = write_partition(cached, partition, request.devices, request.seed, parts)
     num_test = describe_data(cached).num_test
-    return {"path": str(path), "parts": str(parts), "sizes": division.sizes, "num_test": num_test}
+    return Prepared(path=str(path), parts=str(parts), sizes=tuple(division.sizes), num_test=num_test)
 
 
 def _plain(text: str) -> str:
