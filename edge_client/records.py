@@ -104,6 +104,7 @@ class TrainingPlan:
     training_bytes: Count = 0  # of these, what training adds to a warmed-up worker
     private_budget_bytes: Count = later(0, key="x-private-budget")  # of a worker's private memory; 0: made for RSS
     private_predicted_bytes: Count = later(0, key="x-private-predicted")  # peak of a worker's private memory
+    spare_bytes: Count = later(0, key="x-spare")  # of what is predicted: freed memory that stays with the process
 
     def describe(self) -> str:
         """The plan in short, such as `full, microbatch 16` or `4 groups, microbatch 32, recompute`."""

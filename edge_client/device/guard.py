@@ -18,13 +18,24 @@ from typing import NoReturn
 
 from edge_client.device import meter
 
-__all__ = ["die_with_parent", "end", "lift_limit", "limit_growth", "pin_malloc", "raise_oom_score"]
+__all__ = [
+    "die_with_parent",
+    "end",
+    "keep_freed_memory",
+    "lift_limit",
+    "limit_growth",
+    "pin_malloc",
+    "raise_oom_score",
+    "return_freed_memory",
+]
 
 _log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD = -1  # malloc.h
 _M_MMAP_THRESHOLD = -3
+_KEPT_MMAP_THRESHOLD_BYTES = 32 * 2**20  # the largest that glibc takes
+_KEPT_TRIM_THRESHOLD_BYTES = 2**31 - 1
 _MALLOC_THRESHOLD_BYTES = 64 * 1024  # 1 MB leaves small tensors on the heap, where they fragment it: 48 MB for 33 MB
 
 
@@ -49,13 +60,30 @@ def pin_malloc() -> None:
 
     glibc raises the threshold by itself at the first large free; tensors then fragment the heap (+45 to +73 % RSS).
     """
+    _set_thresholds(_MALLOC_THRESHOLD_BYTES, _MALLOC_THRESHOLD_BYTES)
+
+
+def keep_freed_memory() -> None:
+    """The opposite: what is freed stays with the process, and the next batch need not ask the kernel for it."""
+    _set_thresholds(_KEPT_MMAP_THRESHOLD_BYTES, _KEPT_TRIM_THRESHOLD_BYTES)
+
+
+def return_freed_memory() -> None:
+    """Give back what `keep_freed_memory` has let this process keep, and pin malloc again."""
+    pin_malloc()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _set_thresholds(mmap_bytes: int, trim_bytes: int) -> None:
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # musl gives memory back anyway
         return
-    for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-        if mallopt(parameter, _MALLOC_THRESHOLD_BYTES) != 1:
+    for parameter, num_bytes in ((_M_MMAP_THRESHOLD, mmap_bytes), (_M_TRIM_THRESHOLD, trim_bytes)):
+        if mallopt(parameter, num_bytes) != 1:
             _log.warning("mallopt(%d) was refused; the worker may use more memory than planned", parameter)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from edge_client import durable, faults
+from edge_client.device import guard
 from edge_client.measuring.row_sources import CalibrationNeededError
 from edge_client.records import TrainingPlan, WorkOrder
 from edge_client.task.run_model import load_weights
@@ -27,6 +28,7 @@ from edge_client.worker.order_files import Assignment, model_path, part_path, re
 from edge_client.worker.plan_in_force import PlanInForce
 from edge_client.worker.process_cache import ProcessCache
 from edge_client.worker.progress import Progress
+from edge_client.worker.spare_memory import with_spare
 from edge_client.worker.state_folder import write_last_model
 from edge_client.worker.stored_tensors import StoredTensors
 from edge_client.worker.update import Results, make_report, update_tensors, write_manifest, write_update
@@ -37,6 +39,8 @@ __all__ = ["CalibrationNeededError", "DeclinedError", "carry_out"]
 def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None) -> None:
     """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
     progress, started = Progress.of(order), time.monotonic()
+    if cache is not None:
+        guard.return_freed_memory()  # of the assignment before
     cache = cache or ProcessCache()
     _use_threads(order.threads)
     assignment = read_assignment(order, workdir, cache)
@@ -47,6 +51,7 @@ def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None
         with declines("nothing_fits"):
             plan = loaded.planner.first_plan(order.plan, allowance.budget_bytes)
         if order.train or order.evaluate:
+            plan = with_spare(plan, allowance.budget_bytes)
             results = _evaluate_and_train(assignment, loaded, plan, allowance, progress)
         else:  # a dry run
             progress.report("load", 1, 1)

@@ -14,20 +14,31 @@ from torch import nn
 
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
+from edge_client.device import guard
 from edge_client.errors import NothingFitsError
 from edge_client.models.contract import Model
 from edge_client.records import TrainingPlan
 from edge_client.worker import live_files
 from edge_client.worker.allowance import LIMIT_SLACK_BYTES, Allowance
 from edge_client.worker.plan import Planner
+from edge_client.worker.spare_memory import without_spare
 
 __all__ = ["PlanInForce"]
 
 _log = logging.getLogger(__name__)
 
+_PIECES_BYTES = 2 * 2**20  # of kept memory that cannot be given back; up to 1 MB was measured
 _KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
-_AT_ONCE = ("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes")
+_AT_ONCE = (
+    "microbatch",
+    "buffered",
+    "budget_bytes",
+    "predicted_bytes",
+    "training_bytes",
+    "private_predicted_bytes",
+    "spare_bytes",
+)
 
 
 class PlanInForce:
@@ -55,6 +66,8 @@ class PlanInForce:
         self._model.recompute = self.plan.recompute
         self._allowance.begin()
         self._allowance.limit(self._slack_bytes())
+        if self.plan.spare_bytes:
+            guard.keep_freed_memory()
 
     def replan(self) -> TrainingPlan | None:
         """Called before every batch: a smaller plan, if there is less memory than before and this one does not fit.
@@ -64,6 +77,8 @@ class PlanInForce:
         budget_bytes = self._allowance.look()
         if budget_bytes is None:
             return None
+        if self.plan.spare_bytes and self.plan.predicted_bytes > budget_bytes:
+            self._give_spare_back()
         before = self.plan
         if before.predicted_bytes <= budget_bytes:
             self.adopt(replace(before, budget_bytes=budget_bytes))
@@ -79,6 +94,12 @@ class PlanInForce:
         if replace(before, **{name: getattr(smaller, name) for name in _AT_ONCE}) == smaller:
             self.adopt(smaller)
         return smaller
+
+    def _give_spare_back(self) -> None:
+        guard.return_freed_memory()
+        self._planner = replace(self._planner, base_bytes=self._planner.base_bytes + _PIECES_BYTES)
+        lean = without_spare(self.plan)
+        self.plan = replace(lean, predicted_bytes=lean.predicted_bytes + _PIECES_BYTES)
 
     def adopt(self, plan: TrainingPlan) -> None:
         """Train by `plan` from now on: it answers for what the process uses, and its budget is the limit."""

@@ -20,6 +20,7 @@ from worker_runs import (
 from edge_client.config.device_file import DataSection
 from edge_client.data.sources import open_data
 from edge_client.models import registry
+from edge_client.worker.spare_memory import without_spare
 
 
 def test_an_update_has_the_trained_model_and_the_received_models_evaluation(trained: Path) -> None:
@@ -74,14 +75,17 @@ def test_a_model_that_does_not_fit_the_run_is_declined(tmp_path: Path) -> None:
 
 
 def test_a_plan_alone_needs_no_model_and_sends_no_tensors(tmp_path: Path, trained: Path) -> None:
-    """A dry run: the same plan as a trained round's, and what the device has; 360 and 90 of 450 samples."""
+    """A dry run: a trained round's plan, without spare memory, and what the device has; 360 and 90 of 450 samples."""
     work = make_work(tmp_path / "w", train=False, evaluate=False)
     (work / "model.bin").unlink()
     assert run_worker(change_order(work, parts={"run": str(work / "run.json")})) == 0, (work / "stderr").read_text()
     report, tensors = read_update(work)
     assert tensors == {}
     assert (report.num_samples, report.num_held, report.num_test, report.payload) == (0, 360, 90, "none")
-    assert report.plan == read_update(trained)[0].plan
+    plan = read_update(trained)[0].plan
+    assert plan is not None
+    assert plan.spare_bytes > 0  # the budget is 10 GB
+    assert report.plan == without_spare(plan)
     assert report.versions.keys() == {"python", "torch"}
     assert report.peak_bytes > 0
     assert not (work / "state").exists()

@@ -23,7 +23,7 @@ from edge_client.worker import live_files
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is the Linux kernel's")
 def test_a_plan_beyond_the_budget_fails_cleanly_with_75(tmp_path: Path) -> None:
     """512 samples at once need 229 MB of activations; the budget leaves 30 MB. What was tried is told."""
-    plan = {"microbatch": 512, "budget_bytes": 290_000_000, "predicted_bytes": 0, "training_bytes": 7}
+    plan = {"microbatch": 512, "budget_bytes": 290_000_000, "predicted_bytes": 290_000_000, "training_bytes": 7}
     device = npz_images(tmp_path)
     work = make_work(
         tmp_path / "w",

@@ -1,0 +1,62 @@
+"""Memory that a worker keeps from batch to batch: the rule, and what it changes in a real worker."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from worker_runs import image_run, make_work, npz_images, read_update, run_worker
+
+from edge_client.records import TrainingPlan
+from edge_client.worker.spare_memory import with_spare, without_spare
+
+_MIB = 2**20
+_PLAN = TrainingPlan(
+    microbatch=32,
+    budget_bytes=400 * _MIB,
+    predicted_bytes=250 * _MIB,
+    training_bytes=50 * _MIB,
+    private_predicted_bytes=200 * _MIB,
+)
+
+
+def test_a_plan_gets_twice_its_training_and_32_mib_if_the_budget_has_them() -> None:
+    """250 + 2 x 50 + 32 = 382 MiB: of both predictions; a byte less, and the plan stays as it is."""
+    spared = with_spare(_PLAN, 382 * _MIB)
+    assert spared == replace(
+        _PLAN, predicted_bytes=382 * _MIB, private_predicted_bytes=332 * _MIB, spare_bytes=132 * _MIB
+    )
+    assert with_spare(_PLAN, 382 * _MIB - 1) == _PLAN
+    assert with_spare(replace(_PLAN, private_predicted_bytes=0), 382 * _MIB).private_predicted_bytes == 0
+
+
+def test_a_plan_that_comes_back_with_spare_memory_gets_it_once() -> None:
+    """The coordinator offers a device the plan of its last round."""
+    spared = with_spare(_PLAN, 400 * _MIB)
+    assert with_spare(spared, 400 * _MIB) == spared
+    assert with_spare(spared, 300 * _MIB) == without_spare(spared) == _PLAN
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="malloc's thresholds are glibc's")
+def test_training_has_the_same_bits_and_stays_below_its_prediction_with_spare_memory_and_without(
+    tmp_path: Path,
+) -> None:
+    """Batches of 32 images; 1 GB has room for spare memory, 290 MB have not."""
+    results = {}
+    for budget in (10**9, 290_000_000):
+        work = make_work(
+            tmp_path / str(budget), run=image_run(32), device_file=npz_images(tmp_path), budget_bytes=budget
+        )
+        assert run_worker(work) == 0, (work / "stderr").read_text()
+        results[budget] = read_update(work)
+    (roomy, tensors), (lean, others) = results[10**9], results[290_000_000]
+    assert roomy.plan is not None
+    assert lean.plan is not None
+    assert (roomy.plan.spare_bytes > 0, lean.plan.spare_bytes) == (True, 0)
+    assert replace(without_spare(roomy.plan), budget_bytes=290_000_000) == lean.plan
+    assert all(tensors[name].equal(others[name]) for name in tensors)
+    for report in (roomy, lean):
+        assert report.plan is not None
+        assert report.base_bytes <= report.peak_bytes <= report.plan.predicted_bytes
