@@ -35,7 +35,7 @@ from edge_client.device import guard
 from edge_client.errors import MachineError
 from edge_client.records import is_id
 
-__all__ = ["DeviceAccess", "EmbeddedBroker", "TlsFiles", "find_binary", "new_password", "render_user"]
+__all__ = ["DeviceAccess", "EmbeddedBroker", "TlsFiles", "find_binary", "new_password", "port_holder", "render_user"]
 
 log = logging.getLogger(__name__)
 
@@ -366,11 +366,11 @@ def _check_port(host: str, port: int) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise MachineError(f"cannot listen on {host}:{port}: {error.strerror}; pass another --port") from error
             raise MachineError(
-                f"port {port} on {host} is already in use{_holder(port)}; stop it or pass --port"
+                f"port {port} on {host} is already in use{port_holder(port)}; stop it or pass --port"
             ) from error
 
 
-def _holder(port: int) -> str:
+def port_holder(port: int) -> str:
     """Which process uses a port, such as ` (by mosquitto, process 12)`; empty if this user may not know."""
     try:
         for connection in psutil.net_connections("tcp"):

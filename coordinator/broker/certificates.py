@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from edge_client import durable
 from edge_client.errors import InputError, MachineError
 
-__all__ = ["Pki", "ensure_pki", "read_foreign_ca"]
+__all__ = ["Pki", "ensure_pki", "fingerprint", "read_foreign_ca"]
 
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.timezone.utc)
@@ -39,10 +39,11 @@ class Pki:
     server_key: Path
 
 
-def ensure_pki(directory: Path, names: Sequence[str], *, known_ca: str = "") -> Pki:
+def ensure_pki(directory: Path, names: Sequence[str], *, known_ca: str = "", server: str = "server") -> Pki:
     """Create the missing files below `directory` for a broker reached as `names` (host names and IP addresses).
 
-    `known_ca` is the CA that devices already trust; replacing it would lock all of them out.
+    `known_ca` is the CA that devices already trust; replacing it would lock all of them out. `server` is the name of
+    the files of another server than the broker.
     """
     if not names:
         raise ValueError("expected at least one name under which devices reach the broker")
@@ -51,10 +52,15 @@ def ensure_pki(directory: Path, names: Sequence[str], *, known_ca: str = "") -> 
         if known_ca and not (directory / "ca.pem").exists():
             durable.write_bytes(directory / "ca.pem", known_ca.encode("ascii"), point="pki.ca")
         ca_key, ca = _ensure_ca(directory)
-        certificate, key = directory / "server.pem", directory / "server.key"
+        certificate, key = directory / f"{server}.pem", directory / f"{server}.key"
         if not _is_usable(certificate, key, names, ca):
             _create_server(certificate, key, names, ca_key, ca)
     return Pki(ca_pem=_pem(ca).decode("ascii"), server_certificate=certificate, server_key=key)
+
+
+def fingerprint(file: Path) -> str:
+    """The SHA-256 of a certificate, as browsers show it."""
+    return _read_certificate(file).fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def read_foreign_ca(file: Path) -> str:

@@ -2,5 +2,5 @@
 verb is in the themes below.
 
 May import: the leaves, store, broker, fleet, rounds, results, aggregation, report, conductor, server, requests,
-simulation; edge_client.
+simulation, dashboard; edge_client.
 """

@@ -148,6 +148,43 @@ _MODELS = Command(
         ),
     ),
 )
+_PAGE = Command(
+    name="page",
+    summary="open the live page: a link for a browser, and tokens for screens and scripts",
+    group=_EVERYDAY,
+    commands=(
+        Command(
+            name="link",
+            summary="print an address that signs one browser in, once, within ten minutes",
+            options="coordinator.cli.page:link_options",
+            examples=("coordinator page link", "coordinator page link --read"),
+        ),
+        Command(
+            name="token",
+            summary="add, list and remove the tokens that may use the page and its API",
+            commands=(
+                Command(
+                    name="add",
+                    summary="make a token and print it, once; only its hash is stored",
+                    options="coordinator.cli.page:token_add_options",
+                    examples=("coordinator page token add wall-screen", "coordinator page token add anna --operate"),
+                ),
+                Command(
+                    name="list",
+                    summary="list the tokens, and when each was used last",
+                    options="coordinator.cli.page:token_list_options",
+                    examples=("coordinator page token list", "coordinator page token list --format json"),
+                ),
+                Command(
+                    name="remove",
+                    summary="remove a token; whoever uses it is signed out",
+                    options="coordinator.cli.page:token_remove_options",
+                    examples=("coordinator page token remove wall-screen",),
+                ),
+            ),
+        ),
+    ),
+)
 PROGRAM = Command(
     name="coordinator",
     summary="run a federation: train one model on many devices without collecting their data",
@@ -175,6 +212,7 @@ PROGRAM = Command(
         ),
         _DEVICE,
         _RUN,
+        _PAGE,
         Command(
             name="demo",
             summary="train on four devices with four memory budgets, all on this machine, in about a minute",

@@ -77,6 +77,12 @@ def _add_start_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--broker-ca", type=Path, metavar="FILE", help="the CA of --broker, as PEM")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="figures for Prometheus at /metrics")
     parser.add_argument("--metrics-listen", default="127.0.0.1", metavar="ADDRESS", help="default: %(default)s")
+    parser.add_argument(
+        "--page", metavar="HOST:PORT", help="where the live page is served (default: 127.0.0.1:8765; elsewhere: TLS)"
+    )
+    parser.add_argument("--page-cert", type=Path, metavar="FILE", help="a certificate for the page instead of our own")
+    parser.add_argument("--page-key", type=Path, metavar="FILE", help="the key of --page-cert")
+    parser.add_argument("--no-page", action="store_true", help="serve no live page")
     parser.add_argument("--log-format", choices=logs.FORMATS, default="plain", help="default: %(default)s")
     parser.add_argument(
         "--broker-password-file", type=Path, metavar="FILE", help="holds the password of --broker and nothing else"
@@ -107,11 +113,15 @@ def _typed(options: argparse.Namespace) -> launch.StartOptions:
 def _typed_again(options: argparse.Namespace) -> tuple[str, ...]:
     """The options of `start` for the service; the password's file is handed over by systemd."""
     words: list[str] = []
-    for name in ("listen", "port", "broker"):
+    for name in ("listen", "port", "broker", "page"):
         value = getattr(options, name)
         words += [f"--{name}", str(value)] if value is not None else []
     words += [word for name in options.advertise for word in ("--advertise", name)]
     words += ["--broker-ca", str(options.broker_ca.absolute())] if options.broker_ca is not None else []
+    for name in ("page_cert", "page_key"):
+        file = getattr(options, name)
+        words += [f"--{name.replace('_', '-')}", str(file.absolute())] if file is not None else []
+    words += ["--no-page"] if options.no_page else []
     if options.metrics_port is not None:
         words += ["--metrics-port", str(options.metrics_port), "--metrics-listen", options.metrics_listen]
     words += ["--log-format", options.log_format] if options.log_format != "plain" else []
@@ -136,12 +146,17 @@ def _service_options(options: argparse.Namespace, *, start: tuple[str, ...] = ()
 
 
 def _start(options: argparse.Namespace) -> None:
+    from coordinator.dashboard import opening
     from coordinator.requests.commands import Commands
     from coordinator.server import launch
 
+    page = opening.PageOptions(page=options.page, cert=options.page_cert, key=options.page_key, no_page=options.no_page)
     context = logs.Context()
     logs.configure(options.log_format, context)
-    launch.start(_typed(options), lambda service: Commands(service).handle, context)
+    typed = _typed(options)
+    launch.check(typed)
+    with opening.prepare(page) as prepared:
+        launch.start(typed, lambda service: prepared.join(service, Commands(service).handle), context)
 
 
 def _doctor(options: argparse.Namespace) -> None:

@@ -53,6 +53,10 @@ class RoundClock:
         """The moments of a lease so far, and its phases."""
         return self._leases.get(lease, {}), self._phases.get(lease, {})
 
+    def elapsed_s(self) -> float | None:
+        """How long ago the open round began; None if none is open, or this process did not see it begin."""
+        return self._now() - self._began if self._began is not None else None
+
     def end(self) -> Mapping[str, float]:
         """The round is announced now; returns its moments."""
         self.note("announce")

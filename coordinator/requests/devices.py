@@ -52,6 +52,7 @@ __all__ = [
     "check_labels",
     "compare_versions",
     "new_device",
+    "stored_without_coordinator",
     "without_coordinator",
 ]
 
@@ -278,6 +279,13 @@ class StoredDevices:
 
 @contextlib.contextmanager
 def without_coordinator(state_dir: Path, *, kind: str, version: int) -> Iterator[StoredDevices]:
+    """The devices of a coordinator that does not run, locked meanwhile."""
+    with stored_without_coordinator(state_dir, kind=kind, version=version) as store:
+        yield StoredDevices(store)
+
+
+@contextlib.contextmanager
+def stored_without_coordinator(state_dir: Path, *, kind: str, version: int) -> Iterator[SqliteStore]:
     """The store of a coordinator that does not run, locked meanwhile."""
     if not durable.is_there(state_dir / "version"):
         raise MachineError(
@@ -287,7 +295,7 @@ def without_coordinator(state_dir: Path, *, kind: str, version: int) -> Iterator
         lock = durable.claim_state_dir(state_dir, kind=kind, version=version)
         store = SqliteStore(state_dir / "state.db")
         try:
-            yield StoredDevices(store)
+            yield store
         finally:
             store.close()
             os.close(lock)

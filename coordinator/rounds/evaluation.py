@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coordinator.store.rows import SERVER, EvaluationRow, LeftOutRow
 from edge_client.records import MATRIX_CLASSES
 
-__all__ = ["FleetResult", "per_architecture", "summarize", "untested"]
+__all__ = ["FleetResult", "per_architecture", "scores_of_classes", "summarize", "untested"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
     if num_answers == 0:
         return None
     samples_of = {row.device: row.num_samples for row in rows}
-    total = [0] * (num_classes * (num_classes if num_classes <= MATRIX_CLASSES else 3))
+    total = _no_counts(num_classes)
     for row in rows:
         total[: len(row.confusion)] = map(operator.add, total, row.confusion)
     recalls, f1s = _per_class(total, num_classes)
@@ -47,6 +47,18 @@ def summarize(version: int, rows: Sequence[EvaluationRow], num_classes: int) -> 
         macro_f1=sum(f1s) / len(f1s) if f1s else 0.0,
         recall=recalls,
     )
+
+
+def scores_of_classes(counts: Sequence[int], num_classes: int) -> tuple[float, tuple[float | None, ...]]:
+    """The macro-F1, and the recall of each class, from confusion counts that somebody has added up."""
+    total = _no_counts(num_classes)
+    total[: len(counts)] = counts
+    recalls, f1s = _per_class(total, num_classes)
+    return (sum(f1s) / len(f1s) if f1s else 0.0), recalls
+
+
+def _no_counts(num_classes: int) -> list[int]:
+    return [0] * (num_classes * (num_classes if num_classes <= MATRIX_CLASSES else 3))
 
 
 def per_architecture(rows: Sequence[EvaluationRow]) -> dict[str, float]:

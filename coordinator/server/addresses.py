@@ -86,7 +86,7 @@ def _the_only_address(retype: str) -> str:
     return addresses[0][1]
 
 
-def check_listen(listen: str) -> None:
+def check_listen(listen: str, *, option: str = "--listen") -> None:
     """Raise `InputError` unless this machine can listen on the address; a port is not taken."""
     problem = "none"
     try:
@@ -100,7 +100,7 @@ def check_listen(listen: str) -> None:
     except (OSError, UnicodeError) as error:  # a name that nobody knows, or that is no name
         problem = str(error)
     have = ", ".join((*_ALL, _LOOPBACK, *(address for _, address in usable_addresses())))
-    raise InputError(f"--listen {listen!r}: expected an address of this machine ({have}), got {problem}")
+    raise InputError(f"{option} {listen!r}: expected an address of this machine ({have}), got {problem}")
 
 
 def usable_addresses() -> list[tuple[str, str]]:

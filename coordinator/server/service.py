@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from coordinator.aggregation.job_child import JobChild, aggregator
 from coordinator.broker.broker import EmbeddedBroker
@@ -45,7 +46,7 @@ from edge_client.transport.base import Connected, Disconnected, Event, Received,
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.topics import Topics
 
-__all__ = ["Service", "ServiceOptions", "allow_many_files"]
+__all__ = ["Guest", "Service", "ServiceOptions", "allow_many_files"]
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,19 @@ class ServiceOptions:
     disk_reserve_bytes: int = 1 << 30  # below this no update is asked for: the run pauses
     simulated: bool = False  # all devices are virtual: nobody drops out, nothing has a deadline
     test_data: str = ""  # the npz file that `evaluate.on = "simulate"` means
+
+
+class Guest(Protocol):
+    """Somebody else who has file descriptors to watch and something to do in each turn of the loop."""
+
+    def fds(self) -> list[int]:
+        """What to watch."""
+
+    def attend(self, ready: Sequence[int], now: float) -> None:
+        """Do what is due; `ready` are readable file descriptors, of whomever."""
+
+    def close(self) -> None:
+        """The coordinator ends."""
 
 
 class Service:
@@ -106,6 +120,7 @@ class Service:
         self._aggregation = aggregation or aggregator()
         self._supervisor = supervisor or Supervisor()
         self.pictures = Pictures()
+        self.guests: list[Guest] = []
         self.observers: list[Callable[[Service, float], None]] = []  # called from the loop, several times a second
         self._stopping = self._begun = self._was_connected = self.connected = False
         self._disk_problem = ""
@@ -140,8 +155,16 @@ class Service:
             self.close()
 
     def close(self) -> None:
-        """End the aggregator."""
+        """End the aggregator, and let the guests go."""
+        for guest in self.guests:
+            guest.close()
         self._aggregation.close()
+
+    def wake(self) -> None:
+        """Make the loop turn soon; any thread may call this."""
+        transport = self._transport
+        if transport is not None:
+            transport.wake()
 
     # what others ask
 
@@ -187,6 +210,8 @@ class Service:
             for fd in control.fds() if self._begun else ():  # before the first start there is nothing to answer with
                 poller.register(fd, select.POLLIN)
             control.serve([fd for fd, _ in poller.poll(100)])
+            for guest in self.guests if self._begun else ():
+                guest.attend((), time.monotonic())
 
     def begin(self, opened: contextlib.ExitStack) -> None:
         """Recover and connect; what was `opened` is closed even if this fails half-way."""
@@ -289,7 +314,8 @@ class Service:
 
     def fds(self) -> list[int]:
         """File descriptors to watch beside the connection and the control socket."""
-        return [self._aggregation.fd] if self._aggregation.fd is not None else []
+        fds = [fd for guest in self.guests for fd in guest.fds()]
+        return [self._aggregation.fd, *fds] if self._aggregation.fd is not None else fds
 
     def wait_s(self) -> float:
         """How long there is nothing to do, unless something arrives."""
@@ -310,6 +336,8 @@ class Service:
                 self.conductor.arrived(arrived, now)
         if now >= self._tick_at:
             self._tick(now)
+        for guest in self.guests:
+            guest.attend(ready, now)
         self.grants.grant(now)
         self.downloads.send(lambda: self.outbox.queued_bytes, self.chunks.send, self.chunks.share, now)
 

@@ -42,7 +42,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("conductor",),
         ("server",),
         ("requests",),
-        ("simulation",),
+        ("simulation", "dashboard"),
         ("cli",),
     ),
 }
