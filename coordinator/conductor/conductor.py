@@ -29,7 +29,6 @@ from coordinator.conductor.model_files import ModelFiles
 from coordinator.conductor.model_parts import ModelParts
 from coordinator.conductor.obstacles import Obstacles
 from coordinator.conductor.retention import Retention
-from coordinator.conductor.round_clock import RoundClock
 from coordinator.conductor.run_jobs import RunJobs
 from coordinator.conductor.server_evaluations import ServerEvaluations
 from coordinator.fleet.downloads import Downloads
@@ -174,11 +173,6 @@ class Conductor:
     def run(self) -> RunRow | None:
         """The active run."""
         return self._active.row if self._active is not None else None
-
-    @property
-    def clock(self) -> RoundClock | None:
-        """The times of the active run's open round."""
-        return self._active.clock if self._active is not None else None
 
     @property
     def machine(self) -> RunMachine | None:

@@ -43,7 +43,7 @@ DEFAULT = PageAddress(host="127.0.0.1", port=8765)
 def parse(typed: str) -> PageAddress:
     """`HOST:PORT` as it is typed; raises `InputError`."""
     parts = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+)):(?P<port>\d{1,5})", typed)
-    if parts is None or int(parts["port"]) > 65_535:
+    if parts is None or int(parts["port"]) > 65_535 or (parts["name"] or "x").isdigit():  # 8765:127 is turned round
         raise InputError(f"--page {typed!r}: expected HOST:PORT, such as 127.0.0.1:8765")
     return PageAddress(host=parts["six"] or parts["name"], port=int(parts["port"]))
 

@@ -119,4 +119,6 @@ def schema_of(hint: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     if origin in (dict, Mapping) or hint is Mapping:
         values = arguments[1] if len(arguments) == 2 else Any
         return {"type": "object", "additionalProperties": schema_of(values, schemas)}
+    if hint is dict:
+        return {"type": "object"}
     return {} if hint is Any else _simple(hint)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from coordinator.conductor.round_clock import RoundClock
 from coordinator.store.rows import LeaseRow
 from edge_client.config.run_file import RunFile
 
@@ -141,7 +142,7 @@ class Picture:
         present, row, lease = service.roster.presence(name), service.roster.row(name), self._leases.get(name)
         beat = present.heartbeat if present is not None else None
         plan = service.conductor.plan_of(name)
-        machine, clock = service.conductor.machine, service.conductor.clock
+        machine, clock = service.conductor.machine, self._clock()
         code, detail = (lease.code, lease.detail) if lease is not None else ("", "")
         moments: Mapping[str, float] = {}
         phases: Mapping[str, float] = {}
@@ -177,7 +178,7 @@ class Picture:
 
     def _look_at_run(self, now: float) -> RunFacts:
         service = self._service
-        row, machine, clock = service.conductor.run, service.conductor.machine, service.conductor.clock
+        row, machine, clock = service.conductor.run, service.conductor.machine, self._clock()
         moved = service.traffic.moved.values() if row is not None else ()
         if row is None or machine is None or clock is None:
             return RunFacts(paused=service.paused, connected=service.connected)
@@ -198,6 +199,11 @@ class Picture:
             bytes_down=sum(down for _, down in moved),
             file=machine.file,
         )
+
+    def _clock(self) -> RoundClock | None:
+        """The times of the open run."""
+        conductor = self._service.conductor
+        return conductor.shown.clock if conductor.run is not None and conductor.shown is not None else None
 
     def _steady(self, at: float, name: str) -> float:
         """A time that was computed again is the same one, or the run would seem to change with every look."""
