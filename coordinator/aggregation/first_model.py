@@ -27,6 +27,7 @@ from edge_client.methods import coverage, user_methods
 from edge_client.methods.base import Method
 from edge_client.methods.slices import WHOLE_MODEL
 from edge_client.models.contract import Model
+from edge_client.models.found_units.model import FoundModel
 from edge_client.models.slicing import parse, take_tensor
 from edge_client.task.run_model import Recipe
 from edge_client.training import seeds
@@ -77,6 +78,7 @@ def _first_tensors(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
         stem=model.order[0],
         never_returned=method.travel.never_returned(model),
         notes=method.travel.notes(model),
+        units=model.found if isinstance(model, FoundModel) and hasattr(model, "units") else None,
     )
     return tensors, meta
 

@@ -332,4 +332,4 @@ def check_gkt(model: Model) -> None:
 
 
 def _trainable_units(model: Model) -> list[str]:
-    return [name for name in model.order if any(True for _ in model.get_submodule(name).parameters())]
+    return [name for name in model.order if any(True for _ in model.unit(name).parameters())]

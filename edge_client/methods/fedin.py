@@ -271,7 +271,7 @@ def _restored_buffers(model: Model) -> Iterator[None]:
 
 def extractor(model: Model) -> str:
     """The unit that ends the extractor: the first one with parameters."""
-    return next(name for name in model.order if any(True for _ in model.get_submodule(name).parameters()))
+    return next(name for name in model.order if any(True for _ in model.unit(name).parameters()))
 
 
 def _tap(model: Model) -> str:
@@ -283,7 +283,7 @@ def check(model: Model) -> None:
     """Raise `InputError` for a model with nothing between extractor and classifier; without shapes none are known."""
     if not hasattr(model, "taps"):
         return
-    with_parameters = [name for name in model.order if any(True for _ in model.get_submodule(name).parameters())]
+    with_parameters = [name for name in model.order if any(True for _ in model.unit(name).parameters())]
     if len(with_parameters) < 3 or _OUT not in model.taps:
         raise InputError(
             f"method 'fedin' trains what is between a model's first and last unit with parameters, and this model has "

@@ -111,8 +111,9 @@ def size_of(model: Model, slice_name: str = "full") -> Size:
         name: tuple(state[name].shape) if place is None else tuple(len(indices) for indices in place)
         for name, place in places.items()
     }
+    names_of = {unit: frozenset(name for names in model.tensors_of_unit(unit) for name in names) for unit in units}
     tensors_of = {
-        unit: {name: shape for name, shape in shapes.items() if name.startswith(f"{unit}.")} for unit in units
+        unit: {name: shape for name, shape in shapes.items() if name in names} for unit, names in names_of.items()
     }
     return {unit: tensors for unit, tensors in tensors_of.items() if tensors}
 

@@ -146,7 +146,7 @@ def _separate_tensors(rungs: Sequence[str], model: Model) -> Mapping[str, Tensor
         for rung in rungs
         for unit in sizes.separate_units(rung)
         for name, tensor in state.items()
-        if name.startswith(f"{unit.name}.")
+        if name in unit.parameters or name in unit.buffers
     }
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from edge_client.errors import NoSuchNameError
 from edge_client.models.axes import Axes
+from edge_client.models.owners import Owner, owners_of
 from edge_client.models.recompute import Fusible, run_unit
 
 __all__ = ["Model", "Staged", "Unit", "children_of", "count_outputs", "describe", "from_sequential"]
@@ -57,7 +58,10 @@ class Model(nn.Module):
             raise ValueError("expected a model of at least one unit, got none")
         for name, layer in layers.items():
             self.add_module(name, layer)
-        self._order = tuple(layers if order is None else order)
+        self._begin(tuple(layers if order is None else order))
+
+    def _begin(self, order: tuple[str, ...]) -> None:
+        self._order = order
         self._recompute: str | None = None
         self._overwriting: frozenset[str] = frozenset()  # units that change their input in place, as `describe` saw
         self._watched: dict[str, Callable[[Tensor], None]] = {}
@@ -91,6 +95,29 @@ class Model(nn.Module):
         """The kinds that `recompute` may be set to; `models.recompute` tells what they are."""
         return ("fused", "units") if self._fusible() else ("units",)
 
+    def unit(self, name: str) -> nn.Module:
+        """A unit as a module."""
+        return self.get_submodule(name)
+
+    def tensors_of_unit(self, name: str) -> tuple[list[str], list[str]]:
+        """Names, in the whole model, of a unit's parameters, and of its buffers that travel."""
+        module = self.get_submodule(name)
+        parameters = dict(module.named_parameters())
+        buffers = [f"{name}.{tensor}" for tensor in module.state_dict() if tensor not in parameters]
+        return [f"{name}.{parameter}" for parameter in parameters], buffers
+
+    def owners_of_unit(self, name: str) -> Iterator[Owner]:
+        """Where a unit's parameters and buffers lie."""
+        return owners_of(self.get_submodule(name), name)
+
+    def keep_units(self, names: Sequence[str]) -> Model:
+        """The model with these units only, still to be described; the others are taken out of it."""
+        for unit in self._order:
+            if unit not in names:
+                parent, _, leaf = unit.rpartition(".")
+                delattr(self.get_submodule(parent), leaf)
+        return Model(children_of(self), names)
+
     def _fusible(self) -> list[Fusible]:
         return [part for part in self.modules() if isinstance(part, Fusible)]
 
@@ -109,7 +136,7 @@ class Model(nn.Module):
     def run_units(self, names: Sequence[str], x: Tensor) -> Tensor:
         """Output of these consecutive units for an input of the first."""
         for name in names:
-            unit = self.get_submodule(name)
+            unit = self.unit(name)
             # backward begins at the last unit: what that keeps is needed at once
             again = self._recompute == "units" and name != self._order[-1]
             x = run_unit(name, unit, x, overwrites=name in self._overwriting) if again else unit(x)
@@ -187,14 +214,31 @@ def describe(
     input_shape: Sequence[int],
     stages: Sequence[int] | None = None,
     taps: Mapping[str, str] | None = None,
+    by_shape: bool = False,
 ) -> Model:
-    """Fill in the model's units and taps by running one sample of zeros; `taps` come on top of the usual ones."""
+    """Fill in the model's units and taps by running one sample of zeros; `taps` come on top of the usual ones.
+
+    `by_shape`: blocks in a row whose outputs have the shape of their inputs share a stage with the one before.
+    """
     model.input_shape = tuple(input_shape)
     model.units = _describe(model, list(stages) if stages is not None else list(range(len(model.order))))
+    if by_shape:
+        model.units = _staged_by_shape(model.units)
     model.taps = {**_taps(model.units), **(taps or {})}
-    for name in model.taps.values():
+    for name in set(model.taps.values()) - set(model.order):
         model.get_submodule(name)  # a tap on nothing is a mistake of the architecture's file: known at once
     return model
+
+
+def _staged_by_shape(units: Sequence[Unit]) -> tuple[Unit, ...]:
+    staged: list[Unit] = []
+    for unit in units:
+        before = staged[-1] if staged else None
+        begins = before is None or unit.kind == "head" or before.kind == "stem" or unit.in_shape != unit.out_shape
+        stage = 0 if before is None else before.stage + begins
+        index = 0 if begins or before is None else before.index + 1
+        staged.append(replace(unit, stage=stage, index=index))
+    return tuple(staged)
 
 
 def _describe(model: Model, stages: list[int]) -> tuple[Unit, ...]:
@@ -209,7 +253,7 @@ def _describe(model: Model, stages: list[int]) -> tuple[Unit, ...]:
         for position, name in enumerate(model.order):
             version = x._version
             unit, out = _describe_unit(model, position, stages, x)
-            changed = x._version != version or _begins_in_place(model.get_submodule(name))
+            changed = x._version != version or _begins_in_place(model.unit(name))
             model._overwriting |= {name} if changed else set()
             units.append(unit)
             x = out
@@ -220,18 +264,18 @@ def _describe(model: Model, stages: list[int]) -> tuple[Unit, ...]:
 def _describe_unit(model: Model, position: int, stages: list[int], x: Tensor) -> tuple[Unit, Tensor]:
     """The unit at a position, and its output for `x`."""
     name = model.order[position]
-    module = model.get_submodule(name)
+    module = model.unit(name)
     leaves = [part for part in module.modules() if not any(part.children())]
     with _single_values(module) as single:
         out, num_activations = count_outputs(module, x, leaves)
-    parameters = dict(module.named_parameters())
+    parameters, buffers = model.tensors_of_unit(name)
     unit = Unit(
         name=name,
         kind="head" if position == len(stages) - 1 else "stem" if position == 0 else "block",
         stage=stages[position],
         index=stages[:position].count(stages[position]),
-        parameters=tuple(f"{name}.{parameter}" for parameter in parameters),
-        buffers=tuple(f"{name}.{tensor}" for tensor in module.state_dict() if tensor not in parameters),
+        parameters=tuple(parameters),
+        buffers=tuple(buffers),
         in_shape=tuple(x.shape[1:]),
         out_shape=tuple(out.shape[1:]),
         num_activations=max(num_activations, out.numel()),
@@ -242,7 +286,7 @@ def _describe_unit(model: Model, position: int, stages: list[int], x: Tensor) ->
 
 def _begins_in_place(module: nn.Module) -> bool:
     """Whether its first part says so: a Dropout does nothing to its input while the model is described."""
-    first = next(part for part in module.modules() if not any(part.children()))
+    first = next((part for part in module.modules() if not any(part.children())), None)
     return bool(getattr(first, "inplace", False))
 
 

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from edge_client.errors import InputError
 from edge_client.models.contract import Model, Unit
+from edge_client.models.found_units.model import FoundModel
 
 __all__ = ["alike", "auxiliary", "fit"]
 
@@ -79,6 +80,8 @@ def auxiliary(model: Model, unit: Unit) -> nn.Module:
     """A head for the output of `unit`, with random weights from torch's global generator."""
     head, shape = model.units[-1], unit.out_shape
     num_classes = math.prod(head.out_shape)
+    if len(shape) == 2 and shape == head.in_shape and isinstance(model, FoundModel):
+        return _TokenMean(shape[1], num_classes)  # a found unit is no copy: it is a part of the whole module
     if len(shape) == 2 and shape == head.in_shape:
         return copy.deepcopy(model.get_submodule(head.name))
     if math.prod(shape[1:]) > 1:
@@ -89,6 +92,8 @@ def auxiliary(model: Model, unit: Unit) -> nn.Module:
 def alike(model: Model, unit: Unit) -> nn.Module:
     """A head for the output of `unit` with the layers of the model's own, and random weights; raises `InputError`."""
     head, channels = model.units[-1], unit.out_shape[0]
+    if isinstance(model, FoundModel):
+        raise InputError("exits need a model that declares them; units of this one were found (use fedepth or fedavg)")
     new_head = copy.deepcopy(model.get_submodule(head.name))
     if len(unit.out_shape) == 2:  # tokens: all blocks are equally wide
         channels = unit.out_shape[1]
@@ -114,6 +119,19 @@ def _resized(layer: nn.Module, channels: int) -> nn.Module:
     if any(True for _ in layer.parameters()):
         raise InputError(f"the model's head has a {type(layer).__name__}, which has no like for other channels")
     return layer
+
+
+class _TokenMean(nn.Module):
+    """LayerNorm, mean over all tokens, linear."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(self.norm(x).mean(dim=1))
+        return logits
 
 
 class _Pooled(nn.Module):

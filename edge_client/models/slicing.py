@@ -258,18 +258,14 @@ def take_tensor(tensor: Tensor, place: IndexMap | None) -> Tensor:
 
 def shorten(model: Model, spec: SliceSpec) -> Model:
     """The model without the blocks that a depth slice leaves out; takes them out of `model` itself."""
-    from edge_client.models import contract
+    from edge_client.models.contract import describe
 
     if spec.narrows:
         raise InputError(f"slice {str(spec)!r}: only built-in models have slices of their width; use depth or layers")
     if spec.exit is not None:
         raise InputError(f"slice {str(spec)!r}: only built-in models have exits; use depth or layers")
     units = units_of_slice(model, spec)
-    names = [unit.name for unit in units]
-    for unit in model.units:
-        if unit.name not in names:
-            parent, _, leaf = unit.name.rpartition(".")
-            delattr(model.get_submodule(parent), leaf)
-    short = contract.Model(contract.children_of(model), names)
+    shape, was_training = model.input_shape, model.training
+    short = model.keep_units([unit.name for unit in units])
     stages = [unit.stage for unit in units]
-    return contract.describe(short, input_shape=model.input_shape, stages=stages).train(model.training)
+    return describe(short, input_shape=shape, stages=stages).train(was_training)

@@ -1,12 +1,12 @@
-"""A user's own module as a model: its units in order, which must be all of it, or the whole module as one unit.
+"""A user's own module as a model: its units in order, which must be all of it, or units that are found.
 
     parts(module, units)                    what needs no data: names, parameters, types
     adopt(module, units, input_shape=...)   also runs a random batch: the units one after another must give `forward()`
 
 A functional ReLU between two units would be lost without a sound when the units run by themselves, and a parameter
 outside of them would travel without ever being trained; both are errors that say what to change. Parameters keep the
-names that they have in the user's module. A module that is no sequence and has no named units is one unit, `model`, and
-its parameters have that name before their own: it trains whole, in microbatches and with recomputation.
+names that they have in the user's module. Units of a module that is no sequence are found, if nobody names them
+(`found_units`); one that cannot be cut is one unit, `model`, and trains whole, in microbatches and with recomputation.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from torch.nn.parameter import is_lazy
 
 from edge_client.errors import InputError
 from edge_client.models.contract import Model, children_of, describe
+from edge_client.models.found_units.adoption import found_model, whole_model
+from edge_client.models.found_units.model import FoundModel
+from edge_client.models.found_units.result import FoundUnits
 from edge_client.wire.container import EXTRA_PREFIX
 
 __all__ = ["adopt", "check_shapes", "parts"]
@@ -31,7 +34,6 @@ _SEED = 0x0FED
 _BATCH = 2
 _MAX_TENSORS = 8192  # of a container, as are the characters of a name below its prefix
 _MAX_NAME_CHARS = 240
-_WHOLE = "model"  # the unit that a module without named units is
 _FIX = "put what forward() does there into a unit, as a module (nn.ReLU, nn.Flatten, ...), or name fewer, larger units"
 
 
@@ -42,7 +44,7 @@ def parts(module: object, units: Sequence[str] | None) -> Model:
     if units is None and not isinstance(module, nn.Sequential):
         _check_names(module)
         _check_tensors(module)
-        return Model({_WHOLE: module})
+        return whole_model(module)
     if not children_of(module):
         raise InputError(f"model: {type(module).__name__} has no submodules; a model needs at least one unit")
     reserved = [name for name in children_of(module) if hasattr(Model, name) or name in Model.__annotations__]
@@ -122,10 +124,19 @@ def check_shapes(model: nn.Module) -> None:
         raise InputError(f"model: {_some(lazy)} have no shape yet; tell the shape of a sample, Task(input=(3, 96, 96))")
 
 
-def adopt(module: object, units: Sequence[str] | None, *, input_shape: Sequence[int], num_classes: int) -> Model:
-    """The module as a model with the whole contract, checked on a random batch."""
+def adopt(
+    module: object,
+    units: Sequence[str] | None,
+    *,
+    input_shape: Sequence[int],
+    num_classes: int,
+    found: FoundUnits | None = None,
+) -> Model:
+    """The module as a model with the whole contract, checked on a random batch; `found` came with the run."""
     model = parts(module, units)
     assert isinstance(module, nn.Module)
+    if isinstance(model, FoundModel):
+        return _adopt_any(module, input_shape, num_classes, found)
     with _repeatable(module), torch.no_grad():
         x = _random_batch(input_shape, may_be_negative=len(model.order) > 1)
         expected, calls = _watch(module, model, x)
@@ -136,6 +147,19 @@ def adopt(module: object, units: Sequence[str] | None, *, input_shape: Sequence[
         _check_result(model, x, expected)
         describe(model, input_shape=input_shape)
     _check_tensors(module)  # again: a lazy module has made its parameters now
+    return model
+
+
+def _adopt_any(module: nn.Module, input_shape: Sequence[int], num_classes: int, found: FoundUnits | None) -> FoundModel:
+    """A module without named units: they are found."""
+    with _repeatable(module), torch.no_grad():
+        x = _random_batch(input_shape, may_be_negative=False)
+        torch.manual_seed(_SEED)
+        _check_logits(module(x.clone()), num_classes, x)
+    _check_tensors(module)  # again: a lazy module has made its parameters now
+    model = found_model(module, input_shape=input_shape, given=found)
+    with _repeatable(module), torch.no_grad():
+        describe(model, input_shape=input_shape, by_shape=True)
     return model
 
 

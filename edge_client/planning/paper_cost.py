@@ -33,7 +33,7 @@ def unit_cost(model: Model, unit: Unit, *, batch: int) -> int:
     """Bytes that the paper's rule charges for one unit."""
     if batch < 1:
         raise ValueError(f"expected a batch of at least one sample, got {batch}")
-    module = model.get_submodule(unit.name)
+    module = model.unit(unit.name)
     counted = [part for part in module.modules() if not isinstance(part, _NOT_COUNTED)]
     with _evaluating(module), torch.no_grad():
         _, outputs = count_outputs(module, torch.zeros(1, *unit.in_shape), counted)

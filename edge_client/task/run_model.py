@@ -17,6 +17,7 @@ from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError, PayloadError
 from edge_client.models import registry, user_module
 from edge_client.models.contract import Model
+from edge_client.models.found_units.result import FoundUnits
 from edge_client.models.slicing import FULL, SliceSpec, shorten
 from edge_client.task.task import Source, Task
 from edge_client.user_code import UserCode
@@ -33,6 +34,7 @@ class Recipe:
     run: RunFile
     task: Task | None = None
     path: str = ""  # of the task's file, for messages
+    units: FoundUnits | None = None  # of the task's model, as the server found them
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
@@ -74,7 +76,9 @@ class Recipe:
         assert self.task is not None
         with UserCode(self.path, "model()"):
             module = self.task.model(num_classes)
-            model = user_module.adopt(module, self.task.units, input_shape=input_shape, num_classes=num_classes)
+            model = user_module.adopt(
+                module, self.task.units, input_shape=input_shape, num_classes=num_classes, found=self.units
+            )
             return model if spec == FULL else shorten(model, spec)
 
     def skeleton(self, input_shape: Sequence[int]) -> Model:

@@ -79,43 +79,30 @@ def _run(model: Model, group: Sequence[str], data: Data, activations: RowFile | 
 @contextmanager
 def loaded(model: Model, units: Sequence[str], weights: Weights) -> Iterator[None]:
     """Give the units their values for the length of the body; raises `PayloadError` for one of another shape."""
-    owners = [owner for unit in units for owner in _owners(unit, model.get_submodule(unit))]
-    empty = [(tensors, key, tensors[key]) for tensors, key, _ in owners]
+    owners = [owner for unit in units for owner in model.owners_of_unit(unit)]
+    empty = [(owner, owner.value) for owner in owners]
     try:
-        for tensors, key, name in owners:
-            value, like = weights(name), tensors[key]
-            assert like is not None
+        for owner in owners:
+            value, like = weights(owner.name), owner.value
             if value.shape != like.shape:
-                raise PayloadError("shape", f"tensor {name!r} is {list(value.shape)}, expected {list(like.shape)}")
+                raise PayloadError(
+                    "shape", f"tensor {owner.name!r} is {list(value.shape)}, expected {list(like.shape)}"
+                )
             is_parameter = isinstance(like, nn.Parameter)
-            tensors[key] = nn.Parameter(value, requires_grad=False) if is_parameter else value
+            owner.put(nn.Parameter(value, requires_grad=False) if is_parameter else value)
         yield
     finally:
-        for tensors, key, tensor in empty:
-            tensors[key] = tensor
-
-
-_Owner = tuple[dict[str, Tensor | None], str, str]  # the tensors of a module, the key of one, its name in the model
-
-
-def _owners(unit: str, module: nn.Module) -> Iterator[_Owner]:
-    """Where the parameters and buffers of a unit are kept; without buffers that do not travel."""
-    for path, part in module.named_modules(prefix=unit):
-        parameters: dict[str, Tensor | None] = part._parameters
-        yield from ((parameters, key, f"{path}.{key}") for key, tensor in parameters.items() if tensor is not None)
-        for key, buffer in part._buffers.items():
-            if buffer is not None and key not in part._non_persistent_buffers_set:
-                yield part._buffers, key, f"{path}.{key}"
+        for owner, tensor in empty:
+            owner.put(tensor)
 
 
 def release(model: Model) -> None:
     """Free the memory of all values; shapes stay."""
     for unit in model.order:
-        for tensors, key, _ in _owners(unit, model.get_submodule(unit)):
-            like = tensors[key]
-            assert like is not None
+        for owner in model.owners_of_unit(unit):
+            like = owner.value
             empty = torch.empty(like.shape, dtype=like.dtype, device="meta")
-            tensors[key] = nn.Parameter(empty, requires_grad=False) if isinstance(like, nn.Parameter) else empty
+            owner.put(nn.Parameter(empty, requires_grad=False) if isinstance(like, nn.Parameter) else empty)
 
 
 def survey(model: Model, weights: Weights, input_shape: Sequence[int]) -> list[UnitSize]:
@@ -124,7 +111,7 @@ def survey(model: Model, weights: Weights, input_shape: Sequence[int]) -> list[U
     unit_sizes = []
     x = torch.zeros(_SAMPLES, *input_shape)
     for name in model.order:
-        unit, num_inputs = model.get_submodule(name), x.numel()
+        unit, num_inputs = model.unit(name), x.numel()
         leaves = [part for part in unit.modules() if not any(part.children())]
         with loaded(model, [name], weights), torch.no_grad():
             sizes = [tensor.nbytes for tensor in unit.state_dict().values()]

@@ -165,7 +165,7 @@ class _Frozen:
         self._data = data
         self._files = files or {}
         self._dtype = dtype
-        modules = [model.get_submodule(unit) for key, model in models.items() for unit in self._units[key]]
+        modules = [model.unit(unit) for key, model in models.items() for unit in self._units[key]]
         self.mixes = any(mixes_samples(child) for module in modules for child in module.modules())
 
     def size(self, microbatch: int) -> int:

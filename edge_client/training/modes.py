@@ -46,8 +46,9 @@ def _set_modes(model: Model, modules: Mapping[str, nn.Module], phase: Phase) -> 
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
                 part.eval()
     for whole in (model, *(modules[key] for key in phase.beside)):
-        for unit in frozen_units(model, phase):
-            whole.get_submodule(unit).eval()
+        if isinstance(whole, Model):
+            for unit in frozen_units(model, phase):
+                whole.unit(unit).eval()
 
 
 def _restored(model: Model, modules: Mapping[str, nn.Module], phase: Phase) -> list[Tensor]:

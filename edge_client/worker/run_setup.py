@@ -7,16 +7,21 @@ Covers: permissions, method, recipe of the model, slice. Does not cover: buildin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from edge_client.config.task_files import split_place
 from edge_client.errors import InputError
 from edge_client.methods import registry as methods
 from edge_client.methods.base import Method
+from edge_client.methods.coverage import found_units
 from edge_client.methods.slices import architecture
+from edge_client.models.found_units.adoption import remember
+from edge_client.models.found_units.result import FoundUnits
 from edge_client.models.slicing import SliceSpec, parse
 from edge_client.task.run_model import Recipe, recipe
 from edge_client.task.task import Source, read_source
+from edge_client.wire.container import read_header
 from edge_client.worker.declined import DeclinedError, declines
 from edge_client.worker.order_files import Assignment
 from edge_client.worker.process_cache import ProcessCache
@@ -45,7 +50,7 @@ def set_up(assignment: Assignment, cache: ProcessCache) -> RunSetup:
         method = methods.of_run(run)
     _check_knowledge_may_leave(assignment)
     with declines("bad_task"):
-        model_recipe = recipe(run, _task_source(assignment))
+        model_recipe = replace(recipe(run, _task_source(assignment)), units=_found_units(assignment))
     with declines("bad_model", unknown="unknown_model"):
         spec, kind = parse(method.slices.network(order.slice)), architecture(order.slice)
         cache_key = [order.parts["run"], kind]
@@ -53,6 +58,16 @@ def set_up(assignment: Assignment, cache: ProcessCache) -> RunSetup:
     return RunSetup(
         method=method, recipe=model_recipe, spec=spec, architecture=kind, tensor_sizes=sizes, cache_key=cache_key
     )
+
+
+def _found_units(assignment: Assignment) -> FoundUnits | None:
+    """Units of a task's model that came with it; kept for a calibration, which has no model file."""
+    order = assignment.order
+    paths = [order.parts[key] for key in ("model", f"slice:{order.slice}") if key in order.parts]
+    units = found_units(read_header(Path(paths[0])).meta) if paths and assignment.run.task is not None else None
+    if units is not None:
+        remember(units)
+    return units
 
 
 def _check_knowledge_may_leave(assignment: Assignment) -> None:

@@ -63,7 +63,7 @@ def test_only_one_module_makes_files_permanent() -> None:
     """Renames and syncs are in `durable.py`, where the points are.
 
     A damaged state file is only moved aside, and the status is for people: it may get lost, and so may the notes of a
-    worker and its daemon. Cost rows, rehearsals and copies of data can be made again. A restored folder is synced file
+    worker and its daemon. Cost rows, rehearsals, found units and copies of data can be made again. A restored folder is synced file
     by file and gets its name as a whole.
     """
     found = {
@@ -78,6 +78,7 @@ def test_only_one_module_makes_files_permanent() -> None:
         "data/npz_writer",
         "planning/rows",
         "measuring/rehearsed",
+        "models/found_units/adoption",
         "client/spool",
         "client/status",
         "worker/live_files",

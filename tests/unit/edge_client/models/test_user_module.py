@@ -140,20 +140,20 @@ def test_units_that_are_not_the_model_are_refused(
         take(net(), units)
 
 
-def test_a_module_without_named_units_is_one_unit() -> None:
-    """Two branches with a parameter of the module itself, which no list of units covers; names get one prefix."""
+def test_a_module_that_cannot_be_cut_is_one_unit() -> None:
+    """Two branches with a parameter of the module itself, which no list of units covers; names stay."""
     module = Branches()
     model = take(module, None)
     assert [(unit.name, unit.kind, unit.in_shape, unit.out_shape) for unit in model.units] == [
         ("model", "head", (1, 6, 6), (3,))
     ]
-    assert list(model.state_dict()) == [f"model.{name}" for name in module.state_dict()]
+    assert list(model.state_dict()) == list(module.state_dict())
     x = torch.rand(2, 1, 6, 6)
     assert torch.equal(model(x), module(x))
 
 
 class Branches(nn.Module):
-    """Its child has a name that fedfit's own models need, which is free inside of a unit."""
+    """Its child has a name that fedfit's own models need, which does no harm."""
 
     def __init__(self) -> None:
         super().__init__()
