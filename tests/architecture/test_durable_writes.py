@@ -63,8 +63,8 @@ def test_only_one_module_makes_files_permanent() -> None:
     """Renames and syncs are in `durable.py`, where the points are.
 
     A damaged state file is only moved aside, and the status is for people: it may get lost, and so may the notes of a
-    worker and its daemon. Cost rows, rehearsals, found units and copies of data can be made again. A restored folder is synced file
-    by file and gets its name as a whole.
+    worker and its daemon. Cost rows, rehearsals, found units and copies of data can be made again. A restored folder is
+    synced file by file and gets its name as a whole.
     """
     found = {
         f"{path.relative_to(ROOT)}: {ast.unparse(node)}"

@@ -351,7 +351,7 @@ def test_depthwise_inference_needs_the_weights_of_one_group_at_a_time(tmp_path: 
     torch.manual_seed(2)
     for build in (Branches, Transformer):
         module = build().eval()
-        x = torch.rand(6, *IMAGE)
+        x = torch.rand(8, *IMAGE)
         values = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         model = take(module, IMAGE)
         with torch.no_grad():  # the kernels of evaluation, which may have other last bits
@@ -359,10 +359,10 @@ def test_depthwise_inference_needs_the_weights_of_one_group_at_a_time(tmp_path: 
         release(model)
 
         class Samples:
-            labels = torch.zeros(6, dtype=torch.int64)
+            labels = torch.zeros(8, dtype=torch.int64)
 
             def __len__(self) -> int:
-                return 6
+                return 8
 
             def batch(self, indices: Tensor, x: Tensor = x) -> tuple[Tensor, Tensor]:
                 return x[indices], self.labels[indices]
