@@ -2,10 +2,11 @@ PYTHON ?= python3
 ACCELERATOR ?= cuda:0
 STAMP := .venv/.installed
 DOCS_STAMP := .venv/.installed-docs
+BROWSER_STAMP := .venv/.installed-browser
 PIP := .venv/bin/python -m pip install --quiet --retries 10 --timeout 60 -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-gpu test-slow check bench docs
+.PHONY: help install browser demo test test-gpu test-slow check bench docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,13 @@ $(STAMP): pyproject.toml constraints.txt
 $(DOCS_STAMP): $(STAMP)
 	@$(PIP) -e '.[docs]'
 	@touch $@
+
+# What drives Chromium in the tests of the live page, and makes the pictures of the docs; nothing else needs it.
+$(BROWSER_STAMP): $(STAMP)
+	@$(PIP) -e '.[browser]'
+	@touch $@
+
+browser: $(BROWSER_STAMP) ## set up what drives Chromium in tests/browser (Chromium itself: apt-get install chromium)
 
 demo: $(STAMP) ## broker, coordinator and a few devices of different sizes on this machine
 	@.venv/bin/coordinator demo

@@ -201,7 +201,7 @@ class LiveModel:
             self._since[name] = (state, self._seen_at.get(name, now) if state == "offline" else now)
         why = None
         if code:
-            text = plain(detail)[:400] if detail else reasons.text_of(code)
+            text = reasons.sentence(plain(detail)[:400]) if detail else reasons.text_of(code)
             why = Why(code=code, text=text, mend=reasons.mend_of(code))
         works = state in ("train", "evaluate", "upload", "fetch", "start")
         return DeviceRow(
@@ -212,7 +212,7 @@ class LiveModel:
             total=facts.total if works else 0,
             loss=facts.loss if state == "train" else None,
             seen_s=None,
-            labels=dict(facts.labels),
+            labels={plain(key): plain(value) for key, value in facts.labels},
             plan=facts.plan,
             budget_bytes=figures.budget_bytes or facts.budget_bytes,
             predicted_bytes=figures.predicted_bytes or facts.predicted_bytes or None,

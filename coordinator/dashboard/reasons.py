@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["is_failure", "is_of_the_run", "mend_of", "text_of"]
+__all__ = ["is_failure", "is_of_the_run", "mend_of", "sentence", "text_of"]
 
 # code -> what happened, where the device sent no details, and what to do
 _REASONS: dict[str, tuple[str, str]] = {
@@ -64,6 +64,11 @@ _FAILURES = ("unknown_class", "bad_data", "bad_task", "bad_model", "bad_method",
 def text_of(code: str) -> str:
     """What happened, if the device did not describe it."""
     return _REASONS[code][0] if code in _REASONS else f"It reports: {code.replace('_', ' ')}."
+
+
+def sentence(detail: str) -> str:
+    """What a device wrote, as a sentence."""
+    return f"{detail[:1].upper()}{detail[1:]}{'' if detail.endswith(('.', '!', '?')) else '.'}"
 
 
 def mend_of(code: str) -> str:

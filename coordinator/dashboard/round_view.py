@@ -168,7 +168,8 @@ def _area(rows: Sequence[DeviceSpans], elapsed: float) -> PhaseArea:
             if span.name in changes:
                 first, last = _column(span.begins_s, step), _column(span.ends_s, step)
                 changes[span.name][first] += 1
-                changes[span.name][last] -= 1
+                is_going_on = span is row.spans[-1] and row.state in OPEN_LEASE
+                changes[span.name][_COLUMNS if is_going_on else last] -= 1
         if row.state == "stored" and row.spans:
             changes["done"][_column(row.spans[-1].ends_s, step)] += 1
     phases = {}

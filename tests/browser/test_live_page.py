@@ -54,15 +54,15 @@ def test_a_run_is_watched_from_start_to_end_while_a_device_dies_and_returns(
     _heading(page, "No run yet")
     assert page.url.endswith("#/")  # the secret of the link is gone from the address
     page.evaluate("window.isTheSame = true")
-    run = _run(fleet, rounds=4, steps=1500)
-    _heading(page, rf"{run} is training: round \d of 4")
+    run = _run(fleet, rounds=3, steps=200)
+    _heading(page, rf"{run} is training: round \d of 3")
     page.get_by_text("This round, device by device").wait_for()
     fleet.kill("b")
     page.locator(".alerts li", has_text="b is offline").wait_for()
     assert "one needs you" in page.locator(".lead").inner_text()
     fleet.start_device("b")
     page.locator(".alerts li", has_text="b is offline").wait_for(state="detached")
-    _heading(page, rf"{run} has finished after 4 rounds", 120)
+    _heading(page, rf"{run} has finished after 3 rounds", 120)
     assert page.evaluate("window.isTheSame") is True
     _assert_the_numbers_of_run_show(page, fleet, run)
 
@@ -103,7 +103,7 @@ def _assert_the_numbers_of_run_show(page: Any, fleet: Fleet, run: str) -> None:
 def test_a_run_is_stopped_with_the_keyboard_alone(page: Any, fleet: Fleet, client: PageClient) -> None:
     """Tab to Stop, Enter, Tab to the answer, Enter: the run ends after its round, and its model is kept."""
     page.goto(client.link())
-    run = _run(fleet, rounds=30, steps=300)
+    run = _run(fleet, rounds=30, steps=20)
     _heading(page, rf"{run} is training: round [2-9]")
     for _ in range(40):
         page.keyboard.press("Tab")
@@ -116,7 +116,7 @@ def test_a_run_is_stopped_with_the_keyboard_alone(page: Any, fleet: Fleet, clien
     _heading(page, rf"{run} was stopped after")
     fleet.wait_until(lambda: fleet.show(run)["state"] == "stopped", 30, "the run has stopped")
     page.goto(page.url.partition("#")[0] + "#/settings")
-    page.get_by_text(f"stop {run}").wait_for()  # who did what is on record
+    page.get_by_role("cell", name=f"stop {run}").wait_for()  # who did what is on record
 
 
 def test_a_link_signs_in_once_and_one_to_read_shows_no_buttons(chromium: Any, client: PageClient) -> None:

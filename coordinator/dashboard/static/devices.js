@@ -58,7 +58,7 @@ export const devices = {
     const seen = row.state === "offline" ? (row.seen_s == null ? "not yet" : `${ago(row.seen_s + (performance.now() - this.loadedAt) / 1000)} ago`) : "now";
     return h("tr", { "data-key": row.name }, h("td", { class: "name" }, deviceLink(row.name)),
       h("td", { class: "state" }, dot(row.state), STATES[row.state], doing, row.why && bad ? h("span", { class: `why${row.state === "failed" ? " failed" : ""}` }, row.why.text) : null),
-      h("td", { class: "opt" }, row.plan || "–"), h("td", { class: "mem" }, row.budget_bytes ? memoryBar(row) : "–"),
+      h("td", { class: "opt plan" }, row.plan || "–"), h("td", { class: "mem" }, row.budget_bytes ? memoryBar(row) : "–"),
       h("td", { class: "num opt nowrap" }, bytes(row.budget_bytes)), h("td", { class: "num opt" }, score(row.accuracy)), h("td", { class: "num opt nowrap" }, seen));
   },
 };

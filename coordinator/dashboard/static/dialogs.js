@@ -6,6 +6,8 @@ import { plural } from "./format.js";
 
 const dialog = document.getElementById("dialog");
 
+dialog.addEventListener("close", () => dialog.replaceChildren());
+
 export function notice(text, { href = "", link = "", download = "" } = {}) {
   const close = h("button", { type: "button", class: "plain", "aria-label": "Close this notice", onclick: () => box.remove() }, "×");
   const box = h("div", { class: "notice" }, h("p", {}, text, href ? [" ", h("a", download ? { href, download } : { href }, link)] : null), close);

@@ -45,7 +45,10 @@ function morphChildren(parent, wanted) {
 function morphNode(have, want) {
   if (have.nodeType === 3) { if (have.data !== want.data) have.data = want.data; return; }
   if (have.nodeType !== 1) return;
-  for (const { name, value } of want.attributes) if (have.getAttribute(name) !== value) have.setAttribute(name, value);
+  for (const { name, value } of want.attributes) {
+    if (name === "style") have.style.cssText = want.style.cssText; // as an attribute the policy forbids it
+    else if (have.getAttribute(name) !== value) have.setAttribute(name, value);
+  }
   for (const { name } of [...have.attributes]) {
     if (!want.hasAttribute(name) && !(name === "open" && have.nodeName === "DETAILS")) have.removeAttribute(name);
   }

@@ -1,8 +1,8 @@
 // Numbers, sizes, durations and words as people read them.
 
 export const STATES = {
-  train: "training", evaluate: "evaluating", upload: "sending its update", fetch: "fetching the model", start: "starting",
-  wait: "waiting for its turn", done: "done", idle: "idle", rests: "resting", offline: "offline", failed: "failed",
+  train: "training", evaluate: "evaluating", upload: "sending", fetch: "fetching", start: "starting", wait: "waiting",
+  done: "done", idle: "idle", rests: "resting", offline: "offline", failed: "failed",
 };
 export const PHASES = {
   fetch: "fetch", start: "start", train: "train", evaluate: "evaluate", upload: "send", lost: "not connected", done: "done", wait: "wait",
