@@ -29,6 +29,7 @@ __all__ = [
     "Evaluation",
     "Hash",
     "Id",
+    "InputSums",
     "Matches",
     "PartRef",
     "PlanRules",
@@ -170,6 +171,15 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InputSums:
+    """Of each channel of all training samples of a device, in float64; of a table, of each feature."""
+
+    count: Positive  # values in a channel: samples times positions
+    sums: tuple[float, ...]
+    squares: tuple[float, ...]  # sums of squares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a worker reports beside its tensors: the `meta` of an update's container."""
 
@@ -189,6 +199,7 @@ class Report:
     evaluation: Evaluation | None = None
     # seconds of each phase of the work, in the order of their beginning (`worker.progress`); None of older clients
     phases: Mapping[str, float] | None = later(None, key="x-phases")
+    input_sums: InputSums | None = later(None, key="x-input-sums")  # in round 0 of a run that normalises its inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from edge_client.methods import coverage, registry
 from edge_client.methods.base import Client, Job, Method
 from edge_client.methods.slices import WHOLE_MODEL, Place, slice_places
 from edge_client.models.contract import Model
+from edge_client.models.normalised import number_names
 from edge_client.models.slicing import parse, take_tensor
 from edge_client.records import to_map
 from edge_client.task.run_model import Recipe, fill
@@ -108,8 +109,14 @@ class SliceExtractor:
             return header.meta
         if slice_name not in self._never_returned:
             model = self.separate_model(slice_name)
-            self._never_returned[slice_name] = self.method.travel.never_returned(model)
+            self._never_returned[slice_name] = self.never_returned(model)
         return coverage.with_never_returned(header.meta, self._never_returned[slice_name])
+
+    def never_returned(self, model: Model) -> tuple[str, ...]:
+        """Prefixes of the tensors that no device sends back: by the method, and those that never change."""
+        normalised = self._recipe.run.train.normalise
+        numbers = [MODEL_PREFIX + name for name in number_names(model)] if normalised else []
+        return (*self.method.travel.never_returned(model), *numbers)
 
     def separate_model(self, slice_name: str) -> Model:
         """A slice as a model of its own, whose weights mean nothing."""

@@ -76,7 +76,7 @@ def _first_tensors(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     meta = coverage.model_meta(
         method.plans,
         stem=model.order[0],
-        never_returned=method.travel.never_returned(model),
+        never_returned=extractor.never_returned(model),
         notes=method.travel.notes(model),
         units=model.found if isinstance(model, FoundModel) and hasattr(model, "units") else None,
     )

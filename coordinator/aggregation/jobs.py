@@ -51,6 +51,7 @@ __all__ = [
     "FoldedModel",
     "InitJob",
     "Job",
+    "NormaliseJob",
     "ProbeJob",
     "ProbedUpdate",
     "QuantizationLoss",
@@ -298,6 +299,16 @@ class FoldJob(Job[FoldedModel]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NormaliseJob(Job[FoldedModel]):
+    """Put the mean and the scale of the devices' inputs into the first model of a run."""
+
+    model: str
+    sums: tuple[records.InputSums, ...]
+    weights: tuple[float, ...]  # of each device, 0 to 1
+    out: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateJob(Job[ServerEvaluation]):
     """Evaluate a model on test data of the server."""
 
@@ -375,6 +386,7 @@ _KINDS: tuple[_Kind[Any], ...] = (
     _Kind("study", StudyJob, StudyStarted),
     _Kind("check", CheckJob, CheckedUpdate),
     _Kind("fold", FoldJob, FoldedModel),
+    _Kind("normalise", NormaliseJob, FoldedModel),
     _Kind("evaluate", EvaluateJob, ServerEvaluation),
     _Kind("probe", ProbeJob, Findings),
     _Kind("export", ExportJob, ExportedModel),

@@ -28,6 +28,7 @@ from coordinator.aggregation.jobs import (
     FoldJob,
     InitJob,
     Job,
+    NormaliseJob,
     ProbeJob,
     StudyJob,
     TellJob,
@@ -85,6 +86,10 @@ def _answer(job: Job[Any]) -> object:
             from coordinator.aggregation.check import check_update
 
             return check_update(job)
+        case NormaliseJob():
+            from coordinator.aggregation.normalise import normalise_model
+
+            return normalise_model(job)
         case FoldJob():
             from coordinator.aggregation.fold import fold_updates
 

@@ -1,6 +1,8 @@
 """`coordinator demo`: a broker, a coordinator and four devices, real processes on this machine, train a model together.
 
-Each device is started from its join bundle, in a state directory of its own, with a memory budget of its own.
+Each device is started from its join bundle, in a state directory of its own, with a memory budget that makes its plan
+differ from the others'. One of them is killed while it trains, and started again. Covers: the processes and the result.
+Does not cover: what is printed meanwhile (`demo_story`).
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator import control
-from coordinator.cli import follow
-from coordinator.cli.tables import run_devices
-from coordinator.control_messages import AddDevices, GetStatus, StartRun
+from coordinator.cli.demo_story import Interruption, Story
+from coordinator.control_messages import AddDevices, GetStatus, ShowRun, StartRun
 from coordinator.results import run_record
 from coordinator.run_details import OMIT_NONE, RunDetails, RunDevice
 from edge_client import durable
@@ -32,16 +34,20 @@ from edge_client.errors import MachineError, RunFailedError
 from edge_client.measuring.calibration import calibrated, job_for
 from edge_client.methods.registry import plan_rules
 from edge_client.planning.cost import Shape, Workload, training_bytes
+from edge_client.planning.planner import Request, choose
+from edge_client.planning.rows import ModelRows
+from edge_client.records import PlanRules
 
 __all__ = ["DemoOptions", "DemoResult", "describe", "run_demo", "run_file"]
 
-# name -> what training may add to a worker, as a share of what training everything at once adds: the first has to train
-# in groups and in smaller pieces, the second in groups, the third to make activations again
-DEVICES = {"pi-zero": 0.32, "pi-4": 0.55, "jetson-nano": 0.75, "gpu-host": 1.5}
-_DATA_BYTES = 10**6  # of a device's digits
+DEVICES = ("pi-zero", "pi-4", "jetson-nano", "gpu-host")  # the smallest first
+_KILLED = "pi-4"
+_KILLED_IN_ROUND = 3
+_DOWN_S = 3.0
+_FULL_SHARE = 1.5  # of what training everything at once adds to a worker, on the device that need not save
+_DATA_BYTES = 50_000  # of a device's digits
 _START_S = 30.0
 _STOP_S = 10.0
-_MAX_ABANDONED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +84,7 @@ def run_file(*, rounds: int, seed: int, num_devices: int) -> RunFile:
         "method": "fedepth",
         "model": {"name": "preresnet20", "input": [1, 8, 8], "track-running-stats": True},
         "classes": [str(digit) for digit in range(10)],
-        "train": {"batch": 128, "epochs": 6, "lr": 0.1, "momentum": 0.9},
+        "train": {"batch": 32, "epochs": 3, "lr": 0.1, "momentum": 0.9, "schedule": "cosine"},
         "stop": {"rounds": rounds},
         "devices": {"min": num_devices},
         "rounds": {"deadline": "10min"},
@@ -94,27 +100,47 @@ def run_demo(options: DemoOptions) -> DemoResult:
             folder.mkdir(parents=True, exist_ok=True)
         else:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedfit-demo-")))
+        story = Story()
+        story.title()
         state_dir = folder / "coordinator"
         processes = stack.enter_context(_processes())
-        processes.append(_start_coordinator(state_dir, folder, tls=options.tls))
-        _wait_for(state_dir, processes)
-        names = list(DEVICES)
-        bundles = control.ask(state_dir, AddDevices(names=tuple(names))).bundles
-        file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(names))
-        budgets = _budgets(file)
-        for index, bundle in enumerate(bundles):
-            part, budget_bytes = (index, len(names)), budgets[bundle.device]
-            bundle = _rerouted(bundle, options.through)
-            processes.append(_start_device(bundle, folder, part=part, seed=options.seed, budget_bytes=budget_bytes))
-        run = control.ask(state_dir, StartRun(file=file)).run
-
-        def check(data: RunDetails) -> None:
-            _check_alive(processes)
-            _check_rounds(data)
-
-        shown = follow.follow(state_dir, run, check=check)
-        result = _result(shown, options)
+        with story.waiting("the coordinator and four devices start"):
+            processes["the coordinator"] = _start_coordinator(state_dir, folder, tls=options.tls)
+            _wait_for(state_dir, processes)
+            bundles = control.ask(state_dir, AddDevices(names=DEVICES)).bundles
+            file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(DEVICES))
+            budgets = _budgets(file)
+            for index, bundle in enumerate(bundles):
+                part, budget_bytes = (index, len(DEVICES)), budgets[bundle.device]
+                _write_home(_rerouted(bundle, options.through), folder, part, options.seed, budget_bytes)
+                processes[bundle.device] = _start_device(bundle.device, folder)
+            run = control.ask(state_dir, StartRun(file=file)).run
+        down: set[str] = set()
+        interruption = _interruption(folder, processes, down) if options.rounds >= _KILLED_IN_ROUND else None
+        story.follow(
+            state_dir,
+            run,
+            interruption=interruption,
+            check_processes=lambda: _check_alive(processes, down),
+            lacks=lambda: frozenset(down),
+        )
+        result = _result(control.ask(state_dir, ShowRun(run=run, newest=options.rounds + 1, report=True)), options)
         return replace(result, report=_report(state_dir, run, options.keep)) if options.keep is not None else result
+
+
+def _interruption(folder: Path, processes: dict[str, _Process], down: set[str]) -> Interruption:
+    """One device dies as in a power cut, and comes back."""
+
+    def kill() -> None:
+        down.add(_KILLED)
+        processes[_KILLED].process.kill()
+        processes[_KILLED].process.wait()
+
+    def start() -> None:
+        processes[_KILLED] = _start_device(_KILLED, folder)
+        down.discard(_KILLED)
+
+    return Interruption(_KILLED, round=_KILLED_IN_ROUND, pause_s=_DOWN_S, kill=kill, start=start)
 
 
 def _report(state_dir: Path, run: str, folder: Path) -> str:
@@ -134,21 +160,20 @@ def _rerouted(bundle: identity.Bundle, through: str | None) -> identity.Bundle:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    name: str
     process: subprocess.Popen[bytes]
     log_file: Path
 
 
 @contextlib.contextmanager
-def _processes() -> Iterator[list[_Process]]:
+def _processes() -> Iterator[dict[str, _Process]]:
     """Processes that end when the demo ends, however it ends."""
-    running: list[_Process] = []
+    running: dict[str, _Process] = {}
     try:
         yield running
     finally:
-        for started in reversed(running):
+        for started in reversed(running.values()):
             started.process.send_signal(signal.SIGTERM)
-        for started in running:
+        for started in running.values():
             try:
                 started.process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
@@ -156,16 +181,16 @@ def _processes() -> Iterator[list[_Process]]:
                 started.process.wait()
 
 
-def _check_alive(processes: list[_Process]) -> None:
-    for started in processes:
-        if started.process.poll() is not None:
+def _check_alive(processes: Mapping[str, _Process], down: AbstractSet[str] = frozenset()) -> None:
+    for name, started in processes.items():
+        if name not in down and started.process.poll() is not None:
             lines = started.log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise MachineError(f"{started.name} ended: {lines[-1] if lines else 'it said nothing'}")
+            raise MachineError(f"{name} ended: {lines[-1] if lines else 'it printed nothing'}")
 
 
-def _spawn(name: str, arguments: list[str], log_file: Path) -> _Process:
+def _spawn(arguments: list[str], log_file: Path) -> _Process:
     parent = os.getpid()
-    with open(log_file, "wb") as log:
+    with open(log_file, "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             stdin=subprocess.DEVNULL,
@@ -173,16 +198,16 @@ def _spawn(name: str, arguments: list[str], log_file: Path) -> _Process:
             stderr=log,
             preexec_fn=lambda: guard.die_with_parent(parent),  # a demo that is killed leaves nothing behind
         )
-    return _Process(name, process, log_file)
+    return _Process(process, log_file)
 
 
 def _start_coordinator(state_dir: Path, folder: Path, *, tls: bool) -> _Process:
     arguments = ["coordinator", "start", "--state-dir", str(state_dir), "--listen", "127.0.0.1", "--port", "0"]
-    arguments += ["--heartbeat", "1"]
-    return _spawn("the coordinator", arguments + (["--tls"] if tls else []), folder / "coordinator.log")
+    arguments += ["--heartbeat", "1", "--no-page"]
+    return _spawn(arguments + (["--tls"] if tls else []), folder / "coordinator.log")
 
 
-def _wait_for(state_dir: Path, processes: list[_Process]) -> None:
+def _wait_for(state_dir: Path, processes: Mapping[str, _Process]) -> None:
     until = time.monotonic() + _START_S
     while time.monotonic() < until:
         _check_alive(processes)
@@ -190,54 +215,67 @@ def _wait_for(state_dir: Path, processes: list[_Process]) -> None:
             control.ask(state_dir, GetStatus())
             return
         time.sleep(0.05)
-    raise MachineError(f"the coordinator did not answer within {_START_S:g} s; see {processes[0].log_file}")
+    raise MachineError(
+        f"the coordinator did not answer within {_START_S:g} s; see {processes['the coordinator'].log_file}"
+    )
 
 
 def _budgets(file: RunFile) -> dict[str, int]:
-    """The budget of each device's worker, from what the model takes on this machine, which is measured once."""
+    """The budget of each device's worker, from what the model takes on this machine, which is measured once.
+
+    Each lies half way between what its plan takes and what the next larger plan takes.
+    """
     assert file.model is not None
     rules = plan_rules(file.method.name, file.method.parameters)
     rows = calibrated(job_for(file, rules, file.model.input), durable.cache_dir())
-    section = file.train
-    workload = Workload(batch=section.batch, optimizer=section.optimizer, momentum=section.momentum)
-    full = training_bytes(rows, workload, Shape(microbatch=section.batch))
-    return {name: rows.base_bytes + _DATA_BYTES + int(share * full) for name, share in DEVICES.items()}
+    plans = _plans_by_size(rows, Workload.of(file.train, rules), rules)
+    return {name: rows.base_bytes + _DATA_BYTES + num for name, num in zip(DEVICES, plans[::-1], strict=True)}
 
 
-def _start_device(
-    bundle: identity.Bundle, folder: Path, *, part: tuple[int, int], seed: int, budget_bytes: int
-) -> _Process:
-    """As on a real device: a bundle, a device.toml, a state directory; nothing else is shared."""
+def _plans_by_size(rows: ModelRows, workload: Workload, rules: PlanRules) -> list[int]:
+    """What training may take for four plans: everything at once, recomputed, few groups, twice as many or more."""
+    above = training_bytes(rows, workload, Shape(microbatch=workload.batch))
+    limits = [int(_FULL_SHARE * above)]
+    num_groups = 0  # of the plan that was found last
+    while len(limits) < len(DEVICES):
+        request = Request(
+            variants={"full": rows}, workload=workload, rules=rules, base_bytes=0, training_bytes=above - 1
+        )
+        chosen = choose(request).chosen
+        groups = len(chosen.shape.groups)
+        is_next = bool(chosen.shape.recompute) if len(limits) == 1 else groups >= max(1, 2 * num_groups)
+        if is_next and chosen.shape.microbatch == workload.batch and not chosen.shape.skipped:
+            limits.append((chosen.training_bytes + above) // 2)
+            num_groups = groups
+        above = chosen.training_bytes
+    return limits
+
+
+def _write_home(bundle: identity.Bundle, folder: Path, part: tuple[int, int], seed: int, budget_bytes: int) -> None:
+    """What a device has, as on a real one: a bundle, a device.toml; nothing else is shared."""
     home = folder / bundle.device
     home.mkdir(exist_ok=True)
     identity.write_bundle(home / "device.join", bundle)
     (home / "device.toml").write_text(
-        f'data = {{ source = "digits", partition = "dirichlet:0.5", part = [{part[0]}, {part[1]}], seed = {seed} }}\n'
+        f'data = {{ source = "digits", partition = "dirichlet:1", part = [{part[0]}, {part[1]}], seed = {seed} }}\n'
         f"limits = {{ memory = {budget_bytes} }}\n",
         encoding="utf-8",
     )
-    arguments = [
-        "--join",
-        str(home / "device.join"),
-        "--config",
-        str(home / "device.toml"),
-        "--state-dir",
-        str(home / "state"),
-    ]
-    return _spawn(bundle.device, ["edge_client", "start", *arguments], home / "edge-client.log")
 
 
-def _check_rounds(data: RunDetails) -> None:
-    """A fleet tries again and again; a demo gives up and reports why."""
-    abandoned = [row for row in data.round_rows if row.state == "ABANDONED"]
-    if len(abandoned) > _MAX_ABANDONED:
-        last = abandoned[-1]
-        raise RunFailedError(f"round {last.number} was abandoned again and again: {last.reason}")
+def _start_device(name: str, folder: Path) -> _Process:
+    home = folder / name
+    files = ["--join", str(home / "device.join"), "--config", str(home / "device.toml")]
+    arguments = ["edge_client", "start", *files, "--state-dir", str(home / "state")]
+    return _spawn(arguments, home / "edge-client.log")
 
 
 def _result(data: RunDetails, options: DemoOptions) -> DemoResult:
     if data.state != "finished" or not data.models:
         raise RunFailedError(f"the demo's run ended {data.state}: {data.reason}")
+    for row in data.updates_by_round or ():
+        if row.num_updates != len(DEVICES):
+            raise RunFailedError(f"round {row.round} counted {row.num_updates} updates of {len(DEVICES)} devices")
     before, *per_round = (round(result.accuracy, 6) for result in data.evaluations)
     return DemoResult(
         rounds=options.rounds,
@@ -252,26 +290,21 @@ def _result(data: RunDetails, options: DemoOptions) -> DemoResult:
 
 
 def describe(result: DemoResult) -> str:
-    """The results as a table, and how to continue with real devices."""
-    accuracies = "  ".join(f"{value:.3f}" for value in (result.accuracy_before, *result.accuracy_per_round))
-    up, down = format_bytes(result.bytes_up), format_bytes(result.bytes_down)
+    """How near the devices came to their budgets, and what to do next."""
+    nearest = max(result.devices, key=lambda device: device.peak_bytes / max(1, device.budget_bytes))
+    share = 100 * nearest.peak_bytes // max(1, nearest.budget_bytes)
+    peak, budget = format_bytes(nearest.peak_bytes).removesuffix(" MB"), format_bytes(nearest.budget_bytes)
     inside = all(device.inside_budget for device in result.devices)
+    verdict = "Every device stayed inside its budget" if inside else "NOT every device stayed inside its budget"
     return "\n".join(
         [
-            f"accuracy on the devices' own test data, before round 1 and after each of {result.rounds} rounds:",
-            f"  {accuracies}",
             "",
-            run_devices(result.devices),
+            f"Highest peak: {share} % of a budget ({nearest.id}, {peak} of {budget}).",
+            f"{verdict}; no update was lost or counted twice.",
             "",
-            f"every device stayed inside its budget: {'yes' if inside else 'NO'}",
-            f"model {result.model_sha256[:16]}, {up} up, {down} down",
-            "",
-            *([f"report: {result.report}", ""] if result.report else []),
-            "The same with your own devices (README.md has every step):",
-            "  server  coordinator start --advertise ADDRESS",
-            "          coordinator device add NAME ... --out bundles",
-            "          coordinator new FOLDER --classes A,B,...",
-            "  device  edge-client join NAME.join --data DIR, then: edge-client start",
-            "  server  coordinator run start FOLDER/run.toml --dry-run, then --follow",
+            *([f"Report: {result.report}", ""] if result.report else []),
+            "Next: your own devices      docs/tutorials/first-fleet.md",
+            "      your own photographs  coordinator new photos --data DIR",
+            "      without any device    coordinator simulate",
         ]
     )

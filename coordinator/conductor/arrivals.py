@@ -26,6 +26,7 @@ from coordinator.rounds.events import Event
 from coordinator.store.base import Store
 from coordinator.store.rows import LeaseRow
 from edge_client import durable, faults
+from edge_client.data.input_sums import SUMS_ROUND
 from edge_client.errors import PayloadError
 from edge_client.logs import about
 from edge_client.methods import registry as methods
@@ -163,6 +164,7 @@ class Arrivals:
             codec=file.rounds.codec,
             train=lease.train,
             evaluate=lease.evaluate,
+            sums=lease.round == SUMS_ROUND,
             num_samples=offer.num_samples,
             max_samples=file.devices.max_samples,
             num_classes=len(file.classes),

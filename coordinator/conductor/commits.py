@@ -11,18 +11,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.aggregation.jobs import FoldedModel, FoldJob, StudyJob, StudyTimes, UpdateRef
+from coordinator.aggregation.jobs import FoldedModel, FoldJob, NormaliseJob, StudyJob, StudyTimes, UpdateRef
 from coordinator.conductor.active_run import ActiveRun
 from coordinator.conductor.comparisons import Comparisons
 from coordinator.conductor.model_files import ModelFiles
 from coordinator.conductor.retention import Retention
 from coordinator.conductor.run_jobs import RunJobs
 from coordinator.rounds.events import Event, Folded
-from coordinator.rounds.frozen_set import counted_samples
+from coordinator.rounds.frozen_set import capped, counted_samples
 from coordinator.rounds.instructions import Announce, Commit, Fold
 from coordinator.store.base import Store
 from coordinator.store.rows import LeftOutRow, ModelRow
 from edge_client import faults
+from edge_client.data.input_sums import SUMS_ROUND
 from edge_client.logs import about
 from edge_client.transport.blobs import BlobStore
 
@@ -62,10 +63,13 @@ class Commits:
 
     def fold(self, run: ActiveRun, fold: Fold) -> None:
         """Have the next version made; the machine gets `Folded` when its files are there and were compared."""
-        version = run.model.version + 1
+        version = fold.round.number
         out = self._blobs.temporary_path(f"fold-{run.id}")
 
         def compare(model: ModelRow) -> None:
+            if fold.round.number == SUMS_ROUND:
+                self._handle(Folded(model), time.monotonic())
+                return
             self._comparisons.compare(run, fold, model, then=lambda: self._handle(Folded(model), time.monotonic()))
 
         def folded(answer: FoldedModel) -> None:
@@ -78,7 +82,20 @@ class Commits:
                 _log_study(run.id, number, answer.study)
             self._models.add(run.row, run.file, answer, out, version=version, set_hash=fold.set_hash, then=compare)
 
-        self._jobs.submit_for(run.id, self._fold_job(run, fold, str(out)), folded)
+        is_of_sums = fold.round.number == SUMS_ROUND
+        job = self._normalise_job(run, fold, str(out)) if is_of_sums else self._fold_job(run, fold, str(out))
+        self._jobs.submit_for(run.id, job, folded)
+
+    def _normalise_job(self, run: ActiveRun, fold: Fold, out: str) -> NormaliseJob:
+        """One device counts for no more than in training, however many samples it claims."""
+        reports = [update.report for update in fold.updates if update.report.input_sums is not None]
+        counted = capped([report.num_held for report in reports], run.file.devices.max_weight_ratio)
+        return NormaliseJob(
+            model=str(self._blobs.path(run.model.sha256)),
+            sums=tuple(report.input_sums for report in reports if report.input_sums is not None),
+            weights=tuple(num / report.num_held for num, report in zip(counted, reports, strict=True)),
+            out=out,
+        )
 
     def _fold_job(self, run: ActiveRun, fold: Fold, out: str) -> FoldJob:
         weights = counted_samples(fold.updates, run.file.devices.max_weight_ratio)
@@ -109,8 +126,10 @@ class Commits:
         self._log_left_out(run)
         self._store.rounds.commit(round_.number, round_.attempt, model, run.left_out)
         run.clock.note("commit")
-        run.model = model
+        replaced, run.model = run.model, model
         run.parts = {}
+        if round_.number == SUMS_ROUND:
+            self._retention.drop_version(replaced)
 
     def study(self, run: ActiveRun) -> None:
         """Let the aggregator make of the newest version what takes long while devices train."""

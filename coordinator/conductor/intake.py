@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_client import records
+from edge_client.data.input_sums import MEAN, check_sums
 from edge_client.errors import PayloadError
 from edge_client.knowledge.schema import KNOWLEDGE_PREFIX, Limits, check_entries
 from edge_client.methods import coverage
@@ -54,7 +55,8 @@ class Expected:
     base: Header  # of the container that was sent: the table that must come back
     codec: str  # of the run
     train: bool
-    evaluate: bool  # neither of both: the plan alone
+    evaluate: bool  # neither of both: the plan alone, or the sums of its inputs
+    sums: bool = False  # the sums
     num_samples: int  # announced with the update
     max_samples: int
     num_classes: int
@@ -82,7 +84,19 @@ def check_header(path: Path, expected: Expected) -> Report:
     _check_payload(report, expected)
     _check_samples(report, expected)
     _check_evaluation(others, report, expected)
+    _check_sums(report, expected)
     return report
+
+
+def _check_sums(report: Report, expected: Expected) -> None:
+    """A device may keep its sums; one that sends them was asked for them, and for as many as the model has channels."""
+    if report.input_sums is None:
+        return
+    if not expected.sums:
+        raise PayloadError("malformed", f"{expected.source} brings sums of its inputs that nobody asked for")
+    means = [entry for entry in expected.base.entries if entry.name.endswith(f".{MEAN}")]
+    num_channels = means[0].shape[0] if means else 0
+    check_sums(report.input_sums, num_channels=num_channels, num_samples=report.num_held, source=expected.source)
 
 
 def _check_tensors(trained: Sequence[Entry], report: Report, expected: Expected) -> None:
@@ -150,7 +164,7 @@ def _check_payload(report: Report, expected: Expected) -> None:
 
 def _check_plan(report: Report, expected: Expected) -> None:
     """The size matters because the plan is part of the device's next assignment, which is one message."""
-    if report.plan is None and not (expected.train or expected.evaluate):
+    if report.plan is None and not (expected.train or expected.evaluate or expected.sums):
         raise PayloadError("malformed", f"{expected.source} has no plan, and nothing else was asked for")
     if len(report.versions) > _MAX_VERSIONS:
         raise PayloadError(

@@ -25,7 +25,7 @@ __all__ = ["ModelParts"]
 
 
 class ModelParts:
-    """The parts of the active run's newest version. A dry run needs none: its devices get the settings alone."""
+    """The parts of the active run's newest version. For a plan or for sums, devices get the settings alone."""
 
     def __init__(
         self, *, store: Store, blobs: BlobStore, jobs: RunJobs, models: ModelFiles, retention: Retention
@@ -38,21 +38,21 @@ class ModelParts:
 
     def missing(self, run: ActiveRun, lease: LeaseRow) -> list[str]:
         """The parts that a lease needs and that must be made first."""
-        return [] if run.row.dry else [name for name in _names(run, lease) if name not in run.parts]
+        return [] if _needs_no_model(run, lease) else [name for name in _names(run, lease) if name not in run.parts]
 
     def refs(self, run: ActiveRun, lease: LeaseRow) -> tuple[PartRef, ...]:
         """What the device of a lease may fetch; none of it is missing."""
         settings = PartRef(key="run", sha256=run.row.settings_sha256, length=run.row.settings_length)
-        if run.row.dry:
+        if _needs_no_model(run, lease):
             return (settings,)
         knowledge = [(name, run.parts[name]) for name in _names(run, lease) if name != lease.slice]
         refs = (PartRef(key=name, sha256=part.sha256, length=part.length) for name, part in knowledge)
         return (settings, self.model_ref(run, lease), *refs)
 
     def model_ref(self, run: ActiveRun, lease: LeaseRow) -> PartRef:
-        """The model as the device of a lease gets it; in a dry run, which makes no slices, the whole."""
+        """The model as the device of a lease gets it; the whole for one that needs no model."""
         key = "model" if lease.slice == WHOLE_MODEL else f"slice:{lease.slice}"
-        if run.row.dry or not run.in_parts:
+        if _needs_no_model(run, lease) or not run.in_parts:
             return PartRef(key=key, sha256=run.model.sent_sha256, length=run.model.sent_length)
         part = run.parts[lease.slice]
         return PartRef(key=key, sha256=part.sha256, length=part.length)
@@ -91,6 +91,10 @@ class ModelParts:
                 out=str(out),
             )
         self._jobs.submit(job, add)
+
+
+def _needs_no_model(run: ActiveRun, lease: LeaseRow) -> bool:
+    return run.row.dry or lease.needs_no_model
 
 
 def _names(run: ActiveRun, lease: LeaseRow) -> list[str]:

@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from coordinator.rounds import selection
 from coordinator.rounds.candidates import is_lasting
-from coordinator.rounds.events import Refused, Stored
+from coordinator.rounds.events import Refused, Snapshot, Stored
 from coordinator.rounds.instructions import CloseLease, SaveUpdate, SendCancel, SendReceipt
 from coordinator.rounds.lease_book import LeaseBook
 from coordinator.store.rows import EvaluationRow, LeaseRow, RoundRow, UpdateRow
+from edge_client.data.input_sums import SUMS_ROUND
 from edge_client.methods.slices import architecture
 
 __all__ = ["Attempt"]
@@ -41,6 +42,17 @@ class Attempt:
         self._updates = {update.device: update for update in updates}
         self._evaluations = {evaluation.device: evaluation for evaluation in evaluations}
         self._dry = dry
+
+    @classmethod
+    def restored(cls, row: RoundRow, snapshot: Snapshot) -> Attempt:
+        """The attempt that was open when the store was written last."""
+        updates, evaluations = snapshot.updates, snapshot.evaluations
+        return cls(row, snapshot.leases, updates=updates, evaluations=evaluations, dry=snapshot.dry)
+
+    @property
+    def kind(self) -> str:
+        """What it is called in the reasons that people read."""
+        return "evaluation" if self.only_evaluates and not self.adds_sums else "round"
 
     @property
     def leases(self) -> Mapping[str, LeaseRow]:
@@ -66,6 +78,11 @@ class Attempt:
     def only_evaluates(self) -> bool:
         """Whether nobody trains in this round."""
         return self.row.goal == 0
+
+    @property
+    def adds_sums(self) -> bool:
+        """Whether this is the round before the first, in which devices report the sums of their inputs."""
+        return self.row.number == SUMS_ROUND
 
     @property
     def is_complete(self) -> bool:
@@ -173,7 +190,8 @@ class Attempt:
 
     def store(self, lease: LeaseRow, stored: Stored) -> tuple[SaveUpdate, SendReceipt]:
         """An update of an open lease arrived: its row comes before its receipt."""
-        update = _update_row(lease, stored) if lease.train or self._dry else None
+        keeps_report = lease.train or self._dry or self.adds_sums
+        update = _update_row(lease, stored) if keeps_report else None
         evaluation = _evaluation_row(lease, stored)
         self._leases.put(replace(lease, state="stored"))
         if evaluation is not None:

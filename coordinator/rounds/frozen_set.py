@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from coordinator.rounds.instructions import Fold
 from coordinator.store.rows import RoundRow, UpdateRow
 
-__all__ = ["counted_samples", "fold_of"]
+__all__ = ["capped", "counted_samples", "fold_of"]
 
 
 def fold_of(round_: RoundRow, updates: Iterable[UpdateRow]) -> Fold:
@@ -24,5 +24,10 @@ def counted_samples(updates: Sequence[UpdateRow], max_weight_ratio: int) -> list
 
     Devices report their own number of samples; without a bound, one lie would make its update the whole model.
     """
-    most = max_weight_ratio * statistics.median_low([update.num_samples for update in updates])
-    return [min(update.num_samples, most) for update in updates]
+    return capped([update.num_samples for update in updates], max_weight_ratio)
+
+
+def capped(num_samples: Sequence[int], max_ratio: int) -> list[int]:
+    """Each number, at most the ratio times their lower median."""
+    most = max_ratio * statistics.median_low(num_samples) if num_samples else 0
+    return [min(num, most) for num in num_samples]

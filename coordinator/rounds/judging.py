@@ -20,10 +20,11 @@ __all__ = ["Judging"]
 class Judging:
     """The evaluations of one run."""
 
-    def __init__(self, file: RunFile, scores: Scoreboard, *, dry: bool) -> None:
+    def __init__(self, file: RunFile, scores: Scoreboard, *, dry: bool, awaits_sums: bool = False) -> None:
         self._file = file
         self._scores = scores
         self._dry = dry
+        self.awaits_sums = awaits_sums  # of the devices' inputs: the first model is not complete, and nobody judges it
         self._asked_server = False
 
     @property
@@ -33,7 +34,7 @@ class Judging:
 
     def is_wanted(self, version: int, *, is_last: bool) -> bool:
         """Whether a version is to be judged; the last one always is, unless nothing is judged at all."""
-        if self._dry or self._file.evaluate.every == 0:
+        if self._dry or self.awaits_sums or self._file.evaluate.every == 0:
             return False
         return self._scores.is_due(version) or is_last
 

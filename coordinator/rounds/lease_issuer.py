@@ -84,7 +84,7 @@ class LeaseIssuer:
             evaluate=evaluate,
             version=version,
             slice=self._slices.of(
-                device, round_=round_.number, seed=seed_of(self._seed, round_.number, f"slice/{device}")
+                device, round_=max(1, round_.number), seed=seed_of(self._seed, round_.number, f"slice/{device}")
             ),
             plan=self._plans.get(device),
         )

@@ -4,6 +4,8 @@
         ^                            └──too few──> ABANDONED ──after a pause──┐                            │
         └─────────────────────────────────────────────────────────────────────┴──── ANNOUNCED <────────────┘
     after the last round: EVALUATING, then the run is finished. A dry run has one EVALUATING round that asks for plans.
+    with train.normalise, before the first round: round 0, EVALUATING until the devices have reported the sums of their
+    inputs, then FROZEN and COMMITTED as others; its model takes the place of version 0.
 
 Rules
   R1  An update counts once: one row per (run, round, attempt, device), written before its receipt is sent.
@@ -80,6 +82,7 @@ from coordinator.rounds.selection import seed_of
 from coordinator.rounds.stopping import Scoreboard
 from coordinator.rounds.timer import RoundTimer
 from coordinator.store.rows import LeaseRow, RoundRow, UpdateRow
+from edge_client.data.input_sums import SUMS_ROUND
 from edge_client.records import TrainingPlan
 
 __all__ = ["RunMachine"]
@@ -112,7 +115,7 @@ class RunMachine:
         self._offers = Offers()
         self._timer = RoundTimer(now, is_patient=snapshot.simulated)
         self._next = NextAttempt(now)
-        self._judging = Judging(snapshot.file, scores, dry=snapshot.dry)
+        self._judging = Judging(snapshot.file, scores, dry=snapshot.dry, awaits_sums=_lacks_sums(snapshot))
         self._ending = Ending(scores, elapsed_s=snapshot.round.elapsed_s if snapshot.round else 0.0, now=now)
         self._unfinished_work = list(self._restore(snapshot, now))
 
@@ -127,9 +130,7 @@ class RunMachine:
         elif row.state == "ABANDONED":
             self._next.after_failure(row.attempt)
         else:
-            attempt = Attempt(
-                row, snapshot.leases, updates=snapshot.updates, evaluations=snapshot.evaluations, dry=snapshot.dry
-            )
+            attempt = Attempt.restored(row, snapshot)
             self._begin_attempt(attempt, now)
             self._timer.wait_for_reconnects(now)
             if row.state == "FROZEN":
@@ -188,7 +189,8 @@ class RunMachine:
     @property
     def number(self) -> int:
         """The round that is under way or comes next."""
-        return self._open.row.number if self._open is not None else self._version + 1
+        next_one = SUMS_ROUND if self._judging.awaits_sums else self._version + 1
+        return self._open.row.number if self._open is not None else next_one
 
     @property
     def attempt(self) -> int:
@@ -266,7 +268,9 @@ class RunMachine:
         is_fleet_complete = len(tick.online) >= tick.num_enrolled
         if not self._next.may_begin(has_enough=has_enough, is_fleet_complete=is_fleet_complete, now=now):
             return
-        if self._ending.is_decided or self._dry:  # only the last model is still to be judged, or only plans are wanted
+        if (
+            self._judging.awaits_sums or self._ending.is_decided or self._dry
+        ):  # nobody trains: the last model is still to be judged, or only plans are wanted
             yield from self._open_round(Cohort(goal=0, quorum=0), available, now)
             yield from self._advance(now)
         else:
@@ -287,7 +291,9 @@ class RunMachine:
         # the cohort trains; the other devices evaluate if that is due, or plan in a dry run
         is_judged = self._judging.is_wanted_of_devices(self._version, is_last=self._ending.is_decided)
         sharing = set(filter(self._candidates.shares_results, available))
-        others = sorted(sharing.difference(cohort.devices)) if is_judged or self._dry else ()
+        others = (
+            sorted(sharing.difference(cohort.devices)) if is_judged or self._dry or self._judging.awaits_sums else ()
+        )
         evaluators = sharing if is_judged else set[str]()
         leases = self._issuer.issue_all(row, cohort.devices, others, version=self._version, evaluators=evaluators)
         attempt = Attempt(row, leases, dry=self._dry)
@@ -377,24 +383,21 @@ class RunMachine:
     def _end_round(self, attempt: Attempt, now: float) -> Iterator[Instruction]:
         # a device that is still at work is late, or it was asked as a spare, which is no failure
         state = "expired" if attempt.only_evaluates or self._timer.is_overdue(now) else "cancelled"
-        what = "evaluation" if attempt.only_evaluates else "round"
-        yield from attempt.cancel_all(state=state, code="late", detail=f"the {what} ended without it")
+        yield from attempt.cancel_all(state=state, code="late", detail=f"the {attempt.kind} ended without it")
         yield from self._judging.score(self._version, attempt.evaluations)
-        if attempt.only_evaluates:
+        if attempt.only_evaluates and not attempt.adds_sums:
             yield Announce(attempt.row, self._version)
             yield from self._after_round(now, evaluated=True)
             return
-        attempt.row = replace(attempt.row, state="FROZEN")
-        fold = fold_of(attempt.row, attempt.updates.values())
-        yield Freeze(attempt.row, fold.set_hash)
-        yield fold
+        yield from _fold(attempt)
 
     def _commit(self, folded: events.Folded, now: float) -> Iterator[Instruction]:
         attempt = self._open
-        if attempt is None or attempt.row.state != "FROZEN" or folded.model.version != self._version + 1:
+        if attempt is None or attempt.row.state != "FROZEN" or folded.model.version != attempt.row.number:
             return
         yield Commit(attempt.row, folded.model)
         self._version = folded.model.version
+        self._judging.awaits_sums = False
         yield Announce(attempt.row, self._version)
         yield from self._after_round(now, evaluated=False)
 
@@ -438,3 +441,21 @@ class RunMachine:
     def _finish(self, state: str, reason: str) -> Finish:
         self._finished = True
         return Finish(state, reason)
+
+
+def _fold(attempt: Attempt) -> Iterator[Instruction]:
+    attempt.row = replace(attempt.row, state="FROZEN")
+    fold = fold_of(attempt.row, attempt.updates.values())
+    yield Freeze(attempt.row, fold.set_hash)
+    yield fold
+
+
+def _lacks_sums(snapshot: Snapshot) -> bool:
+    """Whether the run normalises its inputs and its devices have not reported their sums yet.
+
+    A run that starts from another one goes on with the numbers of that, to which its weights belong.
+    """
+    if not snapshot.file.train.normalise or snapshot.file.init != "random" or snapshot.dry:
+        return False
+    row = snapshot.round
+    return row is None or (row.number == SUMS_ROUND and row.state not in ("COMMITTED", "ANNOUNCED"))

@@ -50,6 +50,8 @@ class RoundTable(Rounds):
 
     def commit(self, number: int, attempt: int, model: ModelRow, left_out: Sequence[LeftOutRow] = ()) -> None:
         with self._database.transaction("round") as transaction:
+            if model.version == 0:  # the first model, now with the mean and the scale of the devices' inputs
+                transaction.execute("DELETE FROM model WHERE run = ? AND version = 0", model.run)
             transaction.insert("model", model)
             for row in left_out:
                 key = (row.run, row.device, row.code)
@@ -69,6 +71,8 @@ class RoundTable(Rounds):
                    WHERE run = ?1 AND number = ?2 AND attempt = ?3""",
                 *(run_id, number, attempt, to_column(moments)),
             )
+            if number == 0:  # the sums of single devices are in the model now, and nobody needs them any more
+                transaction.execute("DELETE FROM update_ WHERE run = ? AND round = 0", run_id)
 
     def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None:
         with self._database.transaction("abandon") as transaction:

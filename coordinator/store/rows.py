@@ -138,6 +138,11 @@ class LeaseRow:
     moments: Mapping[str, float] = field(default_factory=dict)  # `round_clock`: seconds since the attempt began
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds of the device's work, as it reports them
 
+    @property
+    def needs_no_model(self) -> bool:
+        """Whether only a plan is asked for (a dry run), or the sums of the device's inputs."""
+        return not (self.train or self.evaluate)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRow:

@@ -73,6 +73,12 @@ class LimitsSection:
 class ShareSection:
     metrics: bool = described("whether results on this device's test data go to the coordinator", True)
     class_statistics: bool = described("whether class means, and which classes there are, may leave", True)
+    input_statistics: bool = described(
+        "whether the sums of this device's inputs, from which a run's mean and deviation follow, may leave; they stay "
+        "here, too, with fewer samples than min-count, and with noise",
+        True,
+        later=True,
+    )
     min_count: Annotated[int, Between(10, 10**9)] = described("samples that a class needs for its mean to leave", 32)
     clip: Annotated[float, Between(0, 10**6)] = described(
         "length that one sample's features or logits may have in a class mean; 0: any", 0.0

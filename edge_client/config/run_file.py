@@ -97,6 +97,12 @@ class TrainSection:
     warm_up: bool = described(
         "in the first round step s of S has the rate lr * s / S; later rounds have the schedule's", False, later=True
     )
+    normalise: bool = described(
+        "the model subtracts a mean from each channel of its inputs and divides by a standard deviation; both come "
+        "from sums over all devices' samples, which the devices report before the first round",
+        False,
+        later=True,
+    )
     dtype: Annotated[str, Matches(r"fp32|auto")] = described(
         "of activations; auto: bf16 on a device whose processor has it and on which fp32 does not fit", "fp32"
     )

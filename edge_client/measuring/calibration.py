@@ -71,9 +71,12 @@ def job_for(
         "torch": torch.version if torch is not None else "",
         "machine": platform.machine(),
     }
+    if run.train.normalise:
+        identity["normalise"] = True
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     # a warm-up with adam loads what any optimizer needs
-    run = replace(run, train=TrainSection(optimizer="adam", threads=run.train.threads))
+    section_of_job = TrainSection(optimizer="adam", threads=run.train.threads, normalise=run.train.normalise)
+    run = replace(run, train=section_of_job)
     return CalibrationJob(run=run, input_shape=tuple(input_shape), slice=slice_name, task=task, dtype=dtype, key=key)
 
 

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edge_client.data.input_sums import MEAN, SCALE
 from edge_client.errors import InputError, PayloadError
 from edge_client.methods.base import (
     Batch,
@@ -125,6 +126,9 @@ class SplitMixServer(CoverageServer):
             old = state.tensor(name)
             if name not in without_channels:
                 yield name, self.fold_tensor(name, old, frozen)
+                continue
+            if name.endswith((f".{MEAN}", f".{SCALE}")):  # numbers of the inputs, the same in all bases
+                yield name, old
                 continue
             bases = [other for other in names if other.startswith(EXTRA_PREFIX) and other.endswith(f"/{name}")]
             folded = (self.fold_tensor(base, state.tensor(base), frozen) for base in bases)

@@ -18,6 +18,7 @@ from edge_client.errors import InputError, PayloadError
 from edge_client.models import registry, user_module
 from edge_client.models.contract import Model
 from edge_client.models.found_units.result import FoundUnits
+from edge_client.models.normalised import normalise_inputs
 from edge_client.models.slicing import FULL, SliceSpec, shorten
 from edge_client.task.task import Source, Task
 from edge_client.user_code import UserCode
@@ -63,6 +64,10 @@ class Recipe:
 
     def build(self, input_shape: Sequence[int], spec: SliceSpec = FULL) -> Model:
         """The model, a slice of it or another, with random weights from torch's global generator, for such samples."""
+        model = self._build(input_shape, spec)
+        return normalise_inputs(model) if self.run.train.normalise else model
+
+    def _build(self, input_shape: Sequence[int], spec: SliceSpec) -> Model:
         num_classes = len(self.run.classes)
         section = self.run.section(str(spec))
         if section is not None:
@@ -98,6 +103,11 @@ class Recipe:
         if self.input_shape is not None:
             return self.build(self.input_shape)
         assert self.task is not None
+        if self.run.train.normalise:
+            raise InputError(
+                f"{self.path}: train.normalise needs the shape of a sample: Task(input=(3, 96, 96)); "
+                "or set normalise = false"
+            )
         with UserCode(self.path, "model()"):
             model = user_module.parts(self.task.model(len(self.run.classes)), self.task.units)
         user_module.check_shapes(model)

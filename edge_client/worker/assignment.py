@@ -20,6 +20,7 @@ from edge_client.task.run_model import load_weights
 from edge_client.wire.container import EXTRA_PREFIX
 from edge_client.worker.allowance import Allowance
 from edge_client.worker.declined import DeclinedError, declines, declines_user_method
+from edge_client.worker.input_sums import report_sums
 from edge_client.worker.loading import Loaded, load
 from edge_client.worker.local_training import LocalTraining, begin_client, evaluate_received_model, train_locally
 from edge_client.worker.method_state import write_state
@@ -46,6 +47,9 @@ def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None
     assignment = read_assignment(order, workdir, cache)
     allowance = Allowance(order.budget_bytes, workdir)
     with declines_user_method(assignment.run.method.name):
+        if assignment.only_sums:
+            report_sums(assignment, workdir, allowance, cache, progress, started)
+            return
         progress.report("load", 0, 1)
         loaded = load(assignment, allowance, cache)
         with declines("nothing_fits"):

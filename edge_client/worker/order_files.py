@@ -13,6 +13,7 @@ from typing import Any
 
 from edge_client.config.device_file import DeviceFile
 from edge_client.config.run_file import RunFile
+from edge_client.data.input_sums import SUMS_ROUND
 from edge_client.errors import MachineError, PayloadError
 from edge_client.knowledge.schema import KNOWLEDGE_PART, PUBLIC_PART
 from edge_client.methods.slices import WHOLE_MODEL
@@ -38,6 +39,11 @@ class Assignment:
     def only_evaluates(self) -> bool:
         """Whether the received model is tested and not trained; a dry run does neither."""
         return self.order.evaluate and not self.order.train
+
+    @property
+    def only_sums(self) -> bool:
+        """Whether only the sums of this device's inputs are asked for."""
+        return self.order.round == SUMS_ROUND and not self.order.train and not self.order.evaluate
 
 
 def read_assignment(order: WorkOrder, workdir: Path, cache: ProcessCache) -> Assignment:
