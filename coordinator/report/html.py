@@ -59,6 +59,14 @@ th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 .right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .over { color: #b91c1c; font-weight: 600; }
 pre { margin: 0; overflow-x: auto; font: 13px/1.5 ui-monospace, monospace; } td pre { white-space: pre-wrap; }
+h3 { font-size: 14px; margin: 14px 0 4px; }
+.lane { display: flex; gap: 10px; align-items: center; font-size: 13px; }
+.lane b { flex: 0 0 120px; font-weight: 400; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.lane span { position: relative; flex: 1; height: 14px; margin: 2px 0; background: var(--page); }
+.lane i { position: absolute; top: 0; bottom: 0; min-width: 1px; }
+.legend { margin: 0; font-size: 13px; color: var(--soft); }
+.legend span { display: inline-block; margin-right: 12px; }
+.legend i { display: inline-block; width: 10px; height: 10px; margin-right: 4px; }
 details { margin-top: 10px; } summary { cursor: pointer; color: var(--soft); font-size: 14px; }
 """
 

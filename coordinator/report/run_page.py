@@ -18,6 +18,7 @@ from coordinator.report import html as page
 from coordinator.report import plots
 from coordinator.report import similarity as report_similarity
 from coordinator.report import tables as report_tables
+from coordinator.report import timeline as report_timeline
 from coordinator.results.run_record import DeviceRecord, RoundRecord, RunRecord
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
@@ -67,6 +68,7 @@ def render(run: RunRecord) -> str:
         _head(run),
         page.tiles(_facts(run)),
         page.pairs(plot_sections),
+        report_timeline.section(run.timeline),
         *report_similarity.sections(run),
         *report_tables.sections(run),
     )

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import control
-from coordinator.control_messages import ShowRun
+from coordinator.control_messages import ShowRun, ShowTimeline
 from coordinator.results.similarity_record import Similarity
 from coordinator.run_details import RunDetails, RunDevice
+from coordinator.timeline import RoundTimeline
 from edge_client.config.run_file import RunFile
 from edge_client.records import from_map
 
@@ -35,6 +36,7 @@ Json = Mapping[str, Any]
 # as run files name them -> the field of a round
 METRICS = {"accuracy": "accuracy", "balanced-accuracy": "balanced_accuracy", "macro-f1": "macro_f1", "loss": "loss"}
 _NEWEST = 1000  # rounds to request
+_NEWEST_TIMELINES = 5  # of them, with all times
 
 
 def is_better(metric: str, value: float, than: float) -> bool:
@@ -130,6 +132,7 @@ class RunRecord:
     similarity: Similarity = field(default_factory=Similarity)
     memory_of: str = "a worker"  # what budgets, predictions and peaks are of: a worker | training
     folder: Path | None = None  # of a simulation
+    timeline: Sequence[RoundTimeline] = ()  # of a fleet's newest rounds
 
     @property
     def judged(self) -> list[RoundRecord]:
@@ -160,7 +163,9 @@ class RunRecord:
 
 def fetch_record(state_dir: Path, run: str) -> RunRecord:
     """The record of a run, requested from the coordinator that runs on a state directory."""
-    return from_answer(control.ask(state_dir, ShowRun(run=run, newest=_NEWEST, report=True)))
+    record = from_answer(control.ask(state_dir, ShowRun(run=run, newest=_NEWEST, report=True)))
+    timeline = control.ask(state_dir, ShowTimeline(run=record.name, newest=_NEWEST_TIMELINES))
+    return replace(record, timeline=timeline.rounds)
 
 
 def from_answer(details: RunDetails) -> RunRecord:
