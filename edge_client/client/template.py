@@ -25,6 +25,7 @@ from edge_client.worker.template_messages import (
     Fork,
     Forked,
     Message,
+    Prepare,
     Ready,
     Refused,
     receive,
@@ -80,6 +81,12 @@ class Template:
         """Take the messages that have arrived, without waiting."""
         while not self.has_ended and self._has_message(0.0):
             self._take()
+
+    def prepare(self, run: Path, slice_name: str, budget_bytes: int) -> None:
+        """Let it do once what the workers of a run have in common; it is not ready until that is done."""
+        self.is_ready = False
+        with contextlib.suppress(OSError):  # it has ended: `read` notices
+            send(self._control, Prepare(run=str(run), slice=slice_name, budget_bytes=budget_bytes))
 
     def fork(self, folder: Path, *, progress: int, log_file: int) -> ForkedWorker:
         """A worker for the assignment in `folder`; raises `TemplateError`."""

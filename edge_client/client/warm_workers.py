@@ -44,6 +44,7 @@ class WarmWorkers:
         self._started = started
         self._template: Template | None = None
         self._begun_at = self._used_at = 0.0
+        self._prepared: set[tuple[str, str]] = set()  # run and slice
         self._cold_run = ""  # whose workers do not fit beside a template
 
     @property
@@ -104,6 +105,18 @@ class WarmWorkers:
             self.end("the run is over")
         else:
             self.begin(assign, now)
+
+    def prepare(self, assign: Assign, run: Path, budget_bytes: int) -> None:
+        """Between two assignments of a run, let the template do what their workers have in common; `run`: its file.
+
+        Once for each part of the model. Whatever that does to the template, it is not tried again.
+        """
+        key = (assign.run, assign.slice)
+        if self._template is None or self.is_loading or key in self._prepared:
+            return
+        self._prepared = {key}
+        self._begun_at = self._used_at
+        self._template.prepare(run, assign.slice, budget_bytes)
 
     def make_room(self, run: str = "") -> None:
         """End the template to free its memory; with `run`, the workers of that run start without one from now on."""

@@ -71,6 +71,7 @@ class WorkerControl:
         self._look_at = 0.0
         self._warnings: set[str] = set()  # those that were logged
         self._worker: workers.Worker | None = None
+        self._ending: workers.Worker | None = None  # the one before: its update is here, its process is about to end
         self._start: Start | None = None  # what the worker does that runs, ran last, or waits for the template
         self._waits = False
         self._phases: dict[str, float] = {}  # seconds of what comes before the worker of this lease
@@ -90,7 +91,8 @@ class WorkerControl:
     @property
     def fds(self) -> list[int]:
         """The file descriptors to watch: they become readable when the worker reports something or ends."""
-        return [*([self._worker.progress_fd] if self._worker is not None else []), *self._warm.fds]
+        running = [worker.progress_fd for worker in (self._worker, self._ending) if worker is not None]
+        return [*running, *self._warm.fds]
 
     @property
     def plan(self) -> str:
@@ -130,6 +132,7 @@ class WorkerControl:
     def _launch(self, instruction: Start) -> None:
         """Start the worker with a budget from the memory that is available now."""
         self._passed("wait")
+        self._end_last()
         assign, files = instruction.assign, self._files
         self.budget_bytes = self.budget_now()
         folder, method_state = files.work_dir(assign.lease), files.method_state(assign.run)
@@ -175,6 +178,8 @@ class WorkerControl:
         """The worker's progress and its end, if its descriptor is `ready`; one that did not stop in time is killed."""
         self._warm.read(ready, time.monotonic())
         self._start_waiting()
+        if self._ending is not None and self._ending.progress_fd in ready and self._ending.has_gone():
+            self._ending = None
         worker = self._worker
         if worker is None or not (worker.progress_fd in ready or worker.overdue(time.monotonic())):
             return []
@@ -183,11 +188,20 @@ class WorkerControl:
             faults.point("daemon.worker.ended")
             self._log_warnings(worker.warnings())
             self._worker = None
+            if worker.is_ending:
+                self._end_last()
+                self._ending = worker
             if worker.needs_own_process:
                 self._start_without_template(events[-1])
                 return []
             self._prepare_next(events[-1])
         return [self._explained(event) if isinstance(event, WorkerFailed) else event for event in events]
+
+    def _end_last(self) -> None:
+        """End a process whose update is complete: its memory is needed, or the client ends."""
+        if self._ending is not None:
+            self._ending.kill()
+            self._ending = None
 
     def _start_without_template(self, ended: Event) -> None:
         """Start a worker again as a separate process, because the fork needed the memory of its template."""
@@ -199,7 +213,11 @@ class WorkerControl:
     def _prepare_next(self, ended: Event) -> None:
         """Prepare for the next round, which may come soon."""
         if self._start is not None and isinstance(ended, WorkerDone):
-            self._warm.done(self._start.assign, time.monotonic())
+            assign = self._start.assign
+            self._warm.done(assign, time.monotonic())
+            run = next((part for part in assign.parts if part.key == "run"), None)
+            if run is not None:
+                self._warm.prepare(assign, self._files.blobs.path(run.sha256), self._usual_bytes)
 
     def _explained(self, failed: WorkerFailed) -> WorkerFailed:
         """Log a failure; returns it as the coordinator may see it."""
@@ -265,6 +283,7 @@ class WorkerControl:
 
     def shut_down(self) -> None:
         """End the worker and wait for that, at most five seconds since it was first asked."""
+        self._end_last()
         if self._worker is not None:
             self._worker.stop(time.monotonic())
             self._worker.wait(time.monotonic())

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 from edge_client import durable
-from edge_client.client.events import Event, WorkerProgress
+from edge_client.client.events import Event, WorkerDone, WorkerProgress
 from edge_client.client.instructions import Start
-from edge_client.client.worker_outcome import last_lines, outcome
+from edge_client.client.worker_outcome import finished_update, last_lines, outcome
 from edge_client.device.watch import count_oom_kills, killed_for_memory
 from edge_client.errors import PayloadError
 from edge_client.records import Count, Matches, WorkOrder, from_map, to_map
@@ -135,6 +135,7 @@ class Worker:
         self._rest = b""
         self.num_lines = 0  # of progress, so far
         self._kill_at: float | None = None
+        self.is_ending = False  # its update is complete, and its process may not have ended yet
         self.needs_own_process = False  # it has ended, because it was the fork of a template
         (folder / "error.json").unlink(missing_ok=True)
         live_files.clear(folder)
@@ -164,12 +165,41 @@ class Worker:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def read(self) -> tuple[list[Event], bool]:
-        """Events since the last call, and whether the worker has ended (its last event says how)."""
+        """Events since the last call, and whether the worker has done all it will do (its last event says how).
+
+        A worker whose update is complete has; its process may still be ending (`is_ending`, `has_gone`).
+        """
+        is_over = self._read_pipe()
+        events = self._progress()
+        if is_over:
+            return [*events, self._ended()], True
+        update = finished_update(self._folder) if self._has_written(events) else None
+        if update is None:
+            return events, False
+        self.is_ending = True
+        return [*events, WorkerDone(self.lease, update)], True
+
+    def _read_pipe(self) -> bool:
+        """Read what has come; whether that was the end."""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self.progress_fd, 65_536):
                 self._rest = (self._rest + piece)[-65_536:]
-            return [*self._progress(), self._ended()], True
-        return self._progress(), False
+            return True
+        return False
+
+    @staticmethod
+    def _has_written(events: Sequence[Event]) -> bool:
+        """Whether the last line of progress says that the update is complete; its manifest is there before."""
+        last = events[-1] if events else None
+        return isinstance(last, WorkerProgress) and last.phase == "write" and last.step == last.total
+
+    def has_gone(self) -> bool:
+        """Whether a process that `is_ending` has ended; it is then forgotten."""
+        if not self._read_pipe():
+            return False
+        os.close(self.progress_fd)
+        self._process.wait()
+        return True
 
     def _progress(self) -> list[Event]:
         *lines, self._rest = self._rest.split(b"\n")

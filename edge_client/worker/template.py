@@ -2,9 +2,9 @@
 
     FD     a socket of whole messages (SOCK_SEQPACKET) in JSON, as `template_messages` has them; where it ends, the
            template ends, and every worker with it
-    in     `Fork`, with two descriptors: the pipe for progress, the log
-    out    `Ready` once everything is loaded; for each `Fork` either `Forked`, with a descriptor of the process, or
-           `Refused`; `Ended` for each worker
+    in     `Fork`, with two descriptors: the pipe for progress, the log; `Prepare`
+    out    `Ready` once everything is loaded, and again when it is prepared; for each `Fork` either `Forked`, with a
+           descriptor of the process, or `Refused`; `Ended` for each worker
 
 A fork takes milliseconds where a new process needs seconds to load torch, and shares the template's memory until it
 writes to it. A thread does not survive a fork, and what it held stays locked for ever: the template therefore has one
@@ -30,6 +30,7 @@ from edge_client.worker.template_messages import (
     Ended,
     Fork,
     Forked,
+    Prepare,
     Ready,
     Refused,
     receive,
@@ -48,12 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     process.stand_guard()
     os.environ["OMP_NUM_THREADS"] = "1"  # read once, when torch is loaded; a worker sets its own number afterwards
     from edge_client.measuring import calibration  # noqa: F401
+    from edge_client.methods.discovery import built_in
     from edge_client.worker import assignment  # noqa: F401
 
-    gc.collect()
-    gc.freeze()  # a collection in a worker would write to every object, and so copy the memory that it shares
+    built_in()  # imports the cards of all methods, which a worker looks its own up in
+    _freeze()
     folder = _Template(socket.socket(fileno=int(arguments[0]))).serve()
     return process.carry_out(folder, is_fork=True) if folder is not None else 0
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()  # a collection in a worker would write to every object, and so copy the memory that it shares
 
 
 class _Template:
@@ -74,6 +81,13 @@ class _Template:
                     self._report(worker)
                 if control in ready:
                     message, fds = receive(self._control, num_fds=2)
+                    if isinstance(message, Prepare):
+                        from edge_client.worker import preparation
+
+                        preparation.prepare(Path(message.run), message.slice, message.budget_bytes)
+                        _freeze()
+                        send(self._control, Ready())
+                        continue
                     if not isinstance(message, Fork):
                         break
                     if self._fork(fds):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from edge_client.records import Count, Text, from_map, to_map
 
-__all__ = ["Ended", "Fork", "Forked", "Message", "Ready", "Refused", "receive", "send"]
+__all__ = ["Ended", "Fork", "Forked", "Message", "Prepare", "Ready", "Refused", "receive", "send"]
 
 _LONGEST_BYTES = 65_536
 
@@ -21,6 +21,15 @@ _LONGEST_BYTES = 65_536
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The template has loaded everything and forks at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """More assignments of a run may come: do once what each of its workers would do, then say `Ready` again."""
+
+    run: str  # the run's settings, a file
+    slice: str
+    budget_bytes: Count  # of a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +61,9 @@ class Ended:
     code: int
 
 
-Message: TypeAlias = Ready | Fork | Forked | Refused | Ended
+Message: TypeAlias = Ready | Prepare | Fork | Forked | Refused | Ended
 
-_KINDS: dict[str, type[Message]] = {cls.__name__.lower(): cls for cls in (Ready, Fork, Forked, Refused, Ended)}
+_KINDS: dict[str, type[Message]] = {cls.__name__.lower(): cls for cls in (Ready, Prepare, Fork, Forked, Refused, Ended)}
 
 
 def send(control: socket.socket, message: Message, *, fds: Sequence[int] = ()) -> None:

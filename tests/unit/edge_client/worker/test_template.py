@@ -18,11 +18,23 @@ from worker_runs import make_work, read_error, read_update, run_worker
 from edge_client.client import workers
 from edge_client.client.events import Event, WorkerDone, WorkerFailed, WorkerProgress
 from edge_client.client.template import COMMAND, Template, TemplateError
+from edge_client.device.private_memory import process_memory
 
 THREADS = """
 import sys, threading, time
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 from edge_client.worker import template
+template.main(sys.argv[1:])
+"""
+PARALLEL = """
+import sys, torch
+from edge_client.worker import template
+serve = template._Template.serve
+def parallel_region(self):
+    torch.set_num_threads(2)
+    torch.ones(2000, 2000).sum()
+    return serve(self)
+template._Template.serve = parallel_region
 template.main(sys.argv[1:])
 """
 DAEMON = """
@@ -92,6 +104,47 @@ def test_a_fork_gives_the_same_tensors_as_a_new_process(tmp_path: Path, template
         work = make_work(tmp_path / f"fork{number}", threads=threads)
         assert isinstance(_end(_fork(template, work)), WorkerDone)
         assert _same(work, expected)
+
+
+def test_a_prepared_template_gives_the_same_tensors_and_holds_no_model(tmp_path: Path, trained: Path) -> None:
+    """Bit for bit with one thread and with two, after a step on zeros there; a model of 45 MB leaves less than half."""
+    two = make_work(tmp_path / "two", threads=2)
+    assert run_worker(two) == 0
+    template = _ready(Template())
+    before = process_memory(template.pid).private_bytes
+    large = make_work(tmp_path / "large", run={"model": {"name": "resnet18", "input": [3, 32, 32]}})
+    template.prepare(large / "run.json", "full", 10**9)
+    assert template.is_ready is False
+    assert process_memory(_ready(template).pid).private_bytes - before < 20 * 10**6
+    template.prepare(trained / "run.json", "full", 10**9)
+    _ready(template)
+    for number, (threads, expected) in enumerate(((1, trained), (2, two), (1, trained))):
+        work = make_work(tmp_path / f"fork{number}", threads=threads)
+        assert isinstance(_end(_fork(template, work)), WorkerDone)
+        assert _same(work, expected)
+    template.end()
+
+
+@pytest.mark.parametrize("content", ["{", '{"name": 1}', None])
+def test_what_cannot_be_prepared_changes_nothing(tmp_path: Path, template: Template, content: str | None) -> None:
+    """A broken file of a run, none at all; and a model for which the budget has no room."""
+    run = tmp_path / "run.json"
+    if content is not None:
+        run.write_text(content)
+    template.prepare(run, "full", 10**9)
+    _ready(template)
+    small = make_work(tmp_path / "small", run={"model": {"name": "resnet18", "input": [3, 32, 32]}})
+    template.prepare(small / "run.json", "full", 1)
+    _ready(template)
+    assert isinstance(_end(_fork(template, make_work(tmp_path / "w"))), WorkerDone)
+
+
+def test_a_template_that_has_computed_with_two_threads_does_not_fork() -> None:
+    """The pool of a parallel region would be missing in the worker, which waits for it for ever."""
+    template = _ready(Template((sys.executable, "-c", PARALLEL)))
+    with pytest.raises(TemplateError, match=r"^the template has \d+ threads, expected 1$"):
+        template.fork(Path("/nowhere"), progress=1, log_file=2)
+    template.end()
 
 
 def test_a_fork_ends_in_every_way_that_a_new_process_does(tmp_path: Path, template: Template, trained: Path) -> None:
