@@ -29,7 +29,7 @@ def profile_options(profile: argparse.ArgumentParser) -> None:
 
 def planning_options(plan: argparse.ArgumentParser) -> None:
     """Add the options of `plan`."""
-    plan_options.add_subject(plan)
+    plan_options.add_subject(plan, many=True)
     budget = plan.add_mutually_exclusive_group()
     budget.add_argument("--budget", metavar="SIZE", help="of the whole worker process; default: what this device has")
     budget.add_argument("--training-budget", metavar="SIZE", help="of what training adds to a warmed-up worker")
@@ -110,11 +110,27 @@ def _profile(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from edge_client.measuring import plan_from_options  # loads torch
 
+    if options.models is not None:
+        _plan_many(options)
+        return
     what, choice = plan_from_options.find_plan(options)
     if options.format == "json":
         print(json.dumps(plan_from_options.to_json(choice), indent=1))
     else:
         print(plan_from_options.describe(what, choice))
+
+
+def _plan_many(options: argparse.Namespace) -> None:
+    from edge_client.measuring import plan_many  # loads torch
+
+    rows = plan_many.plan_all(options)
+    if options.format == "json":
+        print(json.dumps(list(rows), indent=1))
+        return
+    width = 40
+    print(f"{'model':<{width}}  fits  {'training':>9}  {'time':>5}  plan")
+    for row in rows:
+        print(plan_many.describe(row, width), flush=True)
 
 
 def _bench(options: argparse.Namespace) -> None:

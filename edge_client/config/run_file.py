@@ -50,9 +50,10 @@ class MethodSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
-    name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}")] = described(
+    name: Annotated[str, Matches(r"[a-z0-9_-]{1,64}|[a-z]{1,16}:[A-Za-z0-9_.-]{1,80}")] = described(
         "a built-in model: small-cnn, mlp, har-cnn, preresnet20, resnet10 to resnet152, densenet121 to densenet201, "
-        "vit-t-16, vit-s-8 to vit-s-12, har-transformer (coordinator models list)"
+        "vit-t-16, vit-s-8 to vit-s-12, har-transformer (coordinator models list); or a library's, such as "
+        "timm:mobilenetv3_small_100 or torchvision:resnet18, where it is installed"
     )
     input: tuple[Annotated[int, Between(1, 65536)], ...] = described(
         "shape of one sample: channels, height, width; of sensors channels, length"

@@ -25,6 +25,7 @@ from edge_client.device.probe import find_torch
 from edge_client.errors import FedfitError, MachineError
 from edge_client.measuring import subprocess_call
 from edge_client.methods import registry, user_methods
+from edge_client.models import library
 from edge_client.planning.rows import FORMAT, ModelRows, load_rows, save_rows
 from edge_client.records import Count, Hash, PlanRules, from_map, to_map
 
@@ -68,6 +69,7 @@ def job_for(
         "rules": [rules.groups, rules.auxiliary, rules.weight_copies, rules.step_copies],  # what parameters change
         "dtype": dtype,
         "threads": run.train.threads,
+        **({"library": library.version(section.name)} if section is not None and ":" in section.name else {}),
         "torch": torch.version if torch is not None else "",
         "machine": platform.machine(),
     }

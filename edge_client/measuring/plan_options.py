@@ -7,10 +7,16 @@ import argparse
 __all__ = ["add_subject"]
 
 
-def add_subject(parser: argparse.ArgumentParser) -> None:
-    """What is trained."""
+def add_subject(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
+    """What is trained; `many`: patterns of models are allowed."""
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="a built-in model: coordinator models list")
+    what.add_argument(
+        "--model", metavar="NAME", help="a built-in model: coordinator models list; or timm:NAME, torchvision:NAME"
+    )
+    if many:
+        what.add_argument(
+            "--models", metavar="PATTERN,...", help="a table of all that match: 'timm:mobilenet*,timm:efficientnet*'"
+        )
     what.add_argument("--task", metavar="FILE:OBJ", help="a model of your own: defects.py:task")
     parser.add_argument("--input", metavar="SHAPE", help="shape of one sample, such as 3x96x96")
     parser.add_argument("--classes", metavar="N", type=int, default=10, help="default: %(default)s")

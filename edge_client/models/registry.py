@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge_client.config.tables import parse_table
 from edge_client.errors import InputError, NoSuchNameError
-from edge_client.models import slicing
+from edge_client.models import library, slicing
 from edge_client.models.built_in import FAMILIES, MODELS, BuiltIn
 from edge_client.models.options import MAX_ELEMENTS
 from edge_client.models.slicing import FULL, SliceSpec
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from edge_client.models.contract import Model
+    from edge_client.models.found_units.result import FoundUnits
 
 __all__ = [
     "build",
@@ -83,10 +84,20 @@ def build(
     num_classes: int,
     options: Mapping[str, Any],
     spec: SliceSpec = FULL,
+    units: FoundUnits | None = None,
 ) -> Model:
-    """The model, or a slice of it, with random weights from torch's global generator; raises as `validate` does."""
+    """The model, or a slice of it, with random weights from torch's global generator; raises as `validate` does.
+
+    `units` are those of a library's model that came with the run.
+    """
     from edge_client.models.contract import from_sequential
 
+    if library.is_of_library(name):
+        from edge_client.models.user_module import adopt
+
+        module = _of_library(name, input_shape, num_classes, options)
+        model = adopt(module, None, input_shape=input_shape, num_classes=num_classes, found=units)
+        return model if spec == FULL else slicing.shorten(model, spec)
     return from_sequential(_layers(name, input_shape, num_classes, options, spec), input_shape=input_shape)
 
 
@@ -107,15 +118,20 @@ def skeleton(name: str, *, input_shape: Sequence[int], num_classes: int, options
     """The units in order, with shapes but without memory for their values; raises as `build`."""
     from edge_client.models.contract import Model, children_of
 
-    return Model(children_of(_empty(name, input_shape, num_classes, options, FULL)))
+    if library.is_of_library(name):
+        return build(name, input_shape=input_shape, num_classes=num_classes, options=options)
+    layers = _empty(name, input_shape, num_classes, options, FULL)
+    return Model(children_of(layers))
 
 
 def _empty(
     name: str, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any], spec: SliceSpec
-) -> nn.Sequential:
+) -> nn.Module:
     import torch
 
     with torch.device("meta"):  # nothing is run on it: that would load 77 MB of torch's shape functions
+        if library.is_of_library(name):
+            return _of_library(name, input_shape, num_classes, options)
         return _layers(name, input_shape, num_classes, options, spec)
 
 
@@ -130,7 +146,20 @@ def _layers(
     return _built_in(name).layers(tuple(input_shape), num_classes, parsed, spec)
 
 
+def _of_library(name: str, input_shape: Sequence[int], num_classes: int, options: Mapping[str, Any]) -> nn.Module:
+    return library.build(name, tuple(input_shape), num_classes, _parse(name, input_shape, options))
+
+
+def _no_layers(*_: Any) -> nn.Sequential:
+    raise AssertionError("a library's model is adopted, not put together from layers")
+
+
+_OF_LIBRARY = BuiltIn(library.LibraryOptions, library.check, _no_layers, (3, 224, 224))
+
+
 def _built_in(name: str) -> BuiltIn:
+    if library.is_of_library(name):
+        return _OF_LIBRARY
     if name not in MODELS:
         raise NoSuchNameError.of("model", name, names())
     return MODELS[name]

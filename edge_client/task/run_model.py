@@ -17,6 +17,7 @@ from edge_client.config.run_file import RunFile
 from edge_client.errors import InputError, PayloadError
 from edge_client.models import registry, user_module
 from edge_client.models.contract import Model
+from edge_client.models.found_units.model import FoundModel
 from edge_client.models.found_units.result import FoundUnits
 from edge_client.models.normalised import normalise_inputs
 from edge_client.models.slicing import FULL, SliceSpec, shorten
@@ -35,7 +36,7 @@ class Recipe:
     run: RunFile
     task: Task | None = None
     path: str = ""  # of the task's file, for messages
-    units: FoundUnits | None = None  # of the task's model, as the server found them
+    units: FoundUnits | None = None  # of the model, as the server found them
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
@@ -77,6 +78,7 @@ class Recipe:
                 num_classes=num_classes,
                 options=section.options,
                 spec=FULL if spec.model else spec,
+                units=self.units if section is self.run.model else None,
             )
         assert self.task is not None
         with UserCode(self.path, "model()"):
@@ -96,7 +98,11 @@ class Recipe:
             )
         assert self.task is not None
         with UserCode(self.path, "model()"):
-            return user_module.parts(self.task.model(num_classes), self.task.units)
+            module = self.task.model(num_classes)
+            model = user_module.parts(module, self.task.units)
+            if not isinstance(model, FoundModel):
+                return model
+            return user_module.adopt(module, None, input_shape=input_shape, num_classes=num_classes, found=self.units)
 
     def build_weights(self) -> Model:
         """The model as far as it can be made without data: enough for names and first values of its tensors."""

@@ -12,6 +12,7 @@ from edge_client.data.labels import UnknownClassError
 from edge_client.errors import FedfitError, InputError, NoSuchNameError, NothingFitsError
 from edge_client.methods import user_methods
 from edge_client.models.found_units.result import UnitsDifferError
+from edge_client.models.library import LibraryMissingError
 
 __all__ = ["DeclinedError", "declines", "declines_user_method"]
 
@@ -33,6 +34,8 @@ def declines(code: str, *, unknown: str | None = None) -> Iterator[None]:
         raise DeclinedError("unknown_class", str(error)) from error
     except NoSuchNameError as error:
         raise DeclinedError(unknown or code, str(error)) from error
+    except LibraryMissingError as error:
+        raise DeclinedError("library_missing", str(error)) from error
     except UnitsDifferError as error:
         raise DeclinedError("units_differ", str(error)) from error
     except NothingFitsError as error:

@@ -61,10 +61,10 @@ def set_up(assignment: Assignment, cache: ProcessCache) -> RunSetup:
 
 
 def _found_units(assignment: Assignment) -> FoundUnits | None:
-    """Units of a task's model that came with it; kept for a calibration, which has no model file."""
+    """Units of the model that came with it; kept for a calibration, which has no model file."""
     order = assignment.order
     paths = [order.parts[key] for key in ("model", f"slice:{order.slice}") if key in order.parts]
-    units = found_units(read_header(Path(paths[0])).meta) if paths and assignment.run.task is not None else None
+    units = found_units(read_header(Path(paths[0])).meta) if paths else None
     if units is not None:
         remember(units)
     return units
