@@ -19,9 +19,10 @@ import errno
 import os
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["in_round", "load", "point", "scale"]
+__all__ = ["bound", "in_round", "load", "point", "scale"]
 
 _KINDS = "kill|kill-broker|stop|enospc|eio|halve"
 
@@ -68,6 +69,23 @@ def in_round(number: int | None) -> None:
     """Set the round that this process works on, for faults that name one."""
     global _round
     _round = number
+
+
+def bound(action: Callable[[], None]) -> Callable[[], None]:
+    """The action, to be done later: the faults on its way are those of the round that this process works on now."""
+    if _faults is None:
+        return action
+    number = _round
+
+    def act() -> None:
+        before = _round
+        in_round(number)
+        try:
+            action()
+        finally:
+            in_round(before)
+
+    return act
 
 
 def point(name: str) -> None:

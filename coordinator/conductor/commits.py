@@ -6,10 +6,11 @@ what is sent of the version (`model_parts`).
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from coordinator.aggregation.jobs import FoldedModel, FoldJob, NormaliseJob, StudyJob, StudyTimes, UpdateRef
 from coordinator.conductor.active_run import ActiveRun
@@ -27,9 +28,11 @@ from edge_client.data.input_sums import SUMS_ROUND
 from edge_client.logs import about
 from edge_client.transport.blobs import BlobStore
 
-__all__ = ["Commits"]
+__all__ = ["ANNOUNCEMENT", "Commits"]
 
 log = logging.getLogger(__name__)
+
+ANNOUNCEMENT = "announcement"  # the setting that keeps the newest one
 
 
 class Commits:
@@ -44,7 +47,7 @@ class Commits:
         models: ModelFiles,
         comparisons: Comparisons,
         retention: Retention,
-        announce: Callable[[dict[str, Any]], None],
+        announce: Callable[[str], None],
         save_traffic: Callable[[], None],
         handle: Callable[[Event, float], None],
     ) -> None:
@@ -142,8 +145,10 @@ class Commits:
         """Tell all devices that a round has ended, and delete what it does not need any more."""
         round_, version = announce.round, announce.version
         if not run.row.dry:
-            self._announce({"run": run.id, "round": round_.number, "version": version, "sha256": run.model.sha256})
-        faults.point("coordinator.announced")
+            news = {"run": run.id, "round": round_.number, "version": version, "sha256": run.model.sha256}
+            self._store.settings.set(ANNOUNCEMENT, json.dumps(news))  # a start after a kill says it again
+            self._announce(json.dumps(news))
+        self._store.after_commit(partial(faults.point, "coordinator.announced"))
         self._retention.round_announced(round_, version)
         self._save_traffic()
         self._store.rounds.announce(run.id, round_.number, round_.attempt, run.clock.end())

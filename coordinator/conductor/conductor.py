@@ -16,7 +16,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from coordinator.aggregation.job_child import JobChild
 from coordinator.conductor.active_run import NUM_DROP_RATE_LEASES, ActiveRun, ActiveRunLoader
@@ -89,7 +88,7 @@ class Conductor:
         traffic: TrafficMeter,
         aggregation: JobChild,
         send: Callable[[str, Message], None],
-        announce: Callable[[dict[str, Any]], None],
+        announce: Callable[[str], None],
         roster: Roster,
         epoch: int,
         simulated: bool = False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 from coordinator.fleet.downloads import Downloads
 from coordinator.fleet.uploads import Uploads
@@ -57,7 +58,13 @@ class Retention:
         self._drop_all(held.values())
 
     def drop(self, sha256: str) -> None:
-        """Delete a blob unless it is needed: another device may have sent, or may be sending, the same bytes."""
+        """Delete a blob unless it is needed: another device may have sent, or may be sending, the same bytes.
+
+        The row that named it must be gone for good first, so it is looked at when everything so far is durable.
+        """
+        self._store.after_commit(partial(self._drop_now, sha256))
+
+    def _drop_now(self, sha256: str) -> None:
         is_shared = sha256 in self._num_holding or self._uploads.expects(sha256)
         if not is_shared and not self._store.blob_references.is_needed(sha256, RETAINED_MODELS):
             self._delete(sha256)
@@ -79,7 +86,7 @@ class Retention:
     def round_announced(self, round_: RoundRow, version: int) -> None:
         """A round's updates have become a version: delete them, and the version that is too old now."""
         for update in self._store.updates.of_attempt(round_.run, round_.number, round_.attempt):
-            self._delete(update.sha256)
+            self._store.after_commit(partial(self._delete, update.sha256))
         old = self._store.models.get(round_.run, version - RETAINED_MODELS)
         if old is not None:
             self.drop_version(old)

@@ -16,7 +16,6 @@ from coordinator.fleet.roster import Roster
 from coordinator.fleet.traffic import TrafficMeter
 from coordinator.fleet.uploads import Uploads
 from coordinator.server.outbox import Outbox
-from edge_client import faults
 from edge_client.errors import PayloadError
 from edge_client.logs import about
 from edge_client.wire.messages import Accept, Decline, Deployed, Heartbeat, Hello, Message, Offer, Pull
@@ -87,8 +86,7 @@ class Router:
         if self._roster.presence(device) is not None:
             self._traffic.count(device, up=len(payload))
         if reply is not None:
-            self._outbox.publish(device, "cmd", reply)
-            faults.point("coordinator.sent.welcome")
+            self._outbox.publish(device, "cmd", reply, fault="welcome")
         if message is not None:
             self._dispatch(device, message, now)
 

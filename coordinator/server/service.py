@@ -4,8 +4,8 @@ Covers: starting and recovering, the order of work in a turn of the loop, the st
 Does not cover: what devices publish (`router`), what is published to them (`outbox`), deciding (`rounds`), carrying out
 (`conductor`), answering people (`requests`). Never imports torch.
 
-A full disk makes it start over from what is stored, as after a crash, until there is space; nothing acknowledged is
-lost, because nothing is acknowledged before it is stored.
+A turn of the loop is one durable commit (`store.turn`). A full disk makes it start over from what is stored, as after a
+crash, until there is space; nothing acknowledged is lost, because nothing is acknowledged before it is stored.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Protocol
 
 from coordinator.aggregation.job_child import JobChild, aggregator
 from coordinator.broker.broker import EmbeddedBroker
+from coordinator.conductor.commits import ANNOUNCEMENT
 from coordinator.conductor.conductor import Conductor
 from coordinator.control import Answer, ControlServer
 from coordinator.fleet.deployments import Deployments
@@ -227,7 +228,7 @@ class Service:
         opened.callback(self._aggregation.forget_jobs)
         self._transport = transport = self._connect(self._on_event)
         self.traffic = TrafficMeter()
-        self.outbox = Outbox(transport, self.topics, self.roster, self.traffic)
+        self.outbox = Outbox(transport, self.topics, self.roster, self.traffic, after_commit=self.store.after_commit)
         opened.callback(self._disconnect, transport)
         transport.subscribe(self.topics.coordinator_subscribes())
         self.uploads = Uploads(self.blobs, arrived=self._from_thread, steady=options.simulated)
@@ -306,10 +307,15 @@ class Service:
     # the loop
 
     def _turn(self, control: ControlServer) -> None:
+        """What is read and done in one turn is durable before anybody hears of it; requests of people come after that.
+
+        The store's transaction begins with the first write, so nothing is open while this waits.
+        """
         assert self._transport is not None
-        ready = self._transport.poll(self.wait_s(), [*control.fds(), *self.fds()])
+        with self.store.turn():
+            ready = self._transport.poll(self.wait_s(), [*control.fds(), *self.fds()])
+            self.attend(ready)
         control.serve(ready)
-        self.attend(ready)
         self._supervisor.alive(time.monotonic())
 
     def fds(self) -> list[int]:
@@ -367,6 +373,8 @@ class Service:
                 log.info("connected to the broker")
                 self._was_connected = self.connected = True
                 self.outbox.announce_state(f"online {self.epoch}")
+                if (news := self.store.settings.get(ANNOUNCEMENT)) and not self._options.simulated:
+                    self.outbox.announce(news)
             case Disconnected():
                 if self._broker is None and not self._was_connected:  # somebody else's, and just typed: tell who did
                     raise NetworkError(f"cannot use the broker {', '.join(self.brokers)}: {event.reason}")

@@ -1,13 +1,18 @@
 """The contract of the store: one protocol per group of rows, and `Store`, which holds one of each.
 
-Each method that writes is one transaction, durable when it returns. The callers keep the order that makes a crash
-harmless: blob before row, row before receipt, commit before announcement. Rows are records of `rows`; the tests in
-`tests/contracts` run over every implementation.
+Each method that writes takes effect as a whole or not at all. It is durable when it returns, or inside of a turn
+(`Store.turn`) when the turn ends: a turn of the coordinator's loop is one durable transaction, and what it tells others
+waits for that (`Store.after_commit`). Methods that read see all that was written before, also inside of a turn.
+
+The callers keep the order that makes a crash harmless: blob before row, row before receipt, commit before announcement.
+Rows are records of `rows`; the tests in `tests/contracts` run over every implementation. `turn.GroupCommit` has the
+turn's rules for any engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -373,7 +378,21 @@ class Store(Protocol):
     @property
     def blob_references(self) -> BlobReferences: ...
 
+    def turn(self) -> AbstractContextManager[None]:
+        """Make one durable transaction of all that is written inside; at its end, do what waits for it, in order.
+
+        The transaction begins at the first write. An error inside, or at the commit, rolls back all of it, drops what
+        waits, and is raised: the caller's memory is ahead of the store then, so it starts over from the store. Turns
+        are not nested.
+        """
+
+    def after_commit(self, action: Callable[[], None]) -> None:
+        """Do this as soon as all that was written so far is durable: at once outside of a turn, else at its end."""
+
     def backup(self, path: Path) -> None:
-        """Copy everything into a new file, consistently, while the store is in use."""
+        """Copy everything that is committed into a new file, consistently, while the store is in use.
+
+        Not inside of a turn.
+        """
 
     def close(self) -> None: ...

@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from coordinator.store.row_codec import from_columns, to_columns
 from coordinator.store.schema import LAYOUT, MIGRATIONS, SCHEMA
-from edge_client import durable, faults
+from coordinator.store.turn import GroupCommit
+from edge_client import durable
 from edge_client.errors import DiskFullError, MachineError
 
 __all__ = ["Database", "Transaction", "read_meta"]
@@ -58,6 +59,15 @@ class Database:
             self._connection.row_factory = sqlite3.Row
             if not read_only:
                 self._migrate()
+        self.commits = GroupCommit(
+            commit=self._connection.commit,
+            rollback=self._roll_back,
+            errors=lambda what: _disk_errors(f"cannot save ({what})"),
+        )
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.rollback()
 
     def _migrate(self) -> None:
         try:
@@ -77,19 +87,9 @@ class Database:
 
     @contextmanager
     def transaction(self, point: str) -> Iterator[Transaction]:
-        """Commit what happens inside, durably, or roll all of it back and raise.
-
-        Fault points: `store.<point>.commit`, `store.<point>.committed`.
-        """
-        with _disk_errors(f"cannot save ({point})"):
-            try:
-                yield Transaction(self._connection)
-                faults.point(f"store.{point}.commit")
-                self._connection.commit()
-                faults.point(f"store.{point}.committed")
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.rollback()
+        """All statements inside take effect, or none and an error is raised; durable as `turn` describes it."""
+        with self.commits.write(point):
+            yield Transaction(self._connection)
 
     def read(self, query: str, *arguments: object) -> list[sqlite3.Row]:
         """All rows of a query, as columns."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from coordinator.store.blob_references import BlobReferenceQueries
@@ -43,6 +45,14 @@ class SqliteStore:
         self.deployments = DeploymentTable(self._database)
         self.page_access = PageAccessTables(self._database)
         self.blob_references = BlobReferenceQueries(self._database)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Make one durable transaction of what is written inside, then do what waits for it."""
+        return self._database.commits.turn()
+
+    def after_commit(self, action: Callable[[], None]) -> None:
+        """Do this once all that was written so far is durable."""
+        self._database.commits.after(action)
 
     def backup(self, path: Path) -> None:
         """Copy everything into a new file, consistently, while the store is in use."""

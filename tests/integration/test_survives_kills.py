@@ -48,6 +48,9 @@ COORDINATOR_POINTS = (
     "store.traffic.commit",
     "store.announce.commit",
     "store.announce.committed",
+    "turn.commit",
+    "turn.committed",
+    "turn.told",
 )
 DAEMON_POINTS = (
     "daemon.assign.rename",
@@ -139,7 +142,7 @@ def _assert_counted_once(fleet: Fleet, rounds: int) -> None:
 def test_a_killed_coordinator_or_aggregator_changes_no_model(
     tmp_path: Path, undisturbed: Undisturbed, rounds: int
 ) -> None:
-    """31 points of the coordinator and its aggregator: five or six per round, or one."""
+    """34 points of the coordinator and its aggregator: five or six per round, or one."""
     faults = _faults(rounds, tmp_path / "coordinator.faults", kill=COORDINATOR_POINTS)
     _assert_survived(tmp_path, undisturbed, rounds, {"coordinator": faults})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from conductor_bench import Bench
 from rows import digest, lease_row, model_row, part_row, round_row, update_row
 
 from coordinator.conductor.active_run import ActiveRun
-from coordinator.conductor.commits import Commits
+from coordinator.conductor.commits import ANNOUNCEMENT, Commits
 from coordinator.conductor.comparisons import Comparisons
 from coordinator.rounds.events import Folded
 from coordinator.rounds.frozen_set import fold_of
@@ -20,7 +21,7 @@ from coordinator.rounds.instructions import Announce, Commit, Fold
 from coordinator.store.rows import LeftOutRow
 
 
-def _commits(bench: Bench, announced: list[dict[str, Any]] | None = None) -> Commits:
+def _commits(bench: Bench, announced: list[str] | None = None) -> Commits:
     return Commits(
         store=bench.store,
         blobs=bench.blobs,
@@ -108,12 +109,14 @@ def test_an_announcement_deletes_the_updates_and_writes_that_the_round_is_over(
     make_bench: Callable[..., Bench],
 ) -> None:
     """All devices are told the version; what travelled is written before the round is."""
-    bench, announced = make_bench(), list[dict[str, Any]]()
+    bench, announced = make_bench(), list[str]()
     run, fold = _frozen(bench)
     commits = _commits(bench, announced)
     commits.commit(run, Commit(fold.round, model_row(1)))
     commits.announce(run, Announce(fold.round, 1))
-    assert announced == [{"run": "r-1", "round": 1, "version": 1, "sha256": model_row(1).sha256}]
+    (news,) = announced
+    assert json.loads(news) == {"run": "r-1", "round": 1, "version": 1, "sha256": model_row(1).sha256}
+    assert bench.store.settings.get(ANNOUNCEMENT) == news
     assert not bench.blobs.has(digest("update of a"))
     (row,) = bench.store.rounds.all("r-1")
     assert (row.state, row.bytes_up, row.bytes_down) == ("ANNOUNCED", 1, 2)
@@ -121,7 +124,7 @@ def test_an_announcement_deletes_the_updates_and_writes_that_the_round_is_over(
 
 def test_a_dry_run_announces_nothing_to_devices(make_bench: Callable[..., Bench]) -> None:
     """Its round is written as over all the same."""
-    bench, announced = make_bench(), list[dict[str, Any]]()
+    bench, announced = make_bench(), list[str]()
     bench.add_run(dry=True)
     run = bench.active_run(round_row(goal=0, quorum=0), lease_row(1, train=False))
     assert run.machine.round is not None
