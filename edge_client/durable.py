@@ -11,7 +11,7 @@ import errno
 import fcntl
 import hashlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from edge_client import faults
@@ -28,6 +28,7 @@ __all__ = [
     "is_claimed",
     "make_dir",
     "publish",
+    "publish_all",
     "relaxed",
     "sha256_file",
     "sync_dir",
@@ -82,13 +83,25 @@ def publish(temporary: Path, final: Path, *, point: str, sync: bool = True) -> N
     can be fetched again) there is no such point, and a power cut may leave anything under the name.
     """
     if sync:
-        faults.point(f"{point}.sync")
-        _sync(temporary, os.O_RDONLY)
+        publish_all([(temporary, final)], point=point)
+        return
     faults.point(f"{point}.rename")
     os.replace(temporary, final)
-    if sync:
-        sync_dir(final.parent)
     faults.point(f"{point}.done")
+
+
+def publish_all(files: Sequence[tuple[Path, Path]], *, point: str) -> None:
+    """`publish`, durably, for several files at once: each folder that they are in is synced once."""
+    for temporary, _ in files:
+        faults.point(f"{point}.sync")
+        _sync(temporary, os.O_RDONLY)
+    for temporary, final in files:
+        faults.point(f"{point}.rename")
+        os.replace(temporary, final)
+    for folder in dict.fromkeys(final.parent for _, final in files):
+        sync_dir(folder)
+    for _ in files:
+        faults.point(f"{point}.done")
 
 
 def write_bytes(path: Path, data: bytes, *, point: str, mode: int = 0o600) -> None:

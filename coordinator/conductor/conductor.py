@@ -30,6 +30,7 @@ from coordinator.conductor.obstacles import Obstacles
 from coordinator.conductor.retention import Retention
 from coordinator.conductor.run_jobs import RunJobs
 from coordinator.conductor.server_evaluations import ServerEvaluations
+from coordinator.conductor.update_rows import UpdateRows
 from coordinator.fleet.downloads import Downloads
 from coordinator.fleet.roster import Roster
 from coordinator.fleet.traffic import TrafficMeter
@@ -61,7 +62,7 @@ from coordinator.store.rows import ModelRow, RunRow
 from edge_client import faults
 from edge_client.config.run_file import RunFile
 from edge_client.logs import about
-from edge_client.records import TrainingPlan, to_map
+from edge_client.records import TrainingPlan
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.messages import Cancel, Decline, Message, Offer, Receipt
 
@@ -106,6 +107,7 @@ class Conductor:
         self._obstacles = Obstacles(roster)
         self._loader = ActiveRunLoader(store=store, blobs=blobs, roster=roster, epoch=epoch, simulated=simulated)
         self._traffic = traffic
+        self._update_rows = UpdateRows(store=store, blobs=blobs, roster=roster, traffic=traffic)
         self._retention = Retention(store=store, blobs=blobs, uploads=uploads, downloads=downloads)
         self._jobs = jobs = RunJobs(aggregation, fail=lambda run_id, reason: self._lifecycle.fail(run_id, reason))
         self._models = models = ModelFiles(store=store, blobs=blobs, jobs=jobs)
@@ -334,7 +336,7 @@ class Conductor:
                     self._uploads.drop(device)
                     self._send(device, Cancel(lease=lease))
                 case SaveUpdate():
-                    self._save_update(run, instruction)
+                    self._update_rows.save(run, instruction)
                 case SaveScore():
                     self._evaluations.save_score(run, instruction)
                 case Judge(version):
@@ -377,24 +379,6 @@ class Conductor:
             whose = about(device=device, run=lease.run, round=lease.round) if lease else {}
             detail = f": {closed.detail!r}" if closed.detail else ""
             log.warning("%s: %s (%s%s)", device, closed.state, closed.code, detail, extra=whose)
-
-    def _save_update(self, run: ActiveRun, saved: SaveUpdate) -> None:
-        """With what travelled for it: whatever becomes of this process, those bytes are counted once."""
-        lease = run.machine.leases.get(saved.lease)  # None if the machine is past its round
-        traffic = self._traffic.take(lease.device) if lease is not None else {}
-        moments, phases = run.clock.of_lease(saved.lease)
-        self._store.updates.save(saved.update, saved.evaluation, saved.lease, traffic, moments=moments, phases=phases)
-        run.work.stored(saved)
-        if lease is not None:
-            self._describe_device(run, lease.device)
-
-    def _describe_device(self, run: ActiveRun, device: str) -> None:
-        """Save once what a device was in this run."""
-        present = self._roster.presence(device)
-        if present is not None and device not in run.described:
-            run.described.add(device)
-            info = {"client": present.client, "profile": to_map(present.profile)}
-            self._store.runs.save_device_info(run.id, device, {**info, "labels": self._roster.labels_of(device)})
 
     def _commit(self, run: ActiveRun, commit: Commit) -> None:
         self._commits.commit(run, commit)

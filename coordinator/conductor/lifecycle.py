@@ -17,6 +17,7 @@ from coordinator.aggregation.jobs import CalibrateJob, Calibration, InitJob, Wri
 from coordinator.conductor.model_files import ModelFiles
 from coordinator.conductor.retention import Retention
 from coordinator.conductor.run_jobs import RunJobs
+from coordinator.conductor.update_rows import has_update
 from coordinator.store.base import Store
 from coordinator.store.rows import ModelRow, RunRow
 from edge_client.config.run_file import RunFile
@@ -89,7 +90,7 @@ class Lifecycle:
         if last is None or last.state not in ("RUNNING", "FROZEN"):
             return
         for update in self._store.updates.of_attempt(run_id, last.number, last.attempt):
-            if not self._blobs.verified(update.sha256):
+            if not has_update(self._store, self._blobs, update):
                 what = "the update of %s is missing or damaged on disk: asking for it again"
                 log.warning(what, update.device, extra=about(device=update.device, run=run_id, round=last.number))
                 self._store.updates.drop(update)

@@ -2,19 +2,21 @@
 
 Uploads are pulled by grants: at most 4 MiB under way per device and 12 MiB in all, because a broker cuts a consumer
 that falls 64 MB behind, and because uploads that end one after the other are hashed, synced and checked while the next
-ones come. First come, first served: a fast device takes a full window, a slow one has a small window by itself and
-keeps nobody waiting.
+ones come. Those that have ended meanwhile are synced together; small ones (`small_uploads`) need no sync. First come,
+first served: a fast device takes a full window, a slow one has a small window by itself and keeps nobody waiting.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
+from coordinator.fleet.small_uploads import SMALL_UPDATE_BYTES, SmallIncoming
 from edge_client import durable
 from edge_client.errors import DiskFullError, MachineError, PayloadError
 from edge_client.transport.blobs import BlobStore, Incoming
@@ -28,6 +30,7 @@ _TOTAL_BYTES = 12 << 20
 _MAX_OPEN = 256  # uploads with open files; the others wait for their turn
 _PARK_AFTER_S = 60.0  # an upload that was asked for and brings nothing waits again, if others do
 _MAX_MISMATCHES = 5
+_BATCH_BYTES = 8 << 20  # what is synced together: the first of a batch waits for the last
 _REVIEW_EVERY_S = 0.25  # how often to look whether devices fell silent
 
 
@@ -46,7 +49,7 @@ class _Upload:
     device: str
     offer: Offer
     turn: int  # who has the smallest is asked first
-    incoming: Incoming | None = None
+    incoming: Incoming | SmallIncoming | None = None
     finishing: bool = False
     outstanding_bytes: int = 0  # as they are in the total
     silent_since: float | None = None  # it was asked then, and nothing came since
@@ -182,14 +185,7 @@ class Uploads:
 
     def _open_files(self, upload: _Upload) -> None:
         with durable.disk_errors(f"cannot store the update of {upload.device!r}"):
-            upload.incoming = Incoming(
-                self._blobs,
-                upload.offer.lease,
-                sha256=upload.offer.sha256,
-                length=upload.offer.length,
-                max_window_bytes=_PER_DEVICE_BYTES,
-                point="upload",
-            )
+            upload.incoming = self._incoming(upload.offer)
         upload.incoming.num_mismatches = upload.num_mismatches
         upload.silent_since = None
         del self._waiting[upload.device]
@@ -199,10 +195,31 @@ class Uploads:
         else:
             self._note_asked(upload)
 
+    def _incoming(self, offer: Offer) -> Incoming | SmallIncoming:
+        whole: dict[str, Any] = {
+            "sha256": offer.sha256,
+            "length": offer.length,
+            "max_window_bytes": _PER_DEVICE_BYTES,
+        }
+        if offer.length <= SMALL_UPDATE_BYTES:
+            return SmallIncoming(self._blobs, **whole)
+        return Incoming(self._blobs, offer.lease, point="upload", **whole)
+
     def _finish(self, upload: _Upload) -> None:
         upload.finishing = True
         self._note_asked(upload)
-        self._to_finish.put(upload)
+        if isinstance(upload.incoming, SmallIncoming):
+            self._finish_small(upload, upload.incoming)
+        else:
+            self._to_finish.put(upload)
+
+    def _finish_small(self, upload: _Upload, incoming: SmallIncoming) -> None:
+        path, error = None, None
+        try:
+            path = incoming.finish()
+        except (PayloadError, MachineError) as problem:
+            error = problem
+        self._arrived(FinishedUpload(device=upload.device, offer=upload.offer, path=path, error=error))
 
     def lost_connection(self, device: str | None = None) -> None:
         """Nothing that was asked for will come; None: of nobody."""
@@ -236,19 +253,44 @@ class Uploads:
     def _end(self, upload: _Upload) -> None:
         if upload.incoming is not None:
             upload.incoming.close()
-        self._blobs.discard(upload.offer.lease)
+        if upload.offer.length > SMALL_UPDATE_BYTES:
+            self._blobs.discard(upload.offer.lease)
 
     def _finish_all(self) -> None:
-        """Hashing and syncing 45 MB takes a tenth of a second: beside the loop, one after the other."""
-        while upload := self._to_finish.get():
-            assert upload.incoming is not None
-            path, error = None, None
+        """Hashing and syncing 45 MB takes a tenth of a second: beside the loop, what waits in one batch."""
+        is_over = False
+        while not is_over and (upload := self._to_finish.get()):
+            batch = [upload]
+            while sum(upload.offer.length for upload in batch) < _BATCH_BYTES and not self._to_finish.empty():
+                following = self._to_finish.get()
+                if following is None:
+                    is_over = True
+                    break
+                batch.append(following)
+            self._finish_batch(batch)
+
+    def _finish_batch(self, batch: Sequence[_Upload]) -> None:
+        errors: dict[int, PayloadError | MachineError] = {}
+        right: dict[str, Path] = {}
+        for number, upload in enumerate(batch):
+            assert isinstance(upload.incoming, Incoming)
             try:
                 with durable.disk_errors(f"cannot store the update of {upload.device!r}"):
-                    path = upload.incoming.finish()
-                upload.incoming.close()
+                    upload.incoming.check()
+                right[upload.offer.sha256] = upload.incoming.part
             except (PayloadError, MachineError) as problem:
-                error = problem
+                errors[number] = problem
+        try:
+            self._blobs.adopt_all(right, point="upload")
+        except MachineError as problem:
+            errors = {number: errors.get(number, problem) for number in range(len(batch))}
+        for number, upload in enumerate(batch):
+            assert isinstance(upload.incoming, Incoming)
+            error = errors.get(number)
+            if error is None:
+                upload.incoming.discard_map()
+                upload.incoming.close()
+            path = self._blobs.path(upload.offer.sha256) if error is None else None
             self._arrived(FinishedUpload(device=upload.device, offer=upload.offer, path=path, error=error))
 
     def settle(self, arrived: FinishedUpload) -> bool:

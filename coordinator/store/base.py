@@ -224,8 +224,15 @@ class Updates(Protocol):
         *,
         moments: Mapping[str, float] = {},
         phases: Mapping[str, float] = {},
+        body: bytes | None = None,
     ) -> None:
-        """Save an update, its evaluation, the end and the times of its lease, and what travelled (`Traffic`)."""
+        """Save an update, its evaluation, the end and the times of its lease, and what travelled (`Traffic`).
+
+        `body` has the bytes of a small update, which `body` returns until the round is announced or abandoned.
+        """
+
+    def body(self, lease_id: str) -> bytes | None:
+        """Return the bytes of the update that a lease brought, if they were saved with it and its round is open."""
 
     def drop(self, update: UpdateRow) -> None:
         """Forget an update whose blob is lost, and offer its lease again; a frozen round runs again."""

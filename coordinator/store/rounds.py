@@ -8,6 +8,7 @@ from coordinator.store.base import Rounds
 from coordinator.store.database import Database
 from coordinator.store.row_codec import to_column
 from coordinator.store.rows import LeaseRow, LeftOutRow, ModelRow, RoundRow
+from coordinator.store.updates import forget_bodies
 
 __all__ = ["RoundTable"]
 
@@ -64,6 +65,7 @@ class RoundTable(Rounds):
 
     def announce(self, run_id: str, number: int, attempt: int, moments: Mapping[str, float] = {}) -> None:
         with self._database.transaction("announce") as transaction:
+            forget_bodies(transaction, run_id, number, attempt)
             transaction.execute(
                 """UPDATE round SET state = 'ANNOUNCED', moments = ?4,
                        bytes_up = (SELECT coalesce(sum(up), 0) FROM traffic WHERE run = ?1),
@@ -76,6 +78,7 @@ class RoundTable(Rounds):
 
     def abandon(self, run_id: str, number: int, attempt: int, reason: str) -> None:
         with self._database.transaction("abandon") as transaction:
+            forget_bodies(transaction, run_id, number, attempt)
             transaction.execute(
                 "UPDATE round SET state = 'ABANDONED', reason = ? WHERE run = ? AND number = ? AND attempt = ?",
                 *(reason, run_id, number, attempt),

@@ -26,6 +26,7 @@ _TABLES_OF_A_RUN = (
     "deployment",
     "model",
 )
+_FORGET_BODIES = "DELETE FROM small_blob WHERE lease IN (SELECT lease FROM update_ WHERE run = ?)"
 
 
 class RunTable(Runs):
@@ -40,6 +41,7 @@ class RunTable(Runs):
 
     def remove(self, run_id: str) -> None:
         with self._database.transaction("run") as transaction:
+            transaction.execute(_FORGET_BODIES, run_id)
             for table in _TABLES_OF_A_RUN:
                 transaction.execute(f"DELETE FROM {table} WHERE run = ?", run_id)
             transaction.execute("DELETE FROM run WHERE id = ?", run_id)
@@ -75,6 +77,7 @@ class RunTable(Runs):
     def fail(self, run_id: str, reason: str) -> None:
         with self._database.transaction("run-state") as transaction:
             transaction.execute("UPDATE run SET state = 'failed', reason = ? WHERE id = ?", reason, run_id)
+            transaction.execute(_FORGET_BODIES, run_id)
             transaction.execute(
                 "UPDATE round SET state = 'ABANDONED', reason = ? WHERE run = ? AND state IN ('RUNNING', 'FROZEN')",
                 reason,

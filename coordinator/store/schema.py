@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["LAYOUT", "MIGRATIONS", "SCHEMA"]
 
-LAYOUT: Final = 10  # kept in the file as its `user_version`
+LAYOUT: Final = 11  # kept in the file as its `user_version`
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE device (name TEXT PRIMARY KEY, key TEXT NOT NULL, password TEXT NOT NULL, labels TEXT NOT NULL) STRICT;
@@ -46,6 +46,7 @@ CREATE TABLE update_ (
     lease TEXT NOT NULL UNIQUE, sha256 TEXT NOT NULL, length INTEGER NOT NULL, num_samples INTEGER NOT NULL,
     norm REAL NOT NULL, report TEXT NOT NULL, PRIMARY KEY (run, round, attempt, device)
 ) STRICT;
+CREATE TABLE small_blob (lease TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT;
 CREATE INDEX update_device ON update_ (run, device, round);
 CREATE TABLE evaluation (
     run TEXT NOT NULL, version INTEGER NOT NULL, device TEXT NOT NULL, num_samples INTEGER NOT NULL,
@@ -153,5 +154,8 @@ CREATE TABLE page_session (
 CREATE TABLE page_action (
     id INTEGER PRIMARY KEY, at_s INTEGER NOT NULL, name TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL
 ) STRICT;
+""",
+    10: """
+CREATE TABLE small_blob (lease TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT;
 """,
 }

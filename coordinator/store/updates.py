@@ -1,23 +1,34 @@
-"""The updates that devices sent, and what later rounds take from them: plans and norms (table `update_`)."""
+"""The updates that devices sent, and what later rounds take from them: plans and norms (tables `update_`,
+`small_blob`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from coordinator.store.base import Updates
-from coordinator.store.database import Database
+from coordinator.store.database import Database, Transaction
 from coordinator.store.evaluations import put_evaluation
 from coordinator.store.row_codec import to_column
 from coordinator.store.rows import EvaluationRow, UpdateRow
 from coordinator.store.traffic import count_traffic
 
-__all__ = ["UpdateTable"]
+__all__ = ["UpdateTable", "forget_bodies"]
 
 _NEWEST_ROUNDS = 50  # how far back a device's newest update is looked for
 
 
+def forget_bodies(transaction: Transaction, run_id: str, number: int, attempt: int) -> None:
+    """An attempt is over: nobody needs the bytes of its updates any more."""
+    transaction.execute(
+        """DELETE FROM small_blob
+           WHERE lease IN (SELECT lease FROM update_ WHERE run = ? AND round = ? AND attempt = ?)""",
+        *(run_id, number, attempt),
+    )
+
+
 class UpdateTable(Updates):
-    """`Updates` in the table `update_` (`update` is a word of SQL)."""
+    """`Updates` in the tables `update_` (`update` is a word of SQL) and `small_blob`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -31,10 +42,13 @@ class UpdateTable(Updates):
         *,
         moments: Mapping[str, float] = {},
         phases: Mapping[str, float] = {},
+        body: bytes | None = None,
     ) -> None:
         with self._database.transaction("update") as transaction:
             if update is not None:
                 transaction.insert("update_", update)
+                if body is not None:
+                    transaction.execute("INSERT INTO small_blob VALUES (?, ?)", update.lease, body)
             if evaluation is not None:
                 put_evaluation(transaction, evaluation)
             transaction.execute(
@@ -44,8 +58,13 @@ class UpdateTable(Updates):
             for (run_id,) in self._database.read("SELECT run FROM lease WHERE id = ?", lease_id):
                 count_traffic(transaction, run_id, traffic)
 
+    def body(self, lease_id: str) -> bytes | None:
+        rows = self._database.read("SELECT body FROM small_blob WHERE lease = ?", lease_id)
+        return bytes(rows[0]["body"]) if rows else None
+
     def drop(self, update: UpdateRow) -> None:
         with self._database.transaction("update") as transaction:
+            transaction.execute("DELETE FROM small_blob WHERE lease = ?", update.lease)
             transaction.execute("DELETE FROM update_ WHERE lease = ?", update.lease)
             transaction.execute("UPDATE lease SET state = 'offered', code = '', detail = '' WHERE id = ?", update.lease)
             transaction.execute(

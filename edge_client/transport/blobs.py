@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from edge_client import durable, faults
@@ -63,21 +63,33 @@ class BlobStore:
         """Name a finished temporary file, whose hash the caller knows; with `sync` durable when this returns."""
         final = self.path(sha256)
         with durable.disk_errors(f"cannot store {final}"):
-            if not final.parent.exists():
-                final.parent.mkdir(mode=0o700, exist_ok=True)
-                if sync:
-                    durable.sync_dir(self._root)
+            self._make_folders([final], sync=sync)
             durable.publish(finished, final, point=point, sync=sync)
         self._verified.add(sha256)
         return final
 
-    def write(self, data: bytes, sha256: str, *, point: str) -> Path:
-        """A small blob from memory."""
+    def adopt_all(self, finished: Mapping[str, Path], *, point: str) -> None:
+        """`adopt`, durably, several temporary files by their hashes: each folder is synced once for all of them."""
+        final = {sha256: self.path(sha256) for sha256 in finished}
+        with durable.disk_errors(f"cannot store {len(final)} files in {self._root}"):
+            self._make_folders(final.values(), sync=True)
+            durable.publish_all([(path, final[sha256]) for sha256, path in finished.items()], point=point)
+        self._verified.update(finished)
+
+    def _make_folders(self, blobs: Iterable[Path], *, sync: bool) -> None:
+        missing = [folder for folder in dict.fromkeys(blob.parent for blob in blobs) if not folder.exists()]
+        for folder in missing:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if missing and sync:
+            durable.sync_dir(self._root)
+
+    def write(self, data: bytes, sha256: str, *, point: str, sync: bool = True) -> Path:
+        """A small blob from memory; without `sync` its bytes must be somewhere else, too."""
         temporary = self.temporary_path(f"{sha256}.new")
         with durable.disk_errors(f"cannot write {temporary}"):
             faults.point(f"{point}.write")
             temporary.write_bytes(data)
-        return self.adopt(temporary, sha256, point=point)
+        return self.adopt(temporary, sha256, point=point, sync=sync)
 
     def remove(self, sha256: str) -> None:
         """Forget a blob."""
@@ -130,12 +142,12 @@ class Incoming:
         self._store = store
         self._point = point
         self._sync = sync
-        self._part = store.temporary_path(f"{name}.part")
+        self.part = store.temporary_path(f"{name}.part")
         self._map = store.temporary_path(f"{name}.map")
-        have = self._map.read_bytes() if self._map.exists() and self._part.exists() else b""
+        have = self._map.read_bytes() if self._map.exists() and self.part.exists() else b""
         self.chunks = Reassembly(sha256=sha256, length=length, max_window_bytes=max_window_bytes, have=have)
         with contextlib.ExitStack() as opened:
-            self._part_fd = self._opened(self._part, opened)
+            self._part_fd = self._opened(self.part, opened)
             self._map_fd = self._opened(self._map, opened)
             if len(have) != self.chunks.num_chunks:  # of another blob, or of a part that is gone: it says nothing here
                 os.ftruncate(self._map_fd, 0)
@@ -177,6 +189,13 @@ class Incoming:
 
     def finish(self) -> Path:
         """Check the hash and give the blob its name; a wrong hash starts it again and raises `PayloadError`."""
+        self.check()
+        path = self._store.adopt(self.part, self.chunks.sha256, point=self._point, sync=self._sync)
+        self.discard_map()
+        return path
+
+    def check(self) -> None:
+        """Look whether the bytes that came have their hash; otherwise start again and raise `PayloadError`."""
         os.ftruncate(self._part_fd, self.chunks.length)
         if self._hash_rest() != self.chunks.sha256:
             self.num_mismatches += 1
@@ -184,9 +203,10 @@ class Incoming:
             self.chunks.restart()
             os.pwrite(self._map_fd, self.chunks.bitmap(), 0)
             raise PayloadError("hash", f"what arrived as {self.chunks.sha256[:12]} has another hash")
-        path = self._store.adopt(self._part, self.chunks.sha256, point=self._point, sync=self._sync)
+
+    def discard_map(self) -> None:
+        """The part has become a blob: nobody needs to know its chunks any more."""
         self._map.unlink(missing_ok=True)
-        return path
 
     def _hash_rest(self) -> str:
         """The hash of the whole blob; reads the chunks that were not hashed on arrival."""

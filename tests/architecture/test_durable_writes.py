@@ -18,6 +18,7 @@ STEPS = {
     "_write": ("write", "sync", "rename"),  # Spool
     "publish": ("sync", "rename"),
     "adopt": ("sync", "rename"),
+    "adopt_all": ("sync", "rename"),
     "Incoming": ("chunk", "sync", "rename"),
     "fetch": ("chunk", "rename"),  # ClientTransfers: parts are not synced
 }
@@ -48,13 +49,20 @@ def test_every_durable_write_is_in_a_list() -> None:
     """A new one fails here until a test makes its disk fail; a list that names what no longer exists fails as well."""
     files = [path for package in ("edge_client", "coordinator") for path in (ROOT / package).rglob("*.py")]
     written = {point for path in files for point in _points_in(ast.parse(path.read_text(encoding="utf-8")))}
-    rounds = (*runs.COORDINATOR.values(), *runs.DAEMON.values(), *runs.WORKER.values(), runs.TOO_FEW, runs.CUTTING)
+    rounds = (
+        *runs.COORDINATOR.values(),
+        *runs.SMALL_UPDATES.values(),
+        *runs.DAEMON.values(),
+        *runs.WORKER.values(),
+        runs.TOO_FEW,
+        runs.CUTTING,
+    )
     typed = (commands.ADDING, commands.STARTING_A_RUN, commands.SIMULATED, commands.JOINING, commands.INSTALLING)
     exported = (commands.EXPORTED, commands.QUANTIZED, commands.LEDGER)
     deployed = (commands.DEPLOYED, commands.DEPLOYING, commands.DEPLOYED_HERE, commands.PAGE)
     others = (*commands.STARTING.values(), *commands.WRITTEN.values(), *typed, *exported, *deployed)
     tested = {point.partition(":")[0] for points in (*rounds, *others) for point in points}
-    elsewhere = {"aggregator.check", "aggregator.fold.middle"}  # no writes of their own
+    elsewhere = {"aggregator.check", "aggregator.fold.middle", "turn.commit"}  # no writes of their own
     assert sorted(written - tested) == []
     assert sorted(tested - written - elsewhere) == []
 

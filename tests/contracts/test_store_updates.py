@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -178,3 +179,33 @@ def test_traffic_of_an_update_counts_with_its_row(store: Store) -> None:
     store.updates.save(update_row(), None, "lease-1", {"a": (10, 20)})
     store.updates.save(None, None, "nobody", {"a": (100, 200)})
     assert store.traffic.by_device("r-1") == {"a": (11, 22)}
+
+
+def test_the_bytes_of_a_small_update_stay_while_its_round_is_open(store: Store) -> None:
+    """Until the announcement, or the end of the attempt or the run; a large one never has any here."""
+    with_run(store)
+    store.rounds.open(round_row(), [lease_row(1, "a"), lease_row(2, "b")])
+    store.updates.save(update_row("a", "lease-1"), None, "lease-1", body=b"small")
+    store.updates.save(update_row("b", "lease-2"), None, "lease-2")
+    assert (store.updates.body("lease-1"), store.updates.body("lease-2")) == (b"small", None)
+    store.rounds.freeze("r-1", 1, 1, "hash")
+    store.rounds.commit(1, 1, model_row(1))
+    assert store.updates.body("lease-1") == b"small"
+    store.rounds.announce("r-1", 1, 1)
+    assert store.updates.body("lease-1") is None
+
+
+@pytest.mark.parametrize("end", ["abandoned", "failed", "dropped", "removed"])
+def test_an_attempt_that_counts_nowhere_leaves_no_bytes(store: Store, end: str) -> None:
+    """Whichever way it ended."""
+    with_run(store)
+    store.rounds.open(round_row(), [lease_row(1, "a")])
+    store.updates.save(update_row("a", "lease-1"), None, "lease-1", body=b"small")
+    ends: dict[str, Callable[[], None]] = {
+        "abandoned": lambda: store.rounds.abandon("r-1", 1, 1, "few"),
+        "failed": lambda: store.runs.fail("r-1", "why"),
+        "dropped": lambda: store.updates.drop(update_row("a", "lease-1")),
+        "removed": lambda: store.runs.remove("r-1"),
+    }
+    ends[end]()
+    assert store.updates.body("lease-1") is None

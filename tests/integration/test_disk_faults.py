@@ -38,8 +38,16 @@ COORDINATOR: Points = {
     1: ("store.open.commit", "store.lease.commit", "upload.chunk", "store.run-device.commit", "store.announce.commit"),
     2: ("upload.sync", "upload.rename", "store.update.commit", "store.freeze.commit", "store.evaluation.commit"),
     3: ("aggregator.check", "aggregator.fold.middle", "model.sync", "model.rename", "sent.rename"),
-    4: ("store.score.commit", "store.round.commit"),
+    4: ("store.score.commit", "store.round.commit", "turn.commit"),
     5: ("store.traffic.commit",),  # alone: a restart forgets what is not counted yet
+}
+SMALL_UPDATES: Points = {  # the same, where updates are rows
+    **COORDINATOR,
+    1: ("store.open.commit", "store.lease.commit", "store.run-device.commit", "store.announce.commit"),
+    2: (
+        *("small-update.write", "store.freeze.commit", "small-update.rename", "store.evaluation.commit"),
+        "store.update.commit",
+    ),
 }
 DAEMON: Points = {
     1: ("daemon.assign.write", "daemon.part.chunk", "daemon.update.write"),
@@ -67,6 +75,7 @@ base.PlainClient.end = end
 """
 ROUNDS = max(number for points in (COORDINATOR, DAEMON, WORKER) for number in points)
 SECONDS = 600
+LARGE, SMALL = 512, 16  # hidden units: updates of 77 kB, which are files that are synced, and of 3 kB, which are rows
 
 
 def _faults(kind: str, points: Points, log: Path) -> dict[str, str]:
@@ -79,7 +88,7 @@ def _thinned(points: Points, step: int) -> Points:
     return {number: names[::step] for number, names in points.items()}
 
 
-def _disturbed(folder: Path, kind: str, expected: Sequence[str], step: int = 1) -> Fleet:
+def _disturbed(folder: Path, kind: str, expected: Sequence[str], points: Points, hidden: int, step: int = 1) -> Fleet:
     """A run in which the disks of the coordinator, of a's daemon and of b's workers fail; ends the fleet.
 
     Of the points in each list, every `step`-th.
@@ -87,7 +96,7 @@ def _disturbed(folder: Path, kind: str, expected: Sequence[str], step: int = 1) 
     (folder / "sitecustomize.py").write_text(COUNTING)
     counting = {"PYTHONPATH": f"{folder}:{ROOT}"}
     environments = {
-        "coordinator": _faults(kind, _thinned(COORDINATOR, step), folder / "coordinator.faults"),
+        "coordinator": _faults(kind, _thinned(points, step), folder / "coordinator.faults"),
         "a": _faults(kind, _thinned(DAEMON, step), folder / "a.faults") | counting,
         "b": _faults(kind, _thinned(WORKER, step), folder / "b.faults") | counting,
     }
@@ -96,7 +105,7 @@ def _disturbed(folder: Path, kind: str, expected: Sequence[str], step: int = 1) 
         fleet.add_devices("a", "b")
         np.savez(folder / "test.npz", x=np.zeros((2, 1, 8, 8), np.uint8), y=np.arange(2))
         judged = {"every": 1, "on": f"npz:{folder / 'test.npz'}"}
-        run = fleet.start_run(mlp_run(rounds=ROUNDS, codec="fp16", evaluate=judged))
+        run = fleet.start_run(mlp_run(rounds=ROUNDS, codec="fp16", evaluate=judged, model={"hidden": [hidden]}))
         if "store.initial.commit" in environments["coordinator"]["FEDFIT_FAULT"]:
             _wait_for(fleet, folder / "coordinator.faults", "store.initial.commit")  # devices would only learn to wait
         fleet.start_device("a", environments["a"])
@@ -114,8 +123,9 @@ def _disturbed(folder: Path, kind: str, expected: Sequence[str], step: int = 1) 
 
 
 def test_a_full_disk_is_waited_out_by_the_same_processes(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """Every durable write of a round fails once with ENOSPC: nobody ends, and every model is the same."""
-    fleet = _disturbed(tmp_path, "enospc", undisturbed.hashes(rounds=ROUNDS, codec="fp16"))
+    """Every durable write of a round fails once with ENOSPC, and a commit: nobody ends, and no model differs."""
+    expected = undisturbed.hashes(rounds=ROUNDS, codec="fp16", hidden=LARGE)
+    fleet = _disturbed(tmp_path, "enospc", expected, COORDINATOR, LARGE)
     assert fleet.unexpected == []
     assert fleet.num_restarts == {}
     for name in ("coordinator", "a"):
@@ -128,7 +138,8 @@ def test_a_dying_disk_ends_a_process_with_one_line_and_a_restart_goes_on(
     tmp_path: Path, undisturbed: Undisturbed, step: int
 ) -> None:
     """The same with EIO, at every second write or at all: whoever ends does so with code 4 and says what failed."""
-    fleet = _disturbed(tmp_path, "eio", undisturbed.hashes(rounds=ROUNDS, codec="fp16"), step)
+    expected = undisturbed.hashes(rounds=ROUNDS, codec="fp16", hidden=SMALL)
+    fleet = _disturbed(tmp_path, "eio", expected, SMALL_UPDATES, SMALL, step)
     for ended in fleet.unexpected:
         assert " ended with 4: " in ended
         last = ended.strip().splitlines()[-1]

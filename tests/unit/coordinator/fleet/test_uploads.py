@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.fleet.uploads import FinishedUpload, Uploads
-from edge_client import faults
+from edge_client import durable, faults
 from edge_client.errors import DiskFullError, PayloadError
 from edge_client.transport.blobs import BlobStore
 from edge_client.wire.chunks import CHUNK_BYTES, make_chunk, num_chunks, transfer_id
@@ -303,3 +303,74 @@ def test_what_is_under_way_is_known(site: Site) -> None:
     assert site.uploads.outstanding_bytes == 4 * CHUNK_BYTES
     site.uploads.chunk("a", _chunk(data, 0, grant.sha256), 0.0)
     assert site.uploads.outstanding_bytes == 3 * CHUNK_BYTES
+
+
+def test_a_small_update_ends_in_the_loop_and_leaves_no_unfinished_file(site: Site, tmp_path: Path) -> None:
+    """64 KiB is small, a byte more is not: that one is finished beside the loop, with a part and a map meanwhile."""
+    small, large = _data(20, 65_536), _data(21, 65_537)
+    for device, data in (("a", small), ("b", large)):
+        site.uploads.expect(device, _offer(data, f"lease-{device}"))
+    granted = dict(site.uploads.grants(0.0))
+    assert sorted(path.name for path in (tmp_path / "tmp").iterdir()) == ["lease-b.map", "lease-b.part"]
+    site.answer("a", small, granted["a"], 0.0)
+    arrived = site.ended.get_nowait()
+    assert site.uploads.settle(arrived)
+    assert arrived.path is not None
+    assert arrived.path.read_bytes() == small
+    site.answer("b", large, granted["b"], 0.0)
+    arrived, over = site.finish()
+    assert (over, arrived.device) == (True, "b")
+    assert site.blobs.path(hashlib.sha256(large).hexdigest()).read_bytes() == large
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_small_update_with_a_wrong_hash_is_asked_for_again(site: Site) -> None:
+    """What came is not what was offered: the second grant brings it."""
+    data, wrong = _data(22, 1000), _data(23, 1000)
+    sha256 = hashlib.sha256(data).hexdigest()
+    site.uploads.expect("a", _offer(data))
+    ((_, grant),) = list(site.uploads.grants(0.0))
+    site.uploads.chunk("a", _chunk(wrong, 0, sha256), 0.0)
+    arrived, over = site.finish()
+    assert isinstance(arrived.error, PayloadError)
+    assert not over
+    ((_, grant),) = list(site.uploads.grants(1.0))
+    site.answer("a", data, grant, 1.0)
+    arrived, over = site.finish()
+    assert over
+    assert arrived.path == site.blobs.path(sha256)
+
+
+def test_updates_that_end_together_are_synced_together(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five in one batch, two of them the same bytes: a sync for each of the four files, one for each of their folders.
+
+    One more has a wrong hash and keeps the others from nothing. The first sync of a folder below `blobs` is that of
+    `blobs` itself, once.
+    """
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "_sync", lambda path, flags: synced.append(path))
+    datas = {name: _data(30 + number, 70_000) for number, name in enumerate("abcd")}
+    datas["e"] = datas["a"]
+    batch = []
+    for name, data in datas.items():
+        site.uploads.expect(name, _offer(data, f"lease-{name}"))
+    wrong = _data(40, 70_000)
+    site.uploads.expect("wrong", _offer(wrong, "lease-wrong", sha256="0" * 64))
+    granted = dict(site.uploads.grants(0.0))
+    monkeypatch.setattr(site.uploads, "_to_finish", type("Held", (), {"put": batch.append})())
+    for name, data in (*datas.items(), ("wrong", wrong)):
+        site.answer(name, data, granted[name], 0.0)
+    assert [upload.device for upload in batch] == [*datas, "wrong"]
+    monkeypatch.undo()
+    monkeypatch.setattr(durable, "_sync", lambda path, flags: synced.append(path))
+    site.uploads._finish_batch(batch)
+    ended = {arrived.device: arrived for arrived in (site.ended.get_nowait() for _ in batch)}
+    assert isinstance(ended.pop("wrong").error, PayloadError)
+    paths = {site.blobs.path(hashlib.sha256(data).hexdigest()) for data in datas.values()}
+    assert {arrived.path for arrived in ended.values()} == paths
+    assert all(path.exists() for path in paths)
+    folders = {path.parent for path in paths}
+    assert sorted(synced[1:]) == sorted([*(path for path in synced if path.suffix == ".part"), *folders])
+    assert len([path for path in synced if path.suffix == ".part"]) == len(paths)
+    for arrived in ended.values():
+        site.uploads.settle(arrived)

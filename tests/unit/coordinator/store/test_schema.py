@@ -7,15 +7,17 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from rows import deployment_row, evaluation_row, left_out_row, model_row, round_row
+from rows import deployment_row, evaluation_row, left_out_row, model_row, round_row, update_row
 from stores import with_update
 
 from coordinator.store.schema import LAYOUT, MIGRATIONS
 from coordinator.store.sqlite import SqliteStore
 
+RECORDED = Path(__file__).parents[3] / "versions" / "state-10.sql"
 _EVALUATION = "run, version, device, num_samples, num_correct, loss_sum, confusion"
 # layout -> the statements that take away what the next one added
 _BACKWARDS = {
+    10: ["DROP TABLE small_blob"],
     9: [f"DROP TABLE page_{name}" for name in ("token", "session", "action")],
     8: [
         "ALTER TABLE round DROP COLUMN moments",
@@ -71,6 +73,20 @@ def test_an_older_layout_gets_the_tables_of_the_newest(tmp_path: Path, layout: i
     store = _reopened_from(layout, tmp_path / "state.db")
     assert _columns(tmp_path / "state.db") == _columns(tmp_path / "new.db")
     assert len(store.updates.of_attempt("r-1", 1, 1)) == 1
+    store.close()
+
+
+def test_a_recorded_database_of_layout_10_keeps_its_rows(tmp_path: Path) -> None:
+    """Written by the version before small updates were rows: the update has no bytes here; a new one may have some."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as database:
+        database.executescript(RECORDED.read_text(encoding="utf-8"))
+    store = SqliteStore(tmp_path / "state.db")
+    assert store.updates.of_attempt("r-1", 1, 1) == [update_row()]
+    assert store.updates.body("lease-1") is None
+    assert [device.name for device in store.devices.all()] == ["a"]
+    assert (store.settings.federation("new"), store.runs.device_info("r-1")) == ("fed", {"a": {"client": "0.1.0"}})
+    store.updates.save(update_row("b", "lease-2"), None, "lease-2", body=b"bytes")
+    assert store.updates.body("lease-2") == b"bytes"
     store.close()
 
 
