@@ -15,9 +15,19 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from coordinator.aggregation.jobs import AnswerLine, Failure, Job, answer_line, encode_job, name_of, read_answer
+from coordinator.aggregation.jobs import (
+    AnswerLine,
+    Failure,
+    Job,
+    answer_line,
+    encode_job,
+    is_small,
+    name_of,
+    read_answer,
+)
 from edge_client.errors import PayloadError
 
 __all__ = ["JobChild", "aggregator", "answer_jobs"]
@@ -27,6 +37,7 @@ log = logging.getLogger(__name__)
 _MAX_TRIES = 3
 _IDLE_S = 300.0
 _MAX_ANSWER_BYTES = 1 << 20
+_MAX_SENT = 32  # small jobs that the child has at a time: it does not wait for the loop after each
 _PIPE_BYTES = 1 << 20  # holds the fold of some thousand devices
 
 A = TypeVar("A")
@@ -52,12 +63,12 @@ class JobChild:
         self._name = name
         self._environment = environment
         self._jobs: deque[_Queued] = deque()
-        self._tries = 0
+        self._deaths = 0  # of the child, during the first job
         self._number = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._in_flight = False
+        self._num_sent = 0  # of the first jobs: the child has them
         self._rest = b""
-        self._unsent = b""  # of the job in flight: a child that still loads torch reads nothing
+        self._unsent = b""  # of the jobs that were sent: a child that still loads torch reads nothing
         self._used_at: float | None = None
 
     @property
@@ -99,23 +110,33 @@ class JobChild:
         """Queue a job; `read` calls `then` with its answer."""
         self._number += 1
         self._jobs.append(_Queued(self._number, job, then))
-        self._send_next()
+        if not self._num_sent:
+            self._send_some()
 
     def forget_jobs(self) -> None:
         """Drop all jobs; a child that works on one is ended."""
-        if self._in_flight:
+        if self._num_sent:
             self.close()
         self._jobs.clear()
-        self._tries = 0
+        self._deaths = 0
 
-    def _send_next(self) -> None:
-        if self._in_flight or not self._jobs:
+    def _send_some(self) -> None:
+        """Send the next job; of small ones all that wait, as far as the child is to have them at a time.
+
+        The child answers in the order of the jobs, so the first one without an answer is the one that ended it.
+        """
+        if not self._jobs or self._num_sent > _MAX_SENT // 2:
             return
-        self.warm_up()
-        self._in_flight = True
-        self._tries += 1
-        self._unsent = encode_job(self._jobs[0].number, self._jobs[0].job)
-        self._flush()
+        lines: list[bytes] = []
+        for queued in islice(self._jobs, self._num_sent, _MAX_SENT):
+            if (self._num_sent or lines) and not (is_small(queued.job) and is_small(self._jobs[0].job)):
+                break
+            lines.append(encode_job(queued.number, queued.job))
+        if lines:
+            self.warm_up()
+            self._num_sent += len(lines)
+            self._unsent += b"".join(lines)
+            self._flush()
 
     def _flush(self) -> None:
         """Write as much as the child's pipe takes; the loop never waits for it."""
@@ -151,6 +172,7 @@ class JobChild:
         for answer in answers:
             if self._process is process:  # no answer of a child counts once it is distrusted
                 self._answered(answer)
+        self._send_some()
 
     def _answered(self, line: AnswerLine) -> None:
         if not self._jobs or line.number != self._jobs[0].number:
@@ -161,10 +183,9 @@ class JobChild:
             self._distrust(error)
             return
         queued = self._jobs.popleft()
-        self._in_flight = False
-        self._tries = 0
+        self._num_sent -= 1
+        self._deaths = 0
         queued.then(answer)
-        self._send_next()
 
     def _distrust(self, error: Exception) -> None:
         """Replace a child whose output is no answer, such as a library's message: the rest cannot be trusted either."""
@@ -175,16 +196,18 @@ class JobChild:
 
     def _died(self) -> None:
         code = self._reap()
-        if not self._in_flight:
+        if not self._num_sent:
             return
-        self._in_flight = False
+        self._num_sent = 0
+        self._deaths += 1
         job = self._jobs[0].job
-        log.warning("%s ended with code %s during %r (try %d)", self._name, code, name_of(job), self._tries)
-        if self._tries >= _MAX_TRIES:
+        log.warning("%s ended with code %s during %r (try %d)", self._name, code, name_of(job), self._deaths)
+        if self._deaths >= _MAX_TRIES:
             queued = self._jobs.popleft()
-            self._tries = 0
+            self._deaths = 0
             queued.then(Failure(code="crashed", detail=f"{self._name} crashed {_MAX_TRIES} times on it"))
-        self._send_next()
+        if not self._num_sent:
+            self._send_some()
 
     def _reap(self) -> int | None:
         process, self._process = self._process, None
@@ -211,7 +234,7 @@ class JobChild:
         if self._process is not None:
             self._process.kill()
             self._reap()
-        self._in_flight = False
+        self._num_sent = 0
 
 
 def aggregator() -> JobChild:

@@ -67,6 +67,7 @@ __all__ = [
     "WrittenFile",
     "answer_line",
     "encode_job",
+    "is_small",
     "name_of",
     "read_answer",
 ]
@@ -399,6 +400,11 @@ _BY_JOB: Mapping[type, _Kind[Any]] = {kind.job: kind for kind in _KINDS}
 def name_of(job: Job[A]) -> str:
     """The name of a job on the pipe and in the log."""
     return _BY_JOB[type(job)].name
+
+
+def is_small(job: Job[A]) -> bool:
+    """Whether a job takes so little time that several travel to the child at once."""
+    return isinstance(job, CheckJob)
 
 
 def encode_job(number: int, job: Job[A]) -> bytes:

@@ -49,7 +49,8 @@ _USER_TIMEOUT_MS = 20_000  # unacknowledged bytes for so long: the link is dead,
 _FLUSH_S = 2.0
 _EARLY_BYTES = 4 << 20
 _READS_PER_POLL = 8  # each at most a buffer, before writing again
-_WRITES_PER_POLL = 32  # messages, before reading again
+_WRITES_PER_POLL = 8  # each of many small messages or a large one, before reading again
+_TOGETHER_BYTES = 262_144  # of messages that leave in one call
 _CREDENTIAL_CODES = frozenset({134, 135})  # "bad user name or password", "not authorized": CONNACK 4 and 5
 _PROTOCOL_ERROR = 130  # paho's name for a broken packet, and for CONNACK 1 (another version of MQTT)
 
@@ -334,16 +335,26 @@ class MqttTransport:
     def _write(self) -> None:
         for _ in range(_WRITES_PER_POLL):
             if not self._client.want_write():
-                self._writing_bytes = 0
-                with self._lock:
-                    if not self._queue:
-                        return
-                    topic, payload, retain = self._queue.popleft()
-                    self._queued_bytes -= len(payload)
-                    self._writing_bytes = len(payload)
-                self._client.send_message(topic, payload, retain=retain)
+                messages = self._next_messages()
+                if not messages:
+                    return
+                for topic, payload, retain in messages:
+                    self._client.send_message(topic, payload, retain=retain)
             if self._client.loop_write() != MQTTErrorCode.MQTT_ERR_SUCCESS or self._client.want_write():
                 return
+
+    def _next_messages(self) -> list[tuple[str, bytes, bool]]:
+        """Take from the queue what is written next, in one call where the client can do that."""
+        messages: list[tuple[str, bytes, bool]] = []
+        self._writing_bytes = 0
+        with self._lock:
+            while self._queue and len(messages) < self._client.messages_at_once:
+                if messages and self._writing_bytes + len(self._queue[0][1]) > _TOGETHER_BYTES:
+                    break
+                messages.append(self._queue.popleft())
+                self._writing_bytes += len(messages[-1][1])
+            self._queued_bytes -= self._writing_bytes
+        return messages
 
     def _deliver(self) -> None:
         while self._events:

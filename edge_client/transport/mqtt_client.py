@@ -35,8 +35,10 @@ Packet = tuple[int, memoryview]  # the first byte, and what follows the length
 class Client(paho.Client):
     """paho with a limit on what it reads, and no socket left open by a failed handshake."""
 
+    messages_at_once = 1  # so many may be unwritten
+
     def send_message(self, topic: str, payload: bytes, *, retain: bool) -> None:
-        """Begin to send a message at QoS 0; `want_write` tells when it is written. Nothing else may be unwritten."""
+        """Begin to send a message at QoS 0; `want_write` tells when all are written."""
         self.publish(topic, payload, qos=0, retain=retain)
 
     def _sock_recv(self, bufsize: int) -> bytes:
@@ -121,6 +123,8 @@ class PacketBuffer:
 class FastClient(Client):
     """Gives messages at QoS 0 to `on_text` directly; what it uses of paho beside the interface is in `fits`."""
 
+    messages_at_once = 32
+
     def __init__(self, *arguments: Any, on_text: OnText, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._on_text = on_text
@@ -174,7 +178,7 @@ class FastClient(Client):
             self._in_packet.update({"command": 0, "packet": bytearray(), "remaining_length": 0, "pos": 0})
 
     def send_message(self, topic: str, payload: bytes, *, retain: bool) -> None:
-        """As `Client`, without paho."""
+        """As `Client`, without paho: the messages that are unwritten leave in one call."""
         name = topic.encode()
         rest = 2 + len(name) + len(payload)
         head = bytearray([_PUBLISH | (_RETAIN if retain else 0)])
@@ -182,7 +186,7 @@ class FastClient(Client):
             head.append(rest & 127 | 128)
             rest >>= 7
         head += struct.pack(">BH", rest, len(name)) + name
-        self._unsent = [memoryview(part) for part in (head, payload) if part]
+        self._unsent += [memoryview(part) for part in (head, payload) if part]
 
     def want_write(self) -> bool:
         """Whether something waits to be written, of ours or of paho."""
@@ -208,8 +212,11 @@ class FastClient(Client):
             count = sock.send(self._unsent[0])
         else:
             count = sock.sendmsg(self._unsent)
-        while self._unsent and count >= len(self._unsent[0]):
-            count -= len(self._unsent.pop(0))
+        num_whole = 0
+        while num_whole < len(self._unsent) and count >= len(self._unsent[num_whole]):
+            count -= len(self._unsent[num_whole])
+            num_whole += 1
+        del self._unsent[:num_whole]
         if self._unsent:
             self._unsent[0] = self._unsent[0][count:]
 

@@ -143,3 +143,33 @@ def test_a_long_job_for_a_child_that_does_not_read_yet_keeps_nobody_waiting(chil
         select.select([child.fd], [], [], 0.01)
         child.read(0.0)
     assert answers == {job: WorkerExit(code=3_000_000)}
+
+
+def test_small_jobs_travel_together(child: JobChild, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 the first goes alone, because nothing else waits then; the child has at most 32 at a time."""
+    monkeypatch.setattr(job_child, "is_small", lambda job: True)
+    sent, real = list[int](), os.write
+
+    def write(fd: int, data: bytes) -> int:
+        sent.append(bytes(data).count(b"\n"))
+        return real(fd, data)
+
+    monkeypatch.setattr(job_child.os, "write", write)
+    jobs = [f"job {number}" for number in range(80)]
+    answers = _answers(child, *jobs)
+    assert list(answers) == jobs
+    assert sent[:2] == [1, 32]
+    assert sum(sent) == 80
+    assert len(sent) <= 6  # 1 + 32, then at least 16 at a time
+
+
+def test_a_small_job_that_kills_the_child_takes_no_other_with_it(
+    child: JobChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those before it are answered, and so are those behind it, by a later child."""
+    monkeypatch.setattr(job_child, "is_small", lambda job: True)
+    answers = _answers(child, "a", "b", "die", "c", "d")
+    assert answers["die"] == Failure(code="crashed", detail="the aggregator crashed 3 times on it")
+    codes = [answer.code for answer in answers.values() if isinstance(answer, WorkerExit)]
+    assert len(codes) == 4
+    assert codes[2] == codes[3] == child.pid
