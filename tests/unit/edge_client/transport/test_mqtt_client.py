@@ -103,3 +103,35 @@ def test_a_message_is_written_whole_through_a_socket_that_takes_little() -> None
     client._sock = None
     ours.close()
     theirs.close()
+
+
+def test_small_messages_leave_in_one_call() -> None:
+    """32 messages: one `sendmsg`, and their packets in order; a socket that takes little changes no byte."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    ours.setblocking(False)
+    calls = []
+
+    class Counted:
+        def sendmsg(self, parts: list[memoryview]) -> int:
+            calls.append(len(parts))
+            return ours.sendmsg(parts)
+
+        def fileno(self) -> int:
+            return ours.fileno()
+
+    client = make_client("id", lambda topic, payload: None)
+    client.on_socket_register_write = lambda *_: None
+    client._sock = Counted()
+    payloads = [random.Random(number).randbytes(40 * number) for number in range(client.messages_at_once)]
+    for payload in payloads:
+        client.send_message("a/b", payload, retain=False)
+    came = b""
+    while client.want_write():
+        client.loop_write()
+        came += theirs.recv(1 << 20)
+    assert came == b"".join(_packet(0x30, b"\0\3a/b" + payload) for payload in payloads)
+    assert calls[0] == 2 * len(payloads) - 1  # a head and a payload of each; the first is empty
+    client._sock = None
+    ours.close()
+    theirs.close()
