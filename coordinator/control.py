@@ -1,5 +1,6 @@
 """How commands reach the running coordinator: JSON lines over `STATE/control.sock`, which only its owner may open.
 
+An answer that takes long is made and sent by a thread (`Later`), while the loop goes on.
 Covers: both ends of the socket, errors on their way back. Does not cover: what the lines hold (`control_messages`).
 """
 
@@ -11,6 +12,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +27,7 @@ from edge_client.errors import (
     NoSuchNameError,
 )
 
-__all__ = ["Answer", "ControlServer", "NotRunningError", "ask", "exchange", "socket_path"]
+__all__ = ["Answer", "ControlServer", "Later", "NotRunningError", "ask", "exchange", "socket_path"]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,13 @@ def socket_path(state_dir: Path) -> Path:
     return state_dir / "control.sock"
 
 
+@dataclass(frozen=True, slots=True)
+class Later:
+    """An answer that is made in a thread beside the loop; `make` returns its record, or raises a FedfitError."""
+
+    make: Callable[[], object]
+
+
 class ControlServer:
     """Watched by the service's loop: `fds` to wait for, `serve` for those that are readable."""
 
@@ -57,6 +67,8 @@ class ControlServer:
         self._path = socket_path(state_dir)
         self._answer_to = answer
         self._clients: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._busy: set[int] = set()  # clients that the thread answers
+        self._beside: ThreadPoolExecutor | None = None  # started when it is needed; one request after the other
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         with _short_path(self._path) as path:
@@ -70,7 +82,7 @@ class ControlServer:
 
     def fds(self) -> list[int]:
         """What to watch."""
-        return [self._listener.fileno(), *self._clients]
+        return [self._listener.fileno(), *(fd for fd in list(self._clients) if fd not in self._busy)]
 
     def serve(self, ready: list[int]) -> None:
         """Take new clients and answer complete lines."""
@@ -79,7 +91,7 @@ class ControlServer:
                 client, _ = self._listener.accept()
                 client.settimeout(1.0)
                 self._clients[client.fileno()] = (client, bytearray())
-        for fd in [fd for fd in ready if fd in self._clients]:
+        for fd in [fd for fd in ready if fd in self._clients and fd not in self._busy]:
             self._read(fd)
 
     def _read(self, fd: int) -> None:
@@ -92,12 +104,37 @@ class ControlServer:
             while b"\n" in buffer:
                 line, _, rest = bytes(buffer).partition(b"\n")
                 buffer[:] = rest
-                client.sendall(json.dumps(self._answer(line), default=plain).encode() + b"\n")
+                answer = self._answer(line)
+                if isinstance(answer, Later):
+                    self._busy.add(fd)
+                    done = self._pool().submit(self._answer_beside, fd, client, answer)
+                    done.add_done_callback(lambda future: future.result())  # a bug of ours is logged with its traceback
+                    return  # a second request of this client is read after the answer
+                client.sendall(_encoded(answer))
         except OSError:
             client.close()
             del self._clients[fd]
 
-    def _answer(self, line: bytes) -> Json:
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="answers")
+        return self._beside
+
+    def _answer_beside(self, fd: int, client: socket.socket, later: Later) -> None:
+        try:
+            with contextlib.suppress(OSError):  # the client is gone: the loop reads the end of its connection
+                client.sendall(_encoded(self._made(later.make)))
+        finally:
+            self._busy.discard(fd)
+
+    @staticmethod
+    def _made(make: Callable[[], object]) -> Json:
+        try:
+            return {"ok": True, "result": make()}
+        except FedfitError as error:
+            return {"ok": False, "error": type(error).__name__, "message": str(error)}
+
+    def _answer(self, line: bytes) -> Json | Later:
         try:
             try:
                 asked = json.loads(line)
@@ -105,16 +142,23 @@ class ControlServer:
                 raise InputError(f"not JSON: {error}") from None
             if not isinstance(asked, dict):
                 raise InputError(f"expected a JSON object, got {type(asked).__name__}")
-            return {"ok": True, "result": self._answer_to(asked)}
+            result = self._answer_to(asked)
+            return result if isinstance(result, Later) else {"ok": True, "result": result}
         except FedfitError as error:
             return {"ok": False, "error": type(error).__name__, "message": str(error)}
 
     def close(self) -> None:
         """Stop listening."""
+        if self._beside is not None:
+            self._beside.shutdown(cancel_futures=True)
         for client, _ in self._clients.values():
             client.close()
         self._listener.close()
         self._path.unlink(missing_ok=True)
+
+
+def _encoded(answer: Json) -> bytes:
+    return json.dumps(answer, default=plain).encode() + b"\n"
 
 
 def ask(state_dir: Path, asked: Request[A]) -> A:

@@ -76,9 +76,6 @@ class Request(Generic[A]):
     __slots__ = ()
 
 
-# the coordinator
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """How the coordinator stands."""
@@ -108,9 +105,6 @@ class Done:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakeSnapshot(Request[Done]):
     """Write the snapshot that `coordinator backup` packs."""
-
-
-# devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,14 +145,22 @@ class DeviceLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceList:
-    """All enrolled devices."""
+    """Enrolled devices, sorted by name."""
 
     devices: tuple[DeviceLine, ...]
+    num_matching: int = 0  # on all pages
+    next: str = ""  # `after` of the next page; empty: there is none
+    counts: Mapping[str, int] = field(default_factory=dict)  # state -> matching devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListDevices(Request[DeviceList]):
-    """Which devices are there?"""
+    """Which devices are there: all, or those in a state, with labels, and of these a page?"""
+
+    limit: Count = 0  # 0: all
+    after: str = ""  # only names behind this one
+    state: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +298,7 @@ class ShowRun(Request[RunDetails]):
     run: str
     newest: int = 200
     report: bool = False
+    after: int | None = None  # instead: what is new after this version, in short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,11 +453,9 @@ _NAMES = {request: name for name, (request, _) in _KINDS.items()}
 def request_map(request: Request[Any]) -> dict[str, Any]:
     """A request as plain data, without the fields that have their defaults, which an older coordinator may not know."""
     named: Any = request
-    fields = {f.name: (getattr(named, f.name), f.default) for f in dataclasses.fields(named)}
-    return {
-        "request": _NAMES[type(request)],
-        **{name: to_map(value) for name, (value, usual) in fields.items() if value != usual},
-    }
+    fields = ((f.name, getattr(named, f.name), f.default) for f in dataclasses.fields(named))
+    changed = {name: value for name, value, usual in fields if value not in (usual, {})}
+    return {"request": _NAMES[type(request)], **{name: to_map(value) for name, value in changed.items()}}
 
 
 def parse_request(data: Mapping[str, Any]) -> Request[Any]:

@@ -207,7 +207,8 @@ class RunProgress:
     phase: str
     round: int
     waiting: str  # for what; empty if it does not wait
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]  # of a large fleet the first, by name
+    num_candidates: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,10 @@ from edge_client.wire.topics import Topics
 __all__ = ["add_options", "label_options", "list_options", "parse_labels", "remove_options", "show_options"]
 
 
+_PAGE = 100  # of a table
+_MAX_PAGE = 100_000
+
+
 def add_options(add: argparse.ArgumentParser) -> None:
     """`device add`."""
     add_state_dir(add).set_defaults(do=_add)
@@ -47,6 +51,12 @@ def add_options(add: argparse.ArgumentParser) -> None:
 def list_options(parser: argparse.ArgumentParser) -> None:
     """`device list`."""
     listing(add_state_dir(parser))
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N devices (default: 100 in a table, else all)")
+    parser.add_argument("--after", default="", metavar="NAME", help="only devices after this one: the next page")
+    parser.add_argument("--state", default="", metavar="STATE", help="only those that are online, offline, working ...")
+    parser.add_argument(
+        "--label", action="append", default=[], metavar="K=V", help="only those with this label; repeatable"
+    )
     parser.set_defaults(do=_list)
 
 
@@ -144,8 +154,19 @@ def _broker_lines(bundles: Sequence[identity.Bundle], *, replace: bool) -> str:
 
 
 def _list(options: argparse.Namespace) -> None:
-    rows = control.ask(options.state_dir, ListDevices()).devices
-    show_list(options, rows, tables.devices, name=lambda row: row.id)
+    if options.limit is not None and not 1 <= options.limit <= _MAX_PAGE:
+        raise InputError(f"--limit: expected 1 to {_MAX_PAGE}, got {options.limit}")
+    is_table = options.format != "json" and not options.quiet
+    labels = parse_labels(options.label, may_drop=False)[0]
+    request = ListDevices(
+        limit=options.limit or (_PAGE if is_table else 0), after=options.after, state=options.state, labels=labels
+    )
+    answer = control.ask(options.state_dir, request)
+    show_list(options, answer.devices, tables.devices, name=lambda row: row.id)
+    if is_table and answer.next:
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(answer.counts.items()))
+        again = f"--after {answer.next}"
+        print(f"{len(answer.devices)} of {answer.num_matching} devices ({counts}); the next page: {again}")
 
 
 def _show(options: argparse.Namespace) -> None:

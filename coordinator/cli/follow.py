@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from coordinator import columns, control
 from coordinator.cli import tables
-from coordinator.control_messages import DeviceLine, ListDevices, Request, ShowRun
+from coordinator.control_messages import DeviceList, ListDevices, Request, ShowRun
 from coordinator.run_details import RunDetails, RunLine, VersionResult
 from edge_client.config.quantities import format_bytes
 from edge_client.errors import MachineError, RunFailedError
@@ -27,7 +27,7 @@ __all__ = ["ask", "check_model", "follow", "is_over"]
 
 _POLL_S = 0.5
 _SHOWN_EVALUATIONS = 1000
-_NEWEST = 5  # results in each answer while nothing was missed
+_SHOWN_DEVICES = 50  # as many as fit on a screen, by name
 _PATIENCE_S = 120.0  # a coordinator that is started again comes back within this time
 _BAR = 20
 
@@ -59,7 +59,7 @@ def follow(state_dir: Path, run: str, *, check: Callable[[RunDetails], None] = l
             if is_over(data):
                 return data
             if live is not None:
-                live.update(_now(data, ask(state_dir, ListDevices(), console=console).devices))
+                live.update(_now(data, ask(state_dir, ListDevices(limit=_SHOWN_DEVICES), console=console)))
             time.sleep(_POLL_S)
 
 
@@ -80,9 +80,9 @@ def ask(state_dir: Path, request: Request[A], *, console: Console | None = None)
 
 
 def _look(state_dir: Path, run: str, progress: _Progress) -> RunDetails:
-    """The run as it stands; all its results only when that is needed: the coordinator reads every row that it shows."""
-    data = ask(state_dir, ShowRun(run=run, newest=_NEWEST), console=progress.console)
-    if is_over(data) or data.num_evaluations - progress.num_evaluations >= _NEWEST:
+    """What is new about the run; all of it when it is over."""
+    data = ask(state_dir, ShowRun(run=run, after=progress.version), console=progress.console)
+    if is_over(data):
         data = ask(state_dir, ShowRun(run=run, newest=_SHOWN_EVALUATIONS), console=progress.console)
     return data
 
@@ -92,7 +92,7 @@ class _Progress:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.num_evaluations = 0  # versions that somebody had judged; the newest one may not be complete
+        self.version = -1  # the newest whose score was shown
         self._versions: set[int] = set()
         self._failures: set[tuple[str, int, int]] = set()
         self._waiting = ""
@@ -102,11 +102,11 @@ class _Progress:
         """Print what is new."""
         if self._first is None:
             self._first = (time.monotonic(), data.round)
-        self.num_evaluations = data.num_evaluations
         scored = {model.version for model in data.models if model.score is not None}
         for result in data.evaluations:
             if result.version in scored - self._versions:
                 self._versions.add(result.version)
+                self.version = max(self.version, result.version)
                 self._print(self._result(result, data))
         for failure in reversed(data.failures):
             key = (failure.device, failure.round, failure.attempt)
@@ -150,7 +150,7 @@ class _Progress:
         return f"{data.run} {progress.waiting}" + (f" ({'; '.join(barred)})" if barred else "")
 
 
-def _now(data: RunDetails, devices: Sequence[DeviceLine]) -> Table:
+def _now(data: RunDetails, listed: DeviceList) -> Table:
     """What each device does."""
     progress = data.progress
     phase = f", {progress.phase.lower()}" if progress else ""
@@ -158,10 +158,13 @@ def _now(data: RunDetails, devices: Sequence[DeviceLine]) -> Table:
     table = Table(title=f"round {number} of {data.rounds}{phase}", title_justify="left")
     for name in ("device", "budget", "doing", "progress", "loss"):
         table.add_column(name)
-    for row in devices:
+    for row in listed.devices:
         share = row.step / row.total if row.total else 0.0
         budget = format_bytes(row.budget_bytes) if row.budget_bytes else ""
         loss = f"{row.loss:.3f}" if row.phase == "train" and row.loss is not None else ""
         doing = row.phase or row.state or ("joins" if row.online else "offline")
         table.add_row(row.id, budget, escape(doing), f"{'█' * round(_BAR * share):<{_BAR}}", loss)
+    if listed.next:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(listed.counts.items()))
+        table.caption = f"the first {len(listed.devices)} of {listed.num_matching} devices: {states}"
     return table

@@ -156,7 +156,8 @@ def _start(options: argparse.Namespace) -> None:
     typed = _typed(options)
     launch.check(typed)
     with opening.prepare(page) as prepared:
-        launch.start(typed, lambda service: prepared.join(service, Commands(service).handle), context)
+        path = typed.state_dir / "state.db"
+        launch.start(typed, lambda service: prepared.join(service, Commands(service, store_path=path).handle), context)
 
 
 def _doctor(options: argparse.Namespace) -> None:

@@ -30,6 +30,11 @@ class ChangedDevices:
         """Something that concerns every device has changed."""
         self._all = True
 
+    @property
+    def may_be_all(self) -> bool:
+        """Whether something that concerns every device has changed since somebody last looked."""
+        return self._all
+
     def take(self) -> set[str] | None:
         """The devices that have changed since the last call; None: perhaps all of them."""
         names, everything = self._names, self._all

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from coordinator.control import Later
 from coordinator.control_messages import Done, GetStatus, MakeSnapshot, Request, Status, parse_request
 from coordinator.requests.deployments import DeployCommands
 from coordinator.requests.devices import DeviceCommands
 from coordinator.requests.runs import RunCommands
+from coordinator.requests.views import VIEWS, Views
+from coordinator.server.picture import Picture
+from coordinator.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from coordinator.server.service import Service
@@ -22,8 +27,11 @@ A = TypeVar("A")
 class Commands:
     """Answers requests by their kind."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, store_path: Path | None = None) -> None:
+        """With `store_path`, the database of the service, what people only look at is answered beside the loop."""
         self._service = service
+        self._store_path = store_path
+        self._store_to_read: SqliteStore | None = None  # of the thread beside the loop
         runs = RunCommands(service)
         self._answers: Mapping[type[Request[Any]], Callable[[Any], object]] = {
             GetStatus: self._status,
@@ -34,13 +42,28 @@ class Commands:
         }
 
     def handle(self, asked: Mapping[str, Any]) -> object:
-        """Answer a request as it arrived."""
-        answer: object = self.answer(parse_request(asked))
+        """Answer a request as it arrived; what is only looked at may be answered `Later`."""
+        request: Request[Any] = parse_request(asked)
+        if isinstance(request, VIEWS) and self._store_path is not None:
+            picture = self._service.pictures.newest(self._service, time.monotonic())
+            return Later(lambda: self._views(picture).answer(request))
+        answer: object = self.answer(request)
         return answer
+
+    def _views(self, picture: Picture) -> Views:
+        """In the thread beside the loop."""
+        if self._store_to_read is None:
+            self._store_to_read = SqliteStore(self._store_path, read_only=True)
+        return Views(self._store_to_read, picture, self._service.blobs)
 
     def answer(self, request: Request[A]) -> A:
         """Answer a request; raises a `FedfitError` that the person gets to read."""
-        answer: Any = self._answers[type(request)](request)
+        answer: Any
+        if isinstance(request, VIEWS):
+            picture = self._service.pictures.of_now(self._service, time.monotonic())
+            answer = Views(self._service.store, picture, self._service.blobs).answer(request)
+        else:
+            answer = self._answers[type(request)](request)
         return answer  # type: ignore[no-any-return]  # the table above pairs them
 
     def _status(self, request: GetStatus) -> Status:

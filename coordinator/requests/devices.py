@@ -24,10 +24,7 @@ from coordinator.control_messages import (
     DeviceDetails,
     DeviceFailure,
     DeviceLabels,
-    DeviceLine,
-    DeviceList,
     LabelDevice,
-    ListDevices,
     RemovedDevices,
     RemoveDevices,
     Request,
@@ -145,7 +142,6 @@ class DeviceCommands:
         """What answers each request."""
         return {
             AddDevices: self._add,
-            ListDevices: self._list,
             ShowDevice: self._show,
             LabelDevice: self._label,
             RemoveDevices: self._remove,
@@ -160,12 +156,6 @@ class DeviceCommands:
             bundle_for(row, federation=service.federation, brokers=service.brokers, ca=service.ca) for row in rows
         )
         return AddedDevices(bundles=tuple(bundles), external=service.enrolment.is_external)
-
-    def _list(self, request: ListDevices) -> DeviceList:
-        now = time.monotonic()
-        online = self._service.roster.online(now)
-        rows = self._service.store.devices.all()
-        return DeviceList(devices=tuple(DeviceLine(**self._facts(row, online, now)) for row in rows))
 
     def _show(self, request: ShowDevice) -> DeviceDetails:
         service, now = self._service, time.monotonic()

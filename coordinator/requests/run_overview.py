@@ -1,20 +1,19 @@
 """Runs as people see them: in a line, and in detail with results, devices, failures and what they wait for.
 
-Covers: reading the store and the open run. Does not cover: which run is meant (`coordinator.requests.runs`), what is
+Covers: reading the store and a picture. Does not cover: which run is meant (`coordinator.requests.runs`), what is
 shown on a screen or a page (`coordinator.cli`, `coordinator.report`).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
 from coordinator.results import similarity_record
 from coordinator.results.reference_bytes import whole_model_bytes
 from coordinator.rounds import evaluation
-from coordinator.rounds.eligibility import Obstacle
-from coordinator.rounds.machine import RunMachine
+from coordinator.rounds.eligibility import Obstacle, obstacle
 from coordinator.run_details import (
     Candidate,
     DeviceEvaluation,
@@ -31,32 +30,38 @@ from coordinator.run_details import (
     RunProgress,
     VersionResult,
 )
-from coordinator.store.rows import SERVER, EvaluationRow, LeaseRow, LeftOutRow, RoundRow, RunRow, UpdateRow
+from coordinator.server.picture import Picture
+from coordinator.store.base import Store
+from coordinator.store.rows import SERVER, EvaluationRow, LeaseRow, LeftOutRow, ModelRow, RoundRow, RunRow, UpdateRow
 from edge_client.config.run_file import RunFile
 from edge_client.errors import PayloadError
 from edge_client.records import DeviceProfile, from_map, to_map
+from edge_client.transport.blobs import BlobStore
 
-if TYPE_CHECKING:
-    from coordinator.server.service import Service
-
-__all__ = ["RunOverview"]
+__all__ = ["RunOverview", "waits_for"]
 
 _SHOWN_MODELS = 1001  # with the first one, all of a run of a thousand rounds
 _SHOWN_ROUNDS = 50
 _SHOWN_FAILURES = 20
 _SHOWN_UPDATES = 1000
+_SHOWN_DEVICES = 1000  # that a run cannot ask, or can
+_SHOWN_NEWS = 20  # versions
+_OFFLINE = Obstacle("offline", "not connected")
+
+
+def waits_for(store: Store, run_id: str) -> str | None:
+    """The run that trains before this one gets its turn."""
+    open_runs = [run.id for run in store.runs.all() if run.state in ("queued", "running")]
+    return open_runs[0] if open_runs and open_runs[0] != run_id else None
 
 
 class RunOverview:
-    """What the store and the open run tell of a run."""
+    """What the store and a picture of the federation tell of a run; nothing here belongs to the loop."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def waits_for(self, run_id: str) -> str | None:
-        """The run that trains before this one gets its turn."""
-        open_runs = [run.id for run in self._service.store.runs.all() if run.state in ("queued", "running")]
-        return open_runs[0] if open_runs and open_runs[0] != run_id else None
+    def __init__(self, store: Store, picture: Picture, blobs: BlobStore) -> None:
+        self._store = store
+        self._picture = picture
+        self._blobs = blobs
 
     def line(self, run: RunRow) -> RunLine:
         """A run in a line."""
@@ -64,7 +69,7 @@ class RunOverview:
 
     def _facts(self, run: RunRow, file: RunFile) -> dict[str, Any]:
         """The arguments of `RunLine`, with which those of `RunDetails` begin."""
-        models = self._service.store.models
+        models = self._store.models
         last = models.last(run.id)
         best = models.get(run.id, run.best_version) if run.best_version is not None else None
         return {
@@ -78,7 +83,7 @@ class RunOverview:
             "metric": file.stop.metric,
             "best_version": run.best_version,
             "best_score": best.score if best else None,
-            "waits_for": self.waits_for(run.id) if run.state == "queued" else None,
+            "waits_for": waits_for(self._store, run.id) if run.state == "queued" else None,
         }
 
     def details(self, run: RunRow, *, newest: int, report: bool) -> RunDetails:
@@ -86,7 +91,7 @@ class RunOverview:
 
         `report`: also what a page about the run needs, and nobody who watches it.
         """
-        store, file = self._service.store, from_map(RunFile, run.file)
+        store, file = self._store, from_map(RunFile, run.file)
         models = store.models.all(run.id)
         versions = store.evaluations.versions(run.id)
         shown_versions = versions[-newest:] if newest > 0 else []
@@ -98,10 +103,7 @@ class RunOverview:
             file=file,
             environment=run.environment,
             created_s=run.created_s,
-            models=tuple(
-                ModelVersion(version=model.version, sha256=model.sha256, bytes=model.length, score=model.score)
-                for model in models[-_SHOWN_MODELS:]
-            ),
+            models=tuple(_version(model) for model in models[-_SHOWN_MODELS:]),
             num_models=len(models),
             payload_bytes=models[-1].sent_length if models else None,
             evaluations=tuple(_results(judged, len(file.classes))),
@@ -113,14 +115,41 @@ class RunOverview:
             failures=tuple(_failure(lease) for lease in store.leases.run_failures(run.id, _SHOWN_FAILURES)),
             left_out=self._left_out(run, versions),
             devices=self._devices(run),
-            barred=self._barred(file),
-            progress=self._progress(run),
+            barred=tuple(islice(self._barred(file), _SHOWN_DEVICES)),
+            progress=self._progress(run, file),
             **(self._for_report(run, file) if report else {}),
+        )
+
+    def news(self, run: RunRow, *, after: int) -> RunDetails:
+        """What somebody who watches the run does not know yet: results after this version, and no list that grows."""
+        store, file = self._store, from_map(RunFile, run.file)
+        models = store.models.scored_after(run.id, after, _SHOWN_NEWS)
+        judged = {model.version: store.evaluations.all(run.id, model.version) for model in models}
+        return RunDetails(
+            **self._facts(run, file),
+            dry=run.dry,
+            file=file,
+            environment={},
+            created_s=run.created_s,
+            models=tuple(_version(model) for model in models),
+            num_models=0,
+            payload_bytes=None,
+            evaluations=tuple(_results(judged, len(file.classes))),
+            num_evaluations=0,
+            device_evaluations=(),
+            round_rows=(),
+            moved_by_round=(),
+            leases=(),
+            failures=tuple(_failure(lease) for lease in store.leases.run_failures(run.id, _SHOWN_FAILURES)),
+            left_out=(),
+            devices=(),
+            barred=(),
+            progress=self._progress(run, file),
         )
 
     def _for_report(self, run: RunRow, file: RunFile) -> dict[str, Any]:
         """The arguments of `RunDetails` that only a report needs."""
-        store = self._service.store
+        store = self._store
         counts = store.updates.counts(run.id)
         similarity = similarity_record.parse(store.settings.get(similarity_record.setting_of(run.id)))
         return {
@@ -131,15 +160,15 @@ class RunOverview:
 
     def _whole_model_bytes(self, run: RunRow, file: RunFile) -> int | None:
         """None before there is a model, or when its file is lost."""
-        model = self._service.store.models.last(run.id)
+        model = self._store.models.last(run.id)
         try:
-            path = self._service.blobs.path(model.sha256) if model is not None else None
+            path = self._blobs.path(model.sha256) if model is not None else None
             return whole_model_bytes(path, file.rounds.codec) if path is not None else None
         except (OSError, PayloadError):
             return None
 
     def _left_out(self, run: RunRow, versions: Sequence[int]) -> tuple[LeftOut, ...]:
-        store = self._service.store
+        store = self._store
         untested = evaluation.untested(store.evaluations.all(run.id, versions[-1])) if versions else None
         rows: list[LeftOutRow] = [untested] if untested is not None else []
         return tuple(
@@ -149,64 +178,51 @@ class RunOverview:
 
     def _leases(self, run: RunRow) -> tuple[RunLease, ...]:
         """The open or newest round's leases; their logs are among the failures."""
-        store = self._service.store
+        store = self._store
         last = store.rounds.last(run.id)
         rows = store.leases.of_attempt(run.id, last.number, last.attempt) if last is not None else []
         return tuple(_lease(row) for row in rows)
 
     def _devices(self, run: RunRow) -> tuple[RunDevice, ...]:
         """Each device that sent an update: its newest report, what it sent and got, and what it is."""
-        store = self._service.store
+        store = self._store
         stored, profiles = store.traffic.by_device(run.id), store.runs.device_info(run.id)
-        open_run = self._service.conductor.run
-        moving = self._service.traffic.moved if open_run is not None and open_run.id == run.id else {}
         updates: dict[str, list[UpdateRow]] = {}
         for update in store.updates.recent(run.id, _SHOWN_UPDATES):
             updates.setdefault(update.device, []).append(update)
         devices = []
         for name in sorted(updates):
-            (stored_up, stored_down), (up, down) = stored.get(name, (0, 0)), moving.get(name, (0, 0))
-            devices.append(_device(updates[name], (stored_up + up, stored_down + down), profiles.get(name, {})))
+            devices.append(_device(updates[name], stored.get(name, (0, 0)), profiles.get(name, {})))
         return tuple(devices)
 
-    def _progress(self, run: RunRow) -> RunProgress | None:
+    def _progress(self, run: RunRow, file: RunFile) -> RunProgress | None:
         """How the open run stands now, and which devices it can ask; None of another run."""
-        machine = self._service.conductor.machine
-        if machine is None or machine.run != run.id:
+        shown = self._picture.run
+        if shown is None or shown.run != run.id or not shown.phase or shown.round is None or run.state != "running":
             return None
-        candidates = self._candidates(machine)
-        num_able = sum(candidate.code == "" for candidate in candidates)
+        barred = {candidate.id: candidate for candidate in self._barred(file)}
+        devices = self._picture.devices
+        num_able = sum(name not in barred and not device.excluded for name, device in devices.items())
         waiting = ""
-        if machine.phase == "SELECTING" and num_able < machine.file.devices.min:
-            waiting = f"waits for devices: {machine.file.devices.min} are needed, {num_able} can take part"
+        if shown.phase == "SELECTING" and num_able < file.devices.min:
+            waiting = f"waits for devices: {file.devices.min} are needed, {num_able} can take part"
+        candidates = (
+            barred.get(name) or Candidate(id=name, code=device.excluded, detail="") for name, device in devices.items()
+        )
         return RunProgress(
-            phase=machine.phase,
-            round=machine.number,
-            waiting=waiting or self._service.paused,
-            candidates=candidates,
+            phase=shown.phase,
+            round=shown.round,
+            waiting=waiting or self._picture.paused,
+            candidates=tuple(islice(candidates, _SHOWN_DEVICES)),
+            num_candidates=len(devices),
         )
 
-    def _barred(self, file: RunFile) -> tuple[Candidate, ...]:
+    def _barred(self, file: RunFile) -> Iterator[Candidate]:
         """Enrolled devices that this run cannot ask now, and why."""
-        service = self._service
-        online = service.roster.online(time.monotonic())
-        offline = Obstacle("offline", "not connected")
-        obstacles = {
-            device.name: service.conductor.obstacle(file, device.name) if device.name in online else offline
-            for device in service.store.devices.all()
-        }
-        return tuple(
-            Candidate(id=name, code=obstacle.code, detail=obstacle.detail)
-            for name, obstacle in obstacles.items()
-            if obstacle is not None
-        )
-
-    def _candidates(self, machine: RunMachine) -> tuple[Candidate, ...]:
-        barred = {candidate.id: candidate for candidate in self._barred(machine.file)}
-        names = [device.name for device in self._service.store.devices.all()]
-        return tuple(
-            barred.get(name) or Candidate(id=name, code=machine.excluded.get(name, ""), detail="") for name in names
-        )
+        for name, device in self._picture.devices.items():
+            barred = obstacle(file, labels=device.labels, tasks=device.tasks) if device.is_online else _OFFLINE
+            if barred is not None:
+                yield Candidate(id=name, code=barred.code, detail=barred.detail)
 
 
 def _results(judged: Mapping[int, Sequence[EvaluationRow]], num_classes: int) -> Iterable[VersionResult]:
@@ -224,6 +240,10 @@ def _results(judged: Mapping[int, Sequence[EvaluationRow]], num_classes: int) ->
                 recall=result.recall,
                 per_architecture=evaluation.per_architecture(rows),
             )
+
+
+def _version(row: ModelRow) -> ModelVersion:
+    return ModelVersion(version=row.version, sha256=row.sha256, bytes=row.length, score=row.score)
 
 
 def _device_evaluation(row: EvaluationRow) -> DeviceEvaluation:

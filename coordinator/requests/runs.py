@@ -1,4 +1,4 @@
-"""What people ask of runs, and the answers: start (also dry), list, show, stop, where a model lies."""
+"""What people ask of runs, and the answers: start (also dry), stop, where a model lies."""
 
 from __future__ import annotations
 
@@ -10,27 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.control_messages import (
     FindModel,
-    ListRuns,
     Request,
-    RunList,
-    ShowRun,
-    ShowTimeline,
     StartedRun,
     StartRun,
     StoppedRun,
     StopRun,
     StoredModel,
 )
-from coordinator.requests import timelines
-from coordinator.requests.run_overview import RunOverview
+from coordinator.requests.run_overview import waits_for
+from coordinator.requests.views import find_run
 from coordinator.results import environment
 from coordinator.run_check import check_run
-from coordinator.run_details import RunDetails
 from coordinator.store.rows import RunRow
-from coordinator.timeline import RunTimeline
 from edge_client.config.run_file import RunFile
 from edge_client.config.task_files import MAX_TASK_BYTES
-from edge_client.errors import ConflictError, InputError, NoSuchNameError
+from edge_client.errors import ConflictError, InputError
 from edge_client.records import from_map, to_map
 
 if TYPE_CHECKING:
@@ -52,33 +46,18 @@ class RunCommands:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._overview = RunOverview(service)
 
     def answers(self) -> Mapping[type[Request[Any]], Callable[[Any], object]]:
         """What answers each request."""
         return {
             StartRun: self.start,
-            ListRuns: self._list,
-            ShowRun: self._show,
-            ShowTimeline: self._timeline,
             StopRun: self._stop,
             FindModel: self._find_model,
         }
 
     def find(self, name: str) -> RunRow:
         """The run that a person names: id, unique prefix or latest; raises `NoSuchNameError`."""
-        runs = self._service.store.runs.all()
-        real = [run for run in runs if not run.dry]
-        if name == "latest" and real:
-            return real[-1]
-        exact = [run for run in runs if run.id == name]
-        matching_runs = exact or [run for run in real if run.id.startswith(name)]
-        if len(matching_runs) > 1:
-            several = ", ".join(run.id for run in matching_runs)
-            raise NoSuchNameError(f"run {name!r} may be any of {several}; name one of them, or latest")
-        if not matching_runs or not name:
-            raise NoSuchNameError.of("run", name, [run.id for run in real])
-        return matching_runs[0]
+        return find_run(self._service.store, name)
 
     def start(self, request: StartRun) -> StartedRun:
         """Start a run, or queue it; the store keeps the text of its task's file, from which the task is loaded."""
@@ -103,7 +82,7 @@ class RunCommands:
         if row.task_sha256:
             self._service.blobs.write(source, row.task_sha256, point="task")
         store.runs.add(row)
-        return StartedRun(run=row.id, waits_for=self._overview.waits_for(row.id))
+        return StartedRun(run=row.id, waits_for=waits_for(store, row.id))
 
     def _make_room(self, name: str) -> None:
         """A dry run asks the devices, so none may train; the answers of older ones are of no use any more."""
@@ -116,17 +95,6 @@ class RunCommands:
                 )
         for run in [run for run in runs.all() if run.dry and from_map(RunFile, run.file).name == name]:
             self._service.conductor.forget(run)
-
-    def _list(self, request: ListRuns) -> RunList:
-        runs = self._service.store.runs.all()
-        return RunList(runs=tuple(self._overview.line(run) for run in runs if not run.dry))
-
-    def _show(self, request: ShowRun) -> RunDetails:
-        return self._overview.details(self.find(request.run), newest=request.newest, report=request.report)
-
-    def _timeline(self, request: ShowTimeline) -> RunTimeline:
-        run = self.find(request.run)
-        return timelines.of_run(self._service.store, run.id, newest=request.newest, number=request.round)
 
     def _stop(self, request: StopRun) -> StoppedRun:
         row = self.find(request.run)

@@ -3,11 +3,13 @@
 A `Picture` is an immutable record: the federation, the open run, a row for each enrolled device, counts of devices by
 state, and a histogram of memory. `Pictures` takes them in the loop's thread:
 
-    pictures.newest(now)            in the loop's thread: the newest picture, taken now if the newest is a second old
-    pictures.latest                 in any thread: the newest picture, or None; says that somebody looks
-    pictures.wait_for(number, s)    in any thread: the first picture after `number`, or None after `s` seconds
-    pictures.look(service, now)     called by the loop several times a second: takes a picture when one is due and
-                                    somebody looked within the last seconds; without viewers it returns at once
+    pictures.newest(service, now)  in the loop's thread: the newest picture, taken now if the newest is a second old, or
+                                   devices were enrolled, removed or labelled, or a run has begun or ended
+    pictures.of_now(service, now)  in the loop's thread: a new picture, for those who do not look again and again
+    pictures.latest                in any thread: the newest picture, or None; says that somebody looks
+    pictures.wait_for(number, s)   in any thread: the first picture after `number`, or None after `s` seconds
+    pictures.look(service, now)    called by the loop several times a second: takes a picture when one is due and
+                                   somebody looked within the last seconds; without viewers it returns at once
 
 Pictures are numbered. A row says in which picture it last changed (`PicturedDevice.changed_in`), so a viewer that has
 picture 7 needs only `picture.changed_since(7)`. When devices were enrolled or removed after it
@@ -50,6 +52,7 @@ class PicturedDevice:
     state: str  # "suspended", "offline", or what it reported last: idle, fetching, working, offering
     is_online: bool
     seen_s: float | None  # Unix time of its last message; None: none since this coordinator was started
+    reported: str | None = None  # the state in its last heartbeat; None: none in this session, or it is offline
     phase: str = ""  # of its worker, such as "train"
     step: int = 0  # of `total`
     total: int = 0
@@ -69,6 +72,8 @@ class PicturedDevice:
     )
     round: int | None = None  # of that assignment
     why: str = ""  # why it takes no part in the open run, or brought nothing in its newest assignment
+    excluded: str = ""  # the code of a lasting reason for which the open run does not ask it any more
+    tasks: Mapping[str, str] = field(default_factory=dict)  # what its owner allows: name -> hash of the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +167,14 @@ class Pictures:
             self._take(service, now)
 
     def newest(self, service: Service, now: float) -> Picture:
-        """The newest picture, which is at most a second old."""
-        if self._picture is None or now - self._taken_at >= _EVERY_S:
+        """The newest picture: at most a second old, and as new as the enrolled devices and the open run."""
+        if self._picture is None or now - self._taken_at >= _EVERY_S or service.roster.changes.may_be_all:
             return self._take(service, now)
         return self._picture
+
+    def of_now(self, service: Service, now: float) -> Picture:
+        """A picture of this moment, for those who do not look again and again."""
+        return self._take(service, now)
 
     def start_over(self) -> None:
         """Everything may be different: the coordinator has started over from its store."""
@@ -254,6 +263,7 @@ def _device(
         state="suspended" if name in suspended else _state(beat.state if beat else "", is_online=name in online),
         is_online=name in online,
         seen_s=round(clock + present.last_seen, 1) if present is not None else None,
+        reported=beat.state if beat else None,
         phase=beat.phase if beat else "",
         step=beat.step if beat else 0,
         total=beat.total if beat else 0,
@@ -271,6 +281,8 @@ def _device(
         lease=work.lease,
         round=work.round or None,
         why=_why(service, name, work, is_known=present is not None),
+        excluded=conductor.machine.excluded.get(name, "") if conductor.machine is not None else "",
+        tasks=present.tasks if present is not None else {},
     )
 
 

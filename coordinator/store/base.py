@@ -133,6 +133,9 @@ class Models(Protocol):
     def all(self, run_id: str) -> list[ModelRow]:
         """Return every version, oldest first."""
 
+    def scored_after(self, run_id: str, version: int, limit: int) -> list[ModelRow]:
+        """Return the first versions after this one that have a score, oldest first."""
+
     def save_score(self, run_id: str, version: int, score: float, best_version: int) -> None:
         """Save the run's metric for a version, and which version is the best one now."""
 

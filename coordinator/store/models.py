@@ -26,6 +26,10 @@ class ModelTable(Models):
     def all(self, run_id: str) -> list[ModelRow]:
         return self._database.all(ModelRow, "SELECT * FROM model WHERE run = ? ORDER BY version", run_id)
 
+    def scored_after(self, run_id: str, version: int, limit: int) -> list[ModelRow]:
+        query = "SELECT * FROM model WHERE run = ? AND version > ? AND score IS NOT NULL ORDER BY version LIMIT ?"
+        return self._database.all(ModelRow, query, run_id, version, limit)
+
     def save_score(self, run_id: str, version: int, score: float, best_version: int) -> None:
         with self._database.transaction("score") as transaction:
             transaction.execute("UPDATE model SET score = ? WHERE run = ? AND version = ?", score, run_id, version)

@@ -190,6 +190,8 @@ def _check_run(store: Store, rows: Rows, run: str) -> None:
     assert store.models.last(run) == next(reversed(models), None)
     assert store.models.get(run, 1) == next((row for row in models if row.version == 1), None)
     assert store.models.scores(run) == {row.version: row.score for row in models if row.score is not None}
+    scored = [row for row in models if row.score is not None]
+    assert store.models.scored_after(run, 0, 1) == [row for row in scored if row.version > 0][:1]
     assert store.rounds.last(run) == next(reversed(rows.rounds[run]), None)
     assert store.evaluations.versions(run) == sorted({row.version for row in evaluations})
     assert store.evaluations.all(run, 1) == [row for row in evaluations if row.version == 1]
@@ -283,12 +285,12 @@ READS = {
         "runs.next_number",
         "runs.device_info",
     ),
-    *("models.last", "models.get", "models.all", "models.scores", "models.parts"),
+    *("models.last", "models.get", "models.all", "models.scores", "models.scored_after", "models.parts"),
     *("rounds.last", "rounds.all", "rounds.left_out"),
     *("leases.next_issue", "leases.get", "leases.of_attempt", "leases.device_failures", "leases.run_failures"),
     *("leases.drop_rate", "leases.trained_slices"),
     *("updates.of_attempt", "updates.of_lease", "updates.recent", "updates.counts", "updates.last_counted_lease"),
-    *("updates.newest", "updates.recent_norms"),
+    *("updates.newest", "updates.recent_norms", "updates.body"),
     *("evaluations.all", "evaluations.versions", "traffic.by_device"),
     *("deployments.next_issue", "deployments.all", "deployments.wanted"),
     *("blob_references.needed", "blob_references.is_needed"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from raw_requests import request
 
-from coordinator.control import ControlServer, NotRunningError, socket_path
+from coordinator.control import ControlServer, Later, NotRunningError, socket_path
 from edge_client.errors import ConflictError, MachineError, NoSuchNameError
 
 
@@ -211,3 +212,44 @@ def test_a_state_directory_with_a_long_path_works(tmp_path: Path) -> None:
     server.close()
     assert answer["asked"]["request"] == "x"
     assert not socket_path(folder).exists()
+
+
+def test_an_answer_that_takes_long_holds_nobody_else(tmp_path: Path) -> None:
+    """The first client's answer is made in a thread, which waits until the second client has its answer."""
+    is_free, answered = threading.Event(), list[str]()
+
+    def make() -> object:
+        assert is_free.wait(20)
+        answered.append(threading.current_thread().name)
+        return {"slow": True}
+
+    def handle(asked: dict[str, Any]) -> object:
+        if asked["request"] == "refused":
+            return Later(lambda: _echo({"request": "unknown"}))
+        return Later(make) if asked["request"] == "slow" else {"slow": False}
+
+    control = ControlServer(tmp_path, handle)
+    try:
+        slow, quick = _connect(tmp_path), _connect(tmp_path)
+        slow.sendall(b'{"request": "slow"}\n')
+        quick.sendall(b'{"request": "quick"}\n')
+        quick.setblocking(False)
+        data = b""
+        while not data.endswith(b"\n"):
+            control.serve([fd for fd in control.fds() if select.select([fd], [], [], 0.05)[0]])
+            with contextlib.suppress(BlockingIOError):
+                data += quick.recv(1000)
+        assert json.loads(data)["result"] == {"slow": False}
+        assert answered == []
+        is_free.set()
+        assert json.loads(slow.makefile().readline())["result"] == {"slow": True}
+        assert answered[0].startswith("answers")
+        refused = _connect(tmp_path)
+        refused.sendall(b'{"request": "refused"}\n')
+        for _ in range(2):  # accept, read
+            control.serve([fd for fd in control.fds() if select.select([fd], [], [], 0.05)[0]])
+        assert json.loads(refused.makefile().readline())["error"] == "NoSuchNameError"
+        for client in (slow, quick, refused):
+            client.close()
+    finally:
+        control.close()

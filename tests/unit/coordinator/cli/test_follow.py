@@ -58,33 +58,34 @@ def test_a_coordinator_that_dies_while_it_is_asked_is_asked_again(
     assert capsys.readouterr().err.count("waiting for it to come back") == 1
 
 
-def _shown(num: int, newest: int, state: str) -> RunDetails:
-    """A run of `num` judged versions, of which the newest are shown."""
+def _shown(num: int, after: int, state: str) -> RunDetails:
+    """A run of `num` judged versions, of which those behind `after` are shown."""
+    shown = range(after + 1, num)
     return run_details(
         state=state,
         round=num,
         rounds=99,
-        num_evaluations=num,
-        models=tuple(ModelVersion(version=version, sha256="", bytes=1, score=0.5) for version in range(num)),
-        evaluations=tuple(version_result(version) for version in range(max(0, num - newest), num)),
+        models=tuple(ModelVersion(version=version, sha256="", bytes=1, score=0.5) for version in shown),
+        evaluations=tuple(version_result(version) for version in shown),
     )
 
 
-def test_every_result_is_told_once_and_all_are_asked_for_only_if_some_were_missed(
+def test_every_result_is_told_once_and_only_what_is_new_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2, 6 and 11 results, then the end: 11 - 6 = 5 may be one more than 5 shows, so all are asked for there."""
+    """2, 6 and 11 results, then the end, at which everything is asked for once."""
     monkeypatch.setattr(follow, "_POLL_S", 0.0)
-    asked: list[int] = []
+    asked: list[tuple[int | None, int | None]] = []
 
     def handle(request: Json) -> object:
-        asked.append(request["newest"])
+        asked.append((request.get("after"), request.get("newest")))
         num = {1: 2, 2: 6}.get(len(asked), 11)
-        return _shown(num, request["newest"], "running" if len(asked) < 5 else "finished")
+        after = request.get("after")
+        return _shown(num, -1 if after is None else after, "running" if len(asked) < 4 else "finished")
 
     with _serving(tmp_path, handle):
         assert len(follow.follow(tmp_path, "r-1").evaluations) == 11
-    assert asked == [5, 5, 5, 1000, 5, 1000]
+    assert asked == [(-1, None), (1, None), (5, None), (10, None), (None, 1000)]
     told = [line.strip().partition(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert told == ["before round 1", *(f"after round {number}" for number in range(1, 11))]
 
