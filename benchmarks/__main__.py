@@ -37,6 +37,7 @@ KNOWN = {
     "method_time": ("method_time", "measure"),
     "install": ("install", "measure"),
     "onnx": ("onnx", "measure"),
+    "live_page": ("live_page", "measure"),
 }
 
 

@@ -175,13 +175,16 @@ class PageServer:
             ssl=context,
             ssl_handshake_timeout=10.0 if context is not None else None,
         )
-        async with server:
-            await self._ended.wait()
-            self._events.close()
-            self._jobs.close()
-            await asyncio.sleep(0.05)  # for the goodbyes
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        await self._ended.wait()
+        server.close()
+        self._events.close()
+        self._jobs.close()
+        await asyncio.sleep(0.05)  # for the goodbyes
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=2)
         self._history.close()
 
     def _end(self) -> None:

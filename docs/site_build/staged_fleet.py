@@ -80,7 +80,8 @@ def _fleet(count: int) -> list[_Device]:
     chance = random.Random(7)
     devices = [_Device(number, count, chance) for number in range(count)]
     for device in chance.sample(devices, max(2, count // 22) if count > 4 else 1):
-        device.trouble = chance.choice(("offline", "nothing_fits")) if count > 60 else "offline"
+        is_small = device.budget < 500 * _MB
+        device.trouble = chance.choice(("offline", "nothing_fits")) if count > 60 and is_small else "offline"
     if 4 < count <= 60:
         next(device for device in reversed(devices) if device.trouble).trouble = "nothing_fits"
     if count >= 500:
