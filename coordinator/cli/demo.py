@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 from coordinator import control
 from coordinator.cli.demo_story import Interruption, Story
 from coordinator.control_messages import AddDevices, GetStatus, ShowRun, StartRun
+from coordinator.dashboard import messages
 from coordinator.results import run_record
 from coordinator.run_details import OMIT_NONE, RunDetails, RunDevice
 from edge_client import durable
@@ -58,6 +59,7 @@ class DemoOptions:
     seed: int = 1
     tls: bool = False
     keep: Path | None = None
+    keep_open: bool = False  # its live page can be looked at afterwards
     through: str | None = None  # host:port that devices connect to instead of the broker's own
 
 
@@ -92,8 +94,8 @@ def run_file(*, rounds: int, seed: int, num_devices: int) -> RunFile:
     return parse_table(RunFile, table, source="demo")
 
 
-def run_demo(options: DemoOptions) -> DemoResult:
-    """Run it and return the result; progress goes to standard error."""
+def run_demo(options: DemoOptions, show: Callable[[DemoResult], None] = lambda result: None) -> DemoResult:
+    """Run it, `show` the result and return it; progress goes to standard error."""
     with contextlib.ExitStack() as stack:
         if options.keep is not None:
             folder = options.keep
@@ -107,6 +109,7 @@ def run_demo(options: DemoOptions) -> DemoResult:
         with story.waiting("the coordinator and four devices start"):
             processes["the coordinator"] = _start_coordinator(state_dir, folder, tls=options.tls)
             _wait_for(state_dir, processes)
+            story.page(messages.ask(state_dir, messages.MakeLink()).url)
             bundles = control.ask(state_dir, AddDevices(names=DEVICES)).bundles
             file = run_file(rounds=options.rounds, seed=options.seed, num_devices=len(DEVICES))
             budgets = _budgets(file)
@@ -125,7 +128,12 @@ def run_demo(options: DemoOptions) -> DemoResult:
             lacks=lambda: frozenset(down),
         )
         result = _result(control.ask(state_dir, ShowRun(run=run, newest=options.rounds + 1, report=True)), options)
-        return replace(result, report=_report(state_dir, run, options.keep)) if options.keep is not None else result
+        if options.keep is not None:
+            result = replace(result, report=_report(state_dir, run, options.keep))
+        show(result)
+        if options.keep_open:
+            story.stay_open(lambda: _check_alive(processes))
+        return result
 
 
 def _interruption(folder: Path, processes: dict[str, _Process], down: set[str]) -> Interruption:
@@ -203,7 +211,7 @@ def _spawn(arguments: list[str], log_file: Path) -> _Process:
 
 def _start_coordinator(state_dir: Path, folder: Path, *, tls: bool) -> _Process:
     arguments = ["coordinator", "start", "--state-dir", str(state_dir), "--listen", "127.0.0.1", "--port", "0"]
-    arguments += ["--heartbeat", "1", "--no-page"]
+    arguments += ["--heartbeat", "1", "--page", "127.0.0.1:0"]
     return _spawn(arguments + (["--tls"] if tls else []), folder / "coordinator.log")
 
 

@@ -17,15 +17,19 @@ def add_options(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--seed", type=int, default=1, metavar="N", help="default: %(default)s")
     demo.add_argument("--tls", action="store_true", help="encrypt the connections")
     demo.add_argument("--keep", type=Path, metavar="DIR", help="keep all state below DIR (default: a temporary folder)")
+    demo.add_argument("--keep-open", action="store_true", help="leave the live page open at the end, until Ctrl-C")
     demo.add_argument("--through", default=None, help=argparse.SUPPRESS)
 
 
 def _demo(options: argparse.Namespace) -> None:
     from coordinator.cli import demo
 
-    result = demo.run_demo(
-        demo.DemoOptions(
-            rounds=options.rounds, seed=options.seed, tls=options.tls, keep=options.keep, through=options.through
-        )
+    typed = demo.DemoOptions(
+        rounds=options.rounds,
+        seed=options.seed,
+        tls=options.tls,
+        keep=options.keep,
+        keep_open=options.keep_open,
+        through=options.through,
     )
-    show(options, result, demo.describe)
+    demo.run_demo(typed, lambda result: show(options, result, demo.describe))

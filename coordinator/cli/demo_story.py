@@ -6,7 +6,10 @@ colour where that is a terminal; standard output has the result alone.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -75,9 +78,25 @@ class Story:
         self._has_plans = False
 
     def title(self) -> None:
-        """The first line. The address of the live page will stand below it."""
+        """The first line."""
         self._print("fedfit demo: four devices with four memory budgets train one model.", "bold")
+
+    def page(self, url: str) -> None:
+        """The address of the live page, which opens by itself where somebody sits before a screen."""
+        self._print(f"Live page: {url}")
         self._print("")
+        has_screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        if self._console.is_terminal and has_screen:
+            webbrowser.open(url)
+
+    def stay_open(self, check_processes: Callable[[], None]) -> None:
+        """Wait until somebody has seen enough of the live page."""
+        self._print("")
+        self._print("The live page stays open; Ctrl-C ends the demo.")
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                check_processes()
+                time.sleep(_POLL_S)
 
     def waiting(self, text: str) -> Status:
         """A line that stands below the others until something happens; only on a terminal."""

@@ -102,6 +102,11 @@ class Picture:
         """Hand on everything again: nobody has watched for a while."""
         self._names, self._known, self._left, self._run, self._due = None, {}, (), None, 0.0
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the devices of this sweep have not all been looked at."""
+        return bool(self._left)
+
     def look(self, now: float) -> None:
         """Go on with the sweep that is under way, or begin one if it is due."""
         if not self._left:

@@ -122,6 +122,8 @@ class PageSeat:
             self._picture.begin_anew()
         if now < self._watched_until:
             self._picture.look(now)
+            if self._picture.is_under_way:
+                self._service.wake()  # the next slice, after what else there is to do
 
     def close(self) -> None:
         """End the thread and stop listening."""

@@ -142,8 +142,8 @@ async function signIn(token) {
 }
 
 let listening = false;
-async function begin() {
-  takeLive(await get("live"));
+async function begin(live = get("live")) {
+  takeLive(await live);
   document.getElementById("nav").hidden = false;
   if (!listening) { listening = true; listen(heard, connected, checkSession); }
   await show(false);
@@ -191,7 +191,12 @@ async function start() {
     history.replaceState(null, "", "#/");
     try { await signIn(link[1]); return; } catch (error) { signedOut().textContent = error.message; return; }
   }
-  try { state.session = await get("session"); await begin(); } catch (error) {
+  try {
+    const live = get("live"); // both at once: the first view is there sooner
+    live.catch(() => null);
+    state.session = await get("session");
+    await begin(live);
+  } catch (error) {
     if (error.status === 401) signedOut(); else if (error instanceof ApiError) { failed(error); setTimeout(start, 2000); } else throw error;
   }
 }
