@@ -12,7 +12,7 @@ from simulations import shared_processes, simulated
 
 pytestmark = needs_test_accelerator()
 
-QUICK = ("fedepth", "draftfed")  # groups of blocks in files; knowledge
+QUICK = ("fedepth",)  # groups of blocks in files
 
 
 def _check(methods: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,5 +35,5 @@ def test_simulated_devices_train_on_the_accelerator(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_all_other_methods_train_on_the_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty-one methods."""
+    """Twenty-two methods."""
     _check([method for method in FLAGS if method not in QUICK], tmp_path, monkeypatch)

@@ -133,11 +133,11 @@ def test_a_full_disk_is_waited_out_by_the_same_processes(tmp_path: Path, undistu
         assert "Traceback" not in fleet.log(name)
 
 
-@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_dying_disk_ends_a_process_with_one_line_and_a_restart_goes_on(
     tmp_path: Path, undisturbed: Undisturbed, step: int
 ) -> None:
-    """The same with EIO, at every second write or at all: whoever ends does so with code 4 and says what failed."""
+    """The same with EIO, at every fourth write or at all: whoever ends does so with code 4 and says what failed."""
     expected = undisturbed.hashes(rounds=ROUNDS, codec="fp16", hidden=SMALL)
     fleet = _disturbed(tmp_path, "eio", expected, SMALL_UPDATES, SMALL, step)
     for ended in fleet.unexpected:

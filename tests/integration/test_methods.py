@@ -109,6 +109,7 @@ def server_names(fleet: Fleet, shown: dict[str, Any]) -> list[str]:
     return [name.removeprefix("model/") for name in server_tensors(fleet, shown, 0)]
 
 
+@pytest.mark.slow
 def test_fednova_normalises_by_the_steps_that_devices_made(fleet: Fleet, plain: dict[str, Any]) -> None:
     """From FedAvg's first model to other weights than FedAvg's, in about its direction."""
     shown = finished(fleet, "fednova", 1)
@@ -120,6 +121,7 @@ def test_fednova_normalises_by_the_steps_that_devices_made(fleet: Fleet, plain: 
         assert float(torch.dot(moved, usual)) > 0
 
 
+@pytest.mark.slow
 def test_inco_changes_the_later_layers_of_each_stage_on_the_server(fleet: Fleet) -> None:
     """One round from one first model, with the rule and without: the targets of the model's anchors differ, only."""
     options = {"width": 2}
@@ -257,9 +259,8 @@ OWN = {"inclusivefl": {*DEEP["inclusivefl"][1:]}, "scalefl": {"exit/1", "exit/2"
 OWN["splitmix"] = {f"base{number}" for number in range(8)}
 
 
-@pytest.mark.parametrize(
-    "method", ["splitmix", *(pytest.param(name, marks=pytest.mark.slow) for name in ("inclusivefl", "scalefl"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["splitmix", "inclusivefl", "scalefl"])
 def test_devices_of_three_sizes_have_something_of_their_own(fleet: Fleet, method: str) -> None:
     """Two rounds: each trains its own size, and what belongs to one size alone moves, too."""
     sizes = dict(zip(DEVICES, DEEP[method], strict=True))
