@@ -13,7 +13,7 @@ import pytest
 import torch
 from aggregator_jobs import do_job
 from PIL import Image
-from worker_runs import make_work, read_update, run_worker
+from worker_runs import fork_worker, make_work, read_update
 
 from edge_client import worker
 from edge_client.config.device_file import load_device_file
@@ -57,7 +57,7 @@ def test_the_task_of_the_page_is_trained_from_its_own_files(tmp_path: Path) -> N
     (work / "run.json").write_text(json.dumps(run))
     job = {"job": "init", "run": run, "task": str(tmp_path / "defects.py"), "out": str(work / "model.bin")}
     assert do_job(job)["ok"]
-    assert run_worker(work) == 0, (work / "stderr").read_text()
+    assert fork_worker(work) == 0, (work / "stderr").read_text()
     report, tensors = read_update(work)
     assert (report.num_samples, report.num_test) == (20, 6)
     assert tensors["evaluation/confusion"].sum(dim=1).tolist() == [4, 2, 0]

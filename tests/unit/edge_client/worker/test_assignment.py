@@ -11,10 +11,10 @@ from torch import nn
 from worker_runs import (
     CLASSES,
     change_order,
+    fork_worker,
     make_work,
     read_error,
     read_update,
-    run_worker,
 )
 
 from edge_client.config.device_file import DataSection
@@ -61,7 +61,7 @@ def test_what_a_device_cannot_do_it_declines_with_a_reason(
 ) -> None:
     """Exit 76 and a code that the coordinator understands."""
     work = make_work(tmp_path / "w", run=run, **order)
-    assert run_worker(work) == 76
+    assert fork_worker(work) == 76
     assert read_error(work)["code"] == code
 
 
@@ -70,7 +70,7 @@ def test_a_model_that_does_not_fit_the_run_is_declined(tmp_path: Path) -> None:
     work = make_work(tmp_path / "w", run={"model": {"name": "mlp", "input": [1, 8, 8]}})
     other = make_work(tmp_path / "other")
     (other / "model.bin").rename(work / "model.bin")
-    assert run_worker(work) == 76
+    assert fork_worker(work) == 76
     assert read_error(work)["code"] == "names"
 
 
@@ -78,7 +78,7 @@ def test_a_plan_alone_needs_no_model_and_sends_no_tensors(tmp_path: Path, traine
     """A dry run: a trained round's plan, without spare memory, and what the device has; 360 and 90 of 450 samples."""
     work = make_work(tmp_path / "w", train=False, evaluate=False)
     (work / "model.bin").unlink()
-    assert run_worker(change_order(work, parts={"run": str(work / "run.json")})) == 0, (work / "stderr").read_text()
+    assert fork_worker(change_order(work, parts={"run": str(work / "run.json")})) == 0, (work / "stderr").read_text()
     report, tensors = read_update(work)
     assert tensors == {}
     assert (report.num_samples, report.num_held, report.num_test, report.payload) == (0, 360, 90, "none")
@@ -94,5 +94,5 @@ def test_a_plan_alone_needs_no_model_and_sends_no_tensors(tmp_path: Path, traine
 def test_a_plan_alone_is_declined_like_the_training_that_would_follow(tmp_path: Path) -> None:
     """Nothing fits 100 MB."""
     work = make_work(tmp_path / "w", train=False, evaluate=False, budget_bytes=100_000_000)
-    assert run_worker(change_order(work, parts={"run": str(work / "run.json")})) == 76
+    assert fork_worker(change_order(work, parts={"run": str(work / "run.json")})) == 76
     assert read_error(work)["code"] == "nothing_fits"

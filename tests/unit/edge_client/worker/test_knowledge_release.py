@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from worker_runs import (
+    fork_worker,
     make_work,
     read_update,
-    run_worker,
 )
 
 from edge_client.models import registry
@@ -34,7 +34,7 @@ def test_knowledge_that_would_be_refused_stays_and_the_rest_of_the_update_goes(t
     state = {name: torch.full_like(value, float(value.shape[0] == 3)) for name, value in model.state_dict().items()}
     rows = [(f"model/{name}", "fp32", tuple(tensor.shape)) for name, tensor in state.items()]
     write_container(work / "model.bin", {}, rows, state.values())
-    assert run_worker(work) == 0
+    assert fork_worker(work) == 0
     _, tensors = read_update(work)
     assert {name for name in tensors if name.startswith("knowledge/")} == {
         "knowledge/class/logit/counts",

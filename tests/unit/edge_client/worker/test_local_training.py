@@ -12,6 +12,7 @@ from aggregator_jobs import do_job
 from worker_runs import (
     DIGITS,
     TASK,
+    fork_worker,
     make_task_work,
     make_work,
     read_error,
@@ -28,7 +29,7 @@ from edge_client.worker.method_state import read_state
 def test_training_learns(tmp_path: Path, trained: Path) -> None:
     """20 epochs end with a mean loss below that of one."""
     work = make_work(tmp_path / "w", run={"train": {"epochs": 20, "batch": 16}}, evaluate=False)
-    assert run_worker(work) == 0
+    assert fork_worker(work) == 0
     report, tensors = read_update(work)
     assert report.scalars["loss"] < 0.5 * read_update(trained)[0].scalars["loss"]
     assert report.evaluation is None
@@ -42,7 +43,7 @@ def test_classes_that_are_not_shared_are_not_told(tmp_path: Path, share: dict[st
     """HeteroFL's mask tells which classes a device has, of those with enough samples: about 36 of each digit here."""
     run = {"train": {"max-steps": 1}, "method": {"name": "heterofl", "mask": True}}
     work = make_work(tmp_path / "w", run=run, device_file={"data": DIGITS, "share": share}, evaluate=False)
-    assert run_worker(work) == 0, (work / "stderr").read_text()
+    assert fork_worker(work) == 0, (work / "stderr").read_text()
     report, _ = read_update(work)
     assert {name for name in report.scalars if name.startswith("class/")} == (
         {f"class/{digit}" for digit in range(10)} if told else set()
@@ -56,7 +57,7 @@ def test_a_users_own_model_and_data_are_trained(tmp_path: Path) -> None:
     class; repeated, all bits are the same, although the data draws from the generators of torch and numpy.
     """
     works = [make_task_work(tmp_path / name) for name in ("w", "again")]
-    assert [run_worker(work) for work in works] == [0, 0], (works[0] / "stderr").read_text()
+    assert [fork_worker(work) for work in works] == [0, 0], (works[0] / "stderr").read_text()
     report, tensors = read_update(works[0])
     assert (report.num_samples, report.num_held, report.num_test, report.steps) == (32, 32, 8, 40)
     weight = tensors["model/head.weight"]
@@ -72,7 +73,7 @@ def test_data_that_fails_in_the_middle_of_training_is_declined(tmp_path: Path) -
         "    def __len__", "    targets = [0, 1] * 20\n    def __len__"
     )
     work = make_task_work(tmp_path / "w", text, data={"test_fraction": 0.0})
-    assert run_worker(work) == 76
+    assert fork_worker(work) == 76
     assert read_error(work)["code"] == "bad_data"
     assert "line 13: train_data(): sample 7: IndexError: pop from empty list" in read_error(work)["detail"]
 
@@ -105,7 +106,7 @@ def test_groups_are_trained_by_plan_and_only_they_are_sent(tmp_path: Path, codec
     """
     groups = {"groups": [BLOCKS[1:5], BLOCKS[5:]], "skipped": BLOCKS[:1]}
     work = make_deep_work(tmp_path / "w", codec=codec, buffered=True, num_models=2, **groups)
-    assert run_worker(work) == 0, (work / "stderr").read_text()
+    assert fork_worker(work) == 0, (work / "stderr").read_text()
     report, tensors = read_update(work)
     assert report.steps == 6
     with ContainerReader(work / "model.bin") as reader:
@@ -152,6 +153,6 @@ def test_a_bypass_that_cannot_be_is_declined(tmp_path: Path) -> None:
     run = json.loads((work / "run.json").read_text())
     run["method"]["parameters"]["bypass"] = True
     (work / "run.json").write_text(json.dumps(run))
-    assert run_worker(work) == 76
+    assert fork_worker(work) == 76
     reason = read_error(work)
     assert (reason["code"], "'block5' takes [4, 4, 4]" in reason["detail"]) == ("bad_method", True)

@@ -11,11 +11,11 @@ import pytest
 from cost_rows import rows
 from worker_runs import (
     change_order,
+    fork_worker,
     image_run,
     make_work,
     npz_images,
     read_update,
-    run_worker,
 )
 
 from edge_client.config.run_file import RunFile
@@ -32,21 +32,21 @@ def test_a_plan_that_no_longer_fits_is_made_anew(tmp_path: Path) -> None:
     given = {"microbatch": 512, "budget_bytes": 2 * 10**9, "predicted_bytes": 1_900_000_000}
     options: dict[str, Any] = {"device_file": device, "budget_bytes": 400_000_000, "evaluate": False}
     work = make_work(tmp_path / "w", run=image_run(512), plan=given, **options)
-    assert run_worker(work) == 0, (work / "stderr").read_text()
+    assert fork_worker(work) == 0, (work / "stderr").read_text()
     made = read_update(work)[0].plan
     assert made is not None
     assert made.predicted_bytes <= made.budget_bytes == 400_000_000
     assert made.microbatch < 512
     kept = {"microbatch": 3, "budget_bytes": 2 * 10**9, "predicted_bytes": 400_000_000}
     work = make_work(tmp_path / "kept", run=image_run(512), plan=kept, **options)
-    assert run_worker(work) == 0
+    assert fork_worker(work) == 0
     assert read_update(work)[0].plan == from_map(TrainingPlan, kept)
 
 
 def _planned(work: Path) -> TrainingPlan:
     """The plan that a worker would train with."""
     change_order(work, train=False, evaluate=False)
-    assert run_worker(work) == 0, (work / "stderr").read_text()
+    assert fork_worker(work) == 0, (work / "stderr").read_text()
     plan = read_update(work)[0].plan
     assert plan is not None
     return plan

@@ -9,11 +9,11 @@ import pytest
 from worker_runs import (
     DIGITS,
     TASK,
+    fork_worker,
     make_task_work,
     make_work,
     read_error,
     read_update,
-    run_worker,
 )
 
 
@@ -21,12 +21,12 @@ def test_results_that_are_not_shared_do_not_leave(tmp_path: Path) -> None:
     """Training goes on without its evaluation; an evaluation alone is declined."""
     device = {"data": DIGITS, "share": {"metrics": False}}
     work = make_work(tmp_path / "w", run={"train": {"max-steps": 1}}, device_file=device)
-    assert run_worker(work) == 0
+    assert fork_worker(work) == 0
     report, tensors = read_update(work)
     assert (report.evaluation, report.num_samples) == (None, 360)
     assert "evaluation/confusion" not in tensors
     work = make_work(tmp_path / "v", train=False, device_file=device)
-    assert run_worker(work) == 76
+    assert fork_worker(work) == 76
     assert read_error(work)["code"] == "not_shared"
 
 
@@ -46,7 +46,7 @@ def test_what_is_wrong_with_a_task_is_declined_in_one_line(
 ) -> None:
     """With a code of its own, the user's line, and what to write; a file with another hash is never run."""
     work = make_task_work(tmp_path / "w", text, **keys)
-    assert run_worker(work) == 76, (work / "stderr").read_text()
+    assert fork_worker(work) == 76, (work / "stderr").read_text()
     told = read_error(work)
     assert told["code"] == code
     assert message in told["detail"]

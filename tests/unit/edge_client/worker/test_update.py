@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from worker_runs import (
+    fork_worker,
     make_work,
     read_error,
     read_update,
@@ -33,7 +34,7 @@ def test_a_lossy_codec_sends_deltas(tmp_path: Path, trained: Path) -> None:
     `coordinator methods show` tells the length of such an update; numbers of the report are a few bytes longer or not.
     """
     work = make_work(tmp_path / "w", run={"rounds": {"codec": "fp16"}}, evaluate=False)
-    assert run_worker(work) == 0
+    assert fork_worker(work) == 0
     report, tensors = read_update(work)
     assert report.payload == "delta"
     _, expected = read_update(trained)
