@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coordinator.aggregation import warm_start
+from coordinator.aggregation import pretrained, warm_start
 from coordinator.aggregation.extraction import SliceExtractor, extractor_of, prefix_of
 from coordinator.aggregation.jobs import InitJob, WrittenFile
 from coordinator.aggregation.knowledge import first_memory
 from coordinator.aggregation.output import write_output
 from coordinator.aggregation.task_source import recipe_of
-from edge_client.config.run_file import RunFile
+from edge_client.config.run_file import FILE_INIT, RunFile
 from edge_client.errors import InputError
 from edge_client.methods import coverage, user_methods
 from edge_client.methods.base import Method
@@ -64,6 +64,8 @@ def _first_tensors(job: InitJob) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
     method.slices.first_weights(model, lambda slice_name: recipe.build(model.input_shape, parse(slice_name)))
     if job.start is not None:
         warm_start.load_weights(job, model, extractor)
+    elif job.run.init.startswith(FILE_INIT):
+        pretrained.load(model, job.run)
     tensors: dict[str, Tensor] = {MODEL_PREFIX + name: value for name, value in model.state_dict().items()}
     _seed_generators(seeds.derive(job.run.seed, "extra"))
     tensors |= _extra_tensors(method, model)

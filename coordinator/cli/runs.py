@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from coordinator import control
+from coordinator.aggregation.pretrained import resolved
 from coordinator.aggregation.task_source import with_task
 from coordinator.cli import tables, timeline_text
 from coordinator.cli.options import add_state_dir, formatted, listing, show, show_list, warn
@@ -66,7 +67,7 @@ def report_options(report: argparse.ArgumentParser) -> None:
 
 
 def _start(options: argparse.Namespace) -> None:
-    file = _with_whole_paths(load_run_file(options.file))
+    file = resolved(_with_whole_paths(load_run_file(options.file)), options.file)
     source = place = ""
     if file.task is not None:
         file, source, place = with_task(file, file.task, options.file)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.aggregation.pretrained import resolved
 from coordinator.aggregation.task_source import with_task
 from coordinator.cli.options import formatted, show, warn
 from coordinator.results.run_directory import DATA, LOG, RunDirectory
@@ -98,7 +99,7 @@ def _resolve(combined: Sequence[Combination], options: argparse.Namespace) -> li
     missing: dict[tuple[str, str], Missing] = {}
     runs = []
     for one in combined:
-        file = complete(one, _missing(one, missing))
+        file = resolved(complete(one, _missing(one, missing)), options.file or Path("here"))
         source, path = "", ""
         if file.task is not None:
             if options.file is None:

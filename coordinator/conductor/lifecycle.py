@@ -132,7 +132,7 @@ class Lifecycle:
 
     def _start_of(self, file: RunFile) -> tuple[str | None, RunFile | None]:
         """The model that a run goes on from, and its run; raises `InputError` if it is not there any more."""
-        if file.init == "random":
+        if not file.init.startswith("run:"):
             return None, None
         model = self._models.named(file.init.removeprefix("run:"))
         other = self._store.runs.get(model.run)

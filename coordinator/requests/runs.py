@@ -64,7 +64,7 @@ class RunCommands:
         file = request.file
         check_run(file)
         conductor, store = self._service.conductor, self._service.store
-        if file.init != "random":
+        if file.init.startswith("run:"):
             conductor.model_named(file.init.removeprefix("run:"))
         _check_test_data(file, self._service.test_data)
         if request.dry:

@@ -274,8 +274,10 @@ def check_simulation(file: RunFile) -> None:
     if section.data:
         data.split_source(section.data)
     data.parse_partition(section.partition)
-    if file.init != "random":
-        raise InputError(f'init = {file.init!r}: a simulation knows no runs of a coordinator; take init = "random"')
+    if file.init.startswith("run:"):
+        raise InputError(
+            f'init = {file.init!r}: a simulation knows no runs of a coordinator; take init = "random", or file:PATH'
+        )
     if file.devices.min > section.devices:
         raise InputError(
             f"devices.min = {file.devices.min}, and there are {section.devices} devices: no round would ever begin; "

@@ -18,6 +18,7 @@ from edge_client.errors import InputError
 from edge_client.records import Between, Count, Id, Matches, Positive, SliceText, Text
 
 __all__ = [
+    "FILE_INIT",
     "MethodSection",
     "ModelSection",
     "OtherModel",
@@ -30,14 +31,19 @@ __all__ = [
     "refuse_user_method",
 ]
 
-Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?")]
+Init = Annotated[str, Matches(r"random|run:[A-Za-z0-9_-]{1,64}(@(last|best|\d{1,9}))?|file:[^\x00-\x1f]{1,1024}")]
+FILE_INIT = "file:"
 Budget = Annotated[str, Matches(r"[0-9.]{1,20} ?[A-Za-z]{0,3}(\*[1-9][0-9]{0,5})?")]
 _MAX_RUN_NAME = 48  # an id has 64 characters at most, with "-dry-" and a number
 _ANOTHER = "model:"  # what a slice begins with that is another model
 _MAX_OTHER_NAME = 58  # a slice has 64 characters at most
 _AUTO_STEPS = 50  # of a device in a round, which epochs = "auto" comes close to
 _MOST_AUTO_EPOCHS = 10
-_INIT_HELP = "starting weights: random, or run:ID for the last model of a run, run:ID@best, run:ID@VERSION"
+_INIT_HELP = (
+    "starting weights: random, or run:ID for the last model of a run, run:ID@best, run:ID@VERSION; file:PATH for a "
+    ".safetensors or .pth beside the run file"
+)
+_INIT_HASH_HELP = "of the file of starting weights; filled in when the run starts, checked if it stands there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +65,7 @@ class ModelSection:
         "shape of one sample: channels, height, width; of sensors channels, length"
     )
     init: Init = described(_INIT_HELP, "random")
+    init_sha256: Annotated[str, Matches(r"([0-9a-f]{64})?")] = described(_INIT_HASH_HELP, "", later=True)
     options: Options = described("the model's own options", dict)
 
 
@@ -75,6 +82,7 @@ class TaskSection:
     name: Id = described("a task that the devices' owners allow in their device.toml")
     file: Text = described("the task on this server, FILE.py:OBJECT beside the run file; without it NAME.py:task", "")
     init: Init = described(_INIT_HELP, "random")
+    init_sha256: Annotated[str, Matches(r"([0-9a-f]{64})?")] = described(_INIT_HASH_HELP, "", later=True)
     sha256: Annotated[str, Matches(r"([0-9a-f]{64})?")] = described(
         "of the task's file; filled in when the run starts, checked if it stands there", ""
     )

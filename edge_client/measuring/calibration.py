@@ -60,7 +60,7 @@ def job_for(
     torch, section = find_torch(), run.section(slice_name)
     identity = {
         "format": FORMAT,
-        "model": to_map(replace(section, init="random")) if section is not None else None,
+        "model": to_map(replace(section, init="random", init_sha256="")) if section is not None else None,
         "task": [run.task.sha256, split_place(task, is_blob=True)[1]] if run.task is not None and task else None,
         "input": list(input_shape),
         "slice": slice_name,

@@ -99,6 +99,8 @@ def code_from_data(path: Path, tree: ast.Module) -> Iterator[str]:
             yield node.func.id
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             yield "allow_pickle"
+        if path == Path("coordinator/aggregation/foreign_weights.py") and ast.unparse(node) == "torch.load":
+            continue  # a file of weights that the server's owner named, with weights_only
         if isinstance(node, ast.Attribute) and ast.unparse(node) in FORBIDDEN_ATTRIBUTES:
             yield ast.unparse(node)
 
