@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_client.config.run_file import RunFile
-from edge_client.records import DeviceProfile, TrainingPlan
+from edge_client.records import DeviceProfile, TrainingPlan, later
 
 __all__ = [
     "OMIT_NONE",
@@ -189,6 +189,7 @@ class RunDevice:
     client: str | None = field(default=None, metadata=OMIT_NONE)  # as it was in its first round, like the next two
     profile: DeviceProfile | None = field(default=None, metadata=OMIT_NONE)
     labels: Mapping[str, str] | None = field(default=None, metadata=OMIT_NONE)
+    accelerator_peak_bytes: int = later(0)  # of the round whose peak was the highest there; 0: it trained on the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ use_environment() {
 
 # Everything that must hold before a device runs it; the network and the server are nobody's fault here.
 examine() {
-    checks="--only torch"
+    checks="--only torch ${more_checks:-}"
     if [ -e "$root/var/lib/fedfit/device/identity/bundle.json" ]; then
         checks="$checks --only identity --only device-file --only state --only memory --only data --only model"
     fi

@@ -28,7 +28,9 @@ __all__ = [
     "NothingFitsError",
     "PayloadError",
     "RunFailedError",
+    "is_out_of_accelerator_memory",
     "is_out_of_memory",
+    "torch_failure",
 ]
 
 _OUT_OF_MEMORY = (
@@ -39,6 +41,20 @@ _OUT_OF_MEMORY = (
     "could not create a memory",
     "could not create a primitive",
     "out of memory",
+)
+
+# of NVIDIA's builds for ARM servers, which need them and do not say so
+_LIBRARIES = (
+    ("libnvpl", "pip install nvpl-lapack nvpl-blas"),
+    ("libcudss", "pip install nvidia-cudss-cu13"),
+    ("libcudnn", "install cuDNN of the CUDA that this torch was built for"),
+)
+_OUT_OF_ACCELERATOR = (
+    "ALLOC_FAILED",
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUDA out of memory",
 )
 
 
@@ -112,7 +128,32 @@ class PayloadError(FedfitError):
         self.detail = detail
 
 
+def torch_failure(error: BaseException) -> MachineError | None:
+    """The error to show where torch itself does not load, with what mends it; None for any other error."""
+    if not isinstance(error, (ImportError, OSError)) or isinstance(error, FedfitError):
+        return None
+    name = getattr(error, "name", None) or ""
+    frame, inside = error.__traceback__, name.partition(".")[0] == "torch"
+    while frame is not None and not inside:
+        inside = "/torch/" in frame.tb_frame.f_code.co_filename
+        frame = frame.tb_next
+    if not inside:
+        return None
+    text = " ".join(str(error).split())[:300]
+    if isinstance(error, ModuleNotFoundError) and name == "torch":
+        return MachineError("torch is not installed: pip install torch (on a Jetson: deploy/jetson/README.md)")
+    remedy = next((remedy for library, remedy in _LIBRARIES if library in text), "install it again: pip install torch")
+    return MachineError(f"torch does not load: {text}; {remedy} (on a Jetson: deploy/jetson/README.md)")
+
+
+def is_out_of_accelerator_memory(error: BaseException) -> bool:
+    """Whether an accelerator refused memory, and not the host."""
+    is_text = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_ACCELERATOR)
+    # torch's class is a RuntimeError, and of the same name in all versions; nobody here loads torch for it
+    return is_text or (isinstance(error, RuntimeError) and type(error).__name__ == "OutOfMemoryError")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that an allocation failed."""
     is_torch_error = isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-    return is_torch_error or isinstance(error, MemoryError)
+    return is_torch_error or is_out_of_accelerator_memory(error) or isinstance(error, MemoryError)

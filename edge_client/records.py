@@ -27,10 +27,12 @@ __all__ = [
     "Count",
     "DeviceProfile",
     "Evaluation",
+    "Fingerprint",
     "Hash",
     "Id",
     "InputSums",
     "Matches",
+    "MemoryKind",
     "PartRef",
     "PlanRules",
     "Positive",
@@ -57,6 +59,8 @@ Id = Annotated[str, Matches(r"[A-Za-z0-9_-]{1,64}")]  # device, run, lease: safe
 Hash = Annotated[str, Matches(r"[0-9a-f]{64}")]  # SHA-256
 Text = Annotated[str, Matches(r"(?s).{0,2000}")]  # for people
 SliceText = Annotated[str, Matches(r"[A-Za-z0-9_.:/-]{1,64}")]  # a part of a model: `models.slicing`
+Fingerprint = Annotated[str, Matches(r"(?s).{0,200}")]  # of an accelerator: equal ones allocate alike
+MemoryKind = Annotated[str, Matches(r"|separate|unified")]  # of an accelerator; empty: there is none
 Count = Annotated[int, Between(0, 2**53)]
 Positive = Annotated[int, Between(1, 2**53)]
 
@@ -85,6 +89,9 @@ class DeviceProfile:
     kind: Annotated[str, Matches(r"[a-z0-9-]{1,32}")] = "host"
     machine: Annotated[str, Matches(r"(?s).{0,64}")] = ""
     private_budget_bytes: Count = later(0, key="x-private-budget")  # of a worker's private memory; 0: it counts RSS
+    accelerator: Fingerprint = later("", key="x-accelerator")  # that it trains on; empty: the CPU
+    accelerator_memory: MemoryKind = later("", key="x-accelerator-memory")  # separate: a second budget
+    accelerator_bytes: Count = later(0, key="x-accelerator-budget")  # of separate memory, that a worker may use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +104,7 @@ class TrainingPlan:
     microbatch: Positive
     recompute: Annotated[str, Matches(r"fused|units")] | None = None  # activations made again in backward
     channels_last: bool = False  # memory layout of images; part of the result's bits
-    dtype: Annotated[str, Matches(r"fp32|bf16")] = "fp32"  # of activations; weights are always fp32
+    dtype: Annotated[str, Matches(r"fp32|bf16|fp16")] = "fp32"  # of activations; weights are always fp32
     buffered: bool = False  # outputs of the frozen units are kept on disk instead of computed for every batch
     num_models: Annotated[int, Between(1, 8)] = 1  # above 1: models that teach each other, for a device with surplus
     budget_bytes: Count  # RSS of the whole worker process; without file pages until it was carried out
@@ -106,6 +113,10 @@ class TrainingPlan:
     private_budget_bytes: Count = later(0, key="x-private-budget")  # of a worker's private memory; 0: made for RSS
     private_predicted_bytes: Count = later(0, key="x-private-predicted")  # peak of a worker's private memory
     spare_bytes: Count = later(0, key="x-spare")  # of what is predicted: freed memory that stays with the process
+    accelerator: Fingerprint = later("", key="x-accelerator")  # that the plan was made for; empty: the CPU
+    # of what torch reserves there, with context and libraries; 0: its memory is the host's, in whose sum it is
+    accelerator_budget_bytes: Count = later(0, key="x-accelerator-budget")
+    accelerator_predicted_bytes: Count = later(0, key="x-accelerator-predicted")
 
     def describe(self) -> str:
         """The plan in short, such as `full, microbatch 16` or `4 groups, microbatch 32, recompute`."""
@@ -117,6 +128,7 @@ class TrainingPlan:
         parts += ["recompute"] if self.recompute else []
         parts += [self.dtype] if self.dtype != "fp32" else []
         parts += [f"{self.num_models} models"] if self.num_models > 1 else []
+        parts += [f"on {self.accelerator.partition(',')[0]}"] if self.accelerator else []
         return ", ".join(parts)
 
 
@@ -146,6 +158,7 @@ class Ceiling:
     key: Hash  # of the model and how it is trained: the same in another run
     training_bytes: Positive
     budget_bytes: Count  # as it was then: with more it might have fitted
+    memory: Annotated[str, Matches(r"host|accelerator")] = later("host")  # that was too small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +206,9 @@ class Report:
     base_bytes: Count = 0  # its RSS before it trained, warmed up
     private_peak_bytes: Count = later(0, key="x-private-peak")  # of anonymous and swapped memory; 0: not measured
     private_base_bytes: Count = later(0, key="x-private-base")  # the same before it trained
+    # of what torch reserved on the accelerator, with context and libraries; 0: it trained on the CPU
+    accelerator_peak_bytes: Count = later(0, key="x-accelerator-peak")
+    accelerator_base_bytes: Count = later(0, key="x-accelerator-base")  # the same before it trained
     seconds: float = 0.0
     scalars: Mapping[str, float] = dataclasses.field(default_factory=dict)
     versions: Mapping[str, Annotated[str, Matches(r"(?s).{0,64}")]] = dataclasses.field(default_factory=dict)
@@ -224,6 +240,7 @@ class WorkOrder:
     training_budget_bytes: Count | None = None  # instead: of what training adds to a warmed-up worker
     ceiling_bytes: Count | None = None  # a plan whose training_bytes were these went over the budget here: plan less
     ceilings: Mapping[str, Count] = dataclasses.field(default_factory=dict)  # the same of earlier work: key -> bytes
+    accelerator_ceilings: tuple[Ceiling, ...] = ()  # the same of the accelerator's memory, with their budgets
     replans: Count = 0  # workers of this lease that went over the budget before
     device: Id
     parts: Mapping[str, str]  # part key -> path of its blob

@@ -103,7 +103,7 @@ def run_worker(work: Path, **environment: str) -> int:
     """Run to the end in a process of its own, with these variables; returns the exit code (negative: the signal)."""
     command = [sys.executable, "-m", "edge_client.worker.process", str(work)]
     done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
+        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=300
     )
     (work / "stderr").write_text(done.stderr)
     return done.returncode

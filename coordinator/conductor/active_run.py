@@ -147,8 +147,12 @@ class ActiveRunLoader:
         )
 
     def _budget_of(self, device: str) -> int | None:
+        """Of the memory that the model is trained in: its accelerator's, where that has one of its own."""
         present = self._roster.presence(device)
-        return present.profile.budget_bytes if present is not None else None
+        if present is None:
+            return None
+        profile = present.profile
+        return profile.accelerator_bytes if profile.accelerator_memory == "separate" else profile.budget_bytes
 
     def _next_issue(self) -> int:
         self._issue += 1

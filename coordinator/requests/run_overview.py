@@ -35,7 +35,7 @@ from coordinator.store.base import Store
 from coordinator.store.rows import SERVER, EvaluationRow, LeaseRow, LeftOutRow, ModelRow, RoundRow, RunRow, UpdateRow
 from edge_client.config.run_file import RunFile
 from edge_client.errors import PayloadError
-from edge_client.records import DeviceProfile, from_map, to_map
+from edge_client.records import DeviceProfile, Report, from_map, to_map
 from edge_client.transport.blobs import BlobStore
 
 __all__ = ["RunOverview", "waits_for"]
@@ -261,13 +261,13 @@ def _device(updates: Sequence[UpdateRow], moved: tuple[int, int], info: Mapping[
     newest = updates[-1]
     plan, report = newest.report.plan, newest.report
     tightest = max(reversed(updates), key=_nearness_to_budget).report
-    plans = [(update.report.plan, update.report.peak_bytes) for update in updates]
     return RunDevice(
         id=newest.device,
         peak_bytes=tightest.peak_bytes,
         predicted_bytes=tightest.plan.predicted_bytes if tightest.plan else 0,
         budget_bytes=tightest.plan.budget_bytes if tightest.plan else 0,
-        inside_budget=all(plan is None or peak_bytes <= plan.budget_bytes for plan, peak_bytes in plans),
+        inside_budget=all(_is_inside(update.report) for update in updates),
+        accelerator_peak_bytes=max(update.report.accelerator_peak_bytes for update in updates),
         replans=sum(_replans(update) for update in updates),
         plan=plan.describe() if plan else "",
         plan_details=plan,
@@ -282,6 +282,17 @@ def _device(updates: Sequence[UpdateRow], moved: tuple[int, int], info: Mapping[
         profile=from_map(DeviceProfile, info["profile"]) if "profile" in info else None,
         labels=info.get("labels"),
     )
+
+
+def _is_inside(report: Report) -> bool:
+    """Of the host's budget, and of the accelerator's where that is another one; else both are in one sum."""
+    plan = report.plan
+    if plan is None:
+        return True
+    if plan.accelerator and not plan.accelerator_budget_bytes:
+        return report.peak_bytes + report.accelerator_peak_bytes <= plan.budget_bytes
+    on_accelerator = report.accelerator_peak_bytes <= plan.accelerator_budget_bytes or not plan.accelerator
+    return report.peak_bytes <= plan.budget_bytes and on_accelerator
 
 
 def _nearness_to_budget(update: UpdateRow) -> tuple[float, int]:

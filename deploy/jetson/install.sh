@@ -3,7 +3,7 @@
 #
 #   sudo ./install.sh [--upgrade] [--package SPEC] [--torch FILE.whl] [--python PYTHON] [--cpu] [--root DIR]
 #
-# JetPack 6 (Python 3.10) and 7 (Python 3.12): the environment sees the system's packages, and NVIDIA's torch stays as
+# JetPack 6 (Python 3.10), 7 and 7.2 (Python 3.12): the environment sees the system's packages, and NVIDIA's torch stays as
 # it is. JetPack 5 has Python 3.8, and NVIDIA's torch is for that one alone: refused, or --cpu --python python3.10 with
 # a torch without CUDA. JetPack 4 and older: refused. README.md tells what was and was not tried.
 set -eu
@@ -51,10 +51,11 @@ check_jetpack() {
     case "$release" in
         36) jetpack=6 ;;
         38) jetpack=7 ;;
+        39) jetpack=7.2 ;;
         34 | 35) jetpack=5 ;;
         32 | 28) fail "JetPack 4 and older (Jetson Linux R$release) have Python 3.6: fedfit needs 3.10; flash JetPack 6 if the board has it" ;;
         "") fail "$root/etc/nv_tegra_release does not begin with a release: expected a line like '# R36 (release), REVISION: 4.3'" ;;
-        *) fail "Jetson Linux R$release is not known to this script: it knows R36 (JetPack 6) and R38 (JetPack 7)" ;;
+        *) fail "Jetson Linux R$release is not known to this script: it knows R36 (JetPack 6), R38 (JetPack 7) and R39 (JetPack 7.2)" ;;
     esac
     if [ "$jetpack" = 5 ] && [ "$cpu" = no ]; then
         fail "JetPack 5 (Jetson Linux R$release) has Python 3.8, NVIDIA's torch is for that one alone, and fedfit needs 3.10: flash JetPack 6, or train on the CPU: --cpu --python python3.10"
@@ -93,8 +94,11 @@ install_packages() {
 
 require_root "$@"
 check_jetpack
-require_python "JetPack 6 has 3.10, JetPack 7 has 3.12"
+require_python "JetPack 6 has 3.10, JetPack 7 and 7.2 have 3.12"
 check_torch
+if [ "$cpu" = no ]; then
+    more_checks="--only accelerator" # a torch without CUDA, or without kernels for this GPU, is noticed here
+fi
 require_place
 if [ "$cpu" = yes ]; then
     make_environment no

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from edge_client import __version__, faults, logs
 from edge_client.client import workers
+from edge_client.client.accelerator_profile import with_accelerator
 from edge_client.client.connection_log import ConnectionLog
 from edge_client.client.events import Event, LinkDown, LinkUp, Tick, WorkerFailed
 from edge_client.client.identity import Bundle
@@ -98,6 +99,7 @@ class Daemon:
         self._moments = LastMoments()
         self._files = LeaseFiles(state_dir, disk_limit_bytes=device_file.limits.disk)
         saved, profile = self._files.saved, measure(device_file.limits.memory, root=root)
+        profile = with_accelerator(profile, device_file.limits)
         self._session = Session(
             boot=self._boot,
             profile=profile,

@@ -77,6 +77,10 @@ class LeaseFiles:
         """How many bytes are too much for a budget, by the key of model and training."""
         return self._spool.ceilings(budget_bytes)
 
+    def accelerator_ceilings(self) -> tuple[Ceiling, ...]:
+        """What went over the accelerator's memory in earlier work."""
+        return self._spool.accelerator_ceilings()
+
     def event_since_stop(self, assign: Assign) -> UpdateLost | WorkerDone | WorkerFailed | None:
         """The event of a worker that ended while no daemon ran; a finished update is not trained again."""
         update, folder = self.saved.finished, self.work_dir(assign.lease)

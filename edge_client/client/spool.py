@@ -74,9 +74,13 @@ class Spool:
         """How many bytes are too much for a budget, by key: the least that were too much for one as large or larger."""
         limits: dict[str, int] = {}
         for known in self._saved.ceilings:
-            if budget_bytes <= known.budget_bytes:
+            if budget_bytes <= known.budget_bytes and known.memory == "host":
                 limits[known.key] = min(known.training_bytes, limits.get(known.key, known.training_bytes))
         return limits
+
+    def accelerator_ceilings(self) -> tuple[Ceiling, ...]:
+        """What went over the accelerator's memory; its budget is known to the worker alone."""
+        return tuple(known for known in self._saved.ceilings if known.memory == "accelerator")
 
     def _write(self, saved: Saved, *, point: str) -> None:
         with durable.disk_errors(f"cannot write {self._path}"):
@@ -87,7 +91,7 @@ class Spool:
 def _is_stricter(new: Ceiling, known: Ceiling) -> bool:
     """Whether `new` is the stricter bound: fewer bytes were too much, for a budget at least as large."""
     less, larger = new.training_bytes <= known.training_bytes, new.budget_bytes >= known.budget_bytes
-    return new.key == known.key and less and larger
+    return (new.key, new.memory) == (known.key, known.memory) and less and larger
 
 
 def _read(path: Path) -> Saved:

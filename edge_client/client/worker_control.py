@@ -146,6 +146,7 @@ class WorkerControl:
                 device_file=to_map(self._device_file),
                 budget_bytes=self.budget_bytes,
                 ceilings=files.ceilings(self.budget_bytes),
+                accelerator_ceilings=files.accelerator_ceilings(),
                 method_state=method_state,
                 ledger=files.ledger,
                 phases=self._phases,
@@ -248,7 +249,7 @@ class WorkerControl:
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_EVERY_S
-        budget = self._memory.budget_bytes(worker.pid)
+        budget = self._memory.budget_bytes(worker.pid, accelerator_bytes=worker.accelerator_bytes())
         if budget < _NOTEWORTHY * self.budget_bytes:
             before, left = format_bytes(self.budget_bytes), format_bytes(budget)
             log.warning("there is less memory: %s are left to the worker, it had %s", left, before)

@@ -24,7 +24,7 @@ from edge_client.client.instructions import Start
 from edge_client.client.worker_outcome import finished_update, last_lines, outcome
 from edge_client.device.watch import count_oom_kills, killed_for_memory
 from edge_client.errors import PayloadError
-from edge_client.records import Count, Matches, WorkOrder, from_map, to_map
+from edge_client.records import Ceiling, Count, Matches, WorkOrder, from_map, to_map
 from edge_client.worker import exit_codes, live_files
 
 __all__ = ["COMMAND", "Launch", "Worker", "WorkerProcess", "spawn", "write_order"]
@@ -43,6 +43,7 @@ def write_order(
     budget_bytes: int,
     training_budget_bytes: int | None = None,
     ceilings: Mapping[str, int],
+    accelerator_ceilings: tuple[Ceiling, ...] = (),
     method_state: Path,
     ledger: Path,
     phases: Mapping[str, float] = {},
@@ -68,6 +69,7 @@ def write_order(
         training_budget_bytes=training_budget_bytes,
         ceiling_bytes=instruction.ceiling_bytes,
         ceilings=ceilings,
+        accelerator_ceilings=accelerator_ceilings,
         replans=instruction.replans,
         device=device,
         parts=parts,
@@ -217,6 +219,10 @@ class Worker:
         self.needs_own_process = code == exit_codes.NOT_AS_FORK
         for_memory = self._kill_at is None and killed_for_memory(code, self._oom_kills, self._root)
         return outcome(self.lease, self._folder, code, killed_for_memory=for_memory)
+
+    def accelerator_bytes(self) -> int:
+        """What it has of memory that an accelerator shares with the host, as it says itself: nobody else sees it."""
+        return live_files.read_use(self._folder)
 
     def write_budget(self, budget_bytes: int) -> None:
         """Give the worker a smaller budget: it makes a new plan before its next batch."""

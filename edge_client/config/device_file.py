@@ -55,6 +55,17 @@ class LimitsSection:
         "none",
         later=True,
     )
+    accelerator_memory: Annotated[int, Auto(), Unit("bytes"), Between(0, 2**53)] | None = described(
+        "what a worker may use of an accelerator's separate memory; auto: from what is free there. Where it shares the "
+        "host's memory, limits.memory counts for both",
+        None,
+        later=True,
+    )
+    workers: Annotated[int, Between(1, 64)] = described(
+        "workers that share this host's accelerators at most: each takes the next one, and its share of the memory",
+        1,
+        later=True,
+    )
     disk: Bytes = described("what fedfit may keep on disk", 4 * 10**9)
     calibrate: bool = described(
         "whether this device may measure a model that it has not seen, once, beside its budget's plan; otherwise it "

@@ -113,7 +113,15 @@ class TrainSection:
         later=True,
     )
     dtype: Annotated[str, Matches(r"fp32|auto")] = described(
-        "of activations; auto: bf16 on a device whose processor has it and on which fp32 does not fit", "fp32"
+        "of activations; auto: half the bytes on a device on which fp32 does not fit: bf16 where its processor or "
+        "accelerator has it, fp16 on an accelerator without",
+        "fp32",
+    )
+    deterministic: bool = described(
+        "whether accelerators use kernels that give the same bits every time, and products of float32 in full; part of "
+        "the result's bits",
+        True,
+        later=True,
     )
     threads: Annotated[int, Between(1, 1024)] = described("CPU threads of a worker; part of the result's bits", 1)
 

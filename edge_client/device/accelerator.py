@@ -27,11 +27,23 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from edge_client.config.quantities import format_bytes
+from edge_client.device.gpus import User, ask_users, nvmap_bytes
 from edge_client.device.probe import native_bf16, read_memory
 from edge_client.device.tree import Tree
-from edge_client.errors import InputError
+from edge_client.errors import InputError, is_out_of_memory
 
-__all__ = ["CPU", "Accelerator", "Choice", "choose", "device_of", "of", "same_randomness"]
+__all__ = [
+    "CPU",
+    "Accelerator",
+    "Choice",
+    "choose",
+    "count",
+    "device_of",
+    "of",
+    "same_randomness",
+    "wrong_architecture",
+]
 
 _Movable = TypeVar("_Movable", bound=Tensor | nn.Module)
 States = tuple[Tensor, ...]  # of random generators
@@ -60,6 +72,9 @@ class Accelerator(Protocol):
     def set_random_states(self, states: States) -> None:
         """Undo what was drawn since."""
 
+    def users(self) -> Sequence[User]:
+        """Who holds memory of the device, where that is known."""
+
     def synchronise(self) -> None:
         """Wait until everything that was asked for is done."""
 
@@ -81,8 +96,17 @@ class Accelerator(Protocol):
     def memory_bytes(self) -> tuple[int, int]:
         """Free and in all; of a unified device, the host's available memory. Zeros on the CPU."""
 
+    def take(self) -> None:
+        """Make the context and run a product; raises `InputError`, in one line, where the device cannot be used."""
+
     def context_bytes(self) -> int:
-        """A bound of what the context and its libraries take beside what is reserved; 0 on the CPU."""
+        """What the context and its libraries take beside what is reserved; a bound where it cannot be measured.
+
+        0 on the CPU.
+        """
+
+    def use_deterministic_kernels(self, wanted: bool) -> None:
+        """Choose kernels that give the same bits every time, and products of float32 in full; or the fastest ones."""
 
     def dtypes(self) -> tuple[str, ...]:
         """The types of activations that are worth it here."""
@@ -113,6 +137,9 @@ class _Cpu:
     def set_random_states(self, states: States) -> None:
         torch.set_rng_state(states[0])
 
+    def users(self) -> Sequence[User]:
+        return ()
+
     def synchronise(self) -> None:
         return
 
@@ -134,8 +161,14 @@ class _Cpu:
     def memory_bytes(self) -> tuple[int, int]:
         return 0, 0
 
+    def take(self) -> None:
+        return
+
     def context_bytes(self) -> int:
         return 0
+
+    def use_deterministic_kernels(self, wanted: bool) -> None:
+        return
 
     def dtypes(self) -> tuple[str, ...]:
         return ("fp32", "bf16") if native_bf16() else ("fp32",)
@@ -166,6 +199,7 @@ class _WithModule:
         self._module: Any = getattr(torch, device.type)
         self._index = device.index or 0
         self.memory = "unified" if self._is_integrated() else "separate"
+        self._taken_before: int | None = None  # of the device, by all programs, before this process had a context
 
     def _is_integrated(self) -> bool:
         """Whether it has no memory of its own; an older torch does not know, the name of a Jetson's kernel does."""
@@ -217,8 +251,63 @@ class _WithModule:
             free = min(total, host.available_bytes) if host is not None else free
         return free, total
 
+    def take(self) -> None:
+        if self._taken_before is None:
+            self._taken_before = self._taken_bytes()
+        if self.kind == "cuda" and torch.version.hip is None:
+            wrong = wrong_architecture(
+                self._module.get_arch_list(), self._module.get_device_capability(self._index), memory=self.memory
+            )
+            if wrong:
+                raise InputError(f"{self.kind}:{self._index} cannot be used: {wrong}")
+        try:
+            ones = torch.ones(8, 8, device=self.device)
+            float((ones @ ones).sum())
+        except RuntimeError as error:
+            raise InputError(self._why_not(error)) from error
+
+    def _why_not(self, error: RuntimeError) -> str:
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        name = f"{self.kind}:{self._index}"
+        if not is_out_of_memory(error):
+            if "ermission denied" in first:
+                return f"{name} cannot be used: {first}; add the user to the groups video and render"
+            return f"{name} cannot be used: {first}"
+        users = ", ".join(str(user) for user in self.users() if user.pid != os.getpid())
+        needed = format_bytes(_CONTEXT_BYTES[self.memory] if self.kind in _BACKENDS else 0)
+        taken = f"; {users}" if users else "; who takes its memory is not known"
+        return f"{name} has too little free memory for a context, which needs up to {needed}{taken} ({first})"
+
+    def users(self) -> Sequence[User]:
+        """Who holds memory of the device, where that is known; the process ids of a container are its own."""
+        ask = getattr(self._module, "_users", None)
+        if ask is not None:
+            return [User(pid=pid, num_bytes=num_bytes) for pid, num_bytes in sorted(ask(self._index).items())]
+        return ask_users(self._index) if self.kind == "cuda" else ()
+
+    def _taken_bytes(self) -> int | None:
+        """Of the device by all programs, without making a context; None where nobody says."""
+        if self.memory == "unified" and self.kind == "cuda":
+            return nvmap_bytes(Tree())
+        ask = getattr(self._module, "device_memory_used", None)
+        try:
+            return int(ask(self._index)) if ask is not None else None
+        except (ImportError, RuntimeError, OSError):  # it needs nvidia-ml-py, and a driver that answers
+            return None
+
     def context_bytes(self) -> int:
-        return _CONTEXT_BYTES[self.memory] if self.kind in _BACKENDS else 0
+        taken = self._taken_bytes()
+        if self._taken_before is None or taken is None:
+            return _CONTEXT_BYTES[self.memory] if self.kind in _BACKENDS else 0
+        return max(0, taken - self._taken_before - self.reserved_bytes())
+
+    def use_deterministic_kernels(self, wanted: bool) -> None:
+        if self.kind == "cuda":
+            torch.use_deterministic_algorithms(wanted, warn_only=True)
+            torch.backends.cudnn.deterministic = wanted
+            torch.backends.cudnn.benchmark = False  # it would try algorithms with any workspace that is free
+            torch.backends.cuda.matmul.allow_tf32 = not wanted
+            torch.backends.cudnn.allow_tf32 = not wanted
 
     def dtypes(self) -> tuple[str, ...]:
         if self.kind == "cuda" and self._module.get_device_capability(self._index) < _BF16_CAPABILITY:
@@ -247,6 +336,26 @@ class _WithModule:
             parts.append(f"CUDA {torch.version.cuda or torch.version.hip}")
             parts.append(f"cuDNN {torch.backends.cudnn.version()}")  # type: ignore[no-untyped-call]
         return ", ".join([*parts, f"torch {torch.__version__}"])
+
+
+def wrong_architecture(built_for: Sequence[str], capability: tuple[int, int], *, memory: str) -> str:
+    """Why a build of torch has no kernels for an NVIDIA GPU; empty if it has, or does not say.
+
+    Code for a GPU of the same generation serves discrete ones, never a Jetson's; `compute_` is translated for all.
+    """
+    major, minor = capability
+    for name in built_for:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name)
+        if match is None:
+            return ""
+        built = int(match[2]), int(match[3])
+        is_same = built == capability
+        is_older = built <= capability if match[1] == "compute" else built[0] == major and built[1] <= minor
+        if is_same or (is_older and (match[1] == "compute" or memory == "separate")):
+            return ""
+    if not built_for:
+        return ""
+    return f"this torch was built for {', '.join(built_for)}; this GPU is sm_{major}{minor}: install NVIDIA's"
 
 
 def _autocast(kind: str, dtype: str, *, known: Sequence[str]) -> AbstractContextManager[object]:
@@ -302,6 +411,12 @@ def choose(wish: str) -> Choice:
         except InputError as error:
             reasons.append(str(error))
     return Choice(accelerator=CPU, reason=reasons[0])
+
+
+def count(kind: str) -> int:
+    """How many devices of a kind there are; 1 for the CPU."""
+    module: Any = getattr(torch, kind, None)
+    return int(module.device_count()) if kind != CPU.kind and hasattr(module, "device_count") else 1
 
 
 def _named(wish: str) -> Accelerator:

@@ -13,9 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edge_client.config.quantities import format_bytes
 from edge_client.device.tree import Tree, printable
 
-__all__ = ["Accelerator", "Nvml", "NvmlAnswer", "ask_nvml", "discrete", "integrated"]
+__all__ = [
+    "Accelerator",
+    "Nvml",
+    "NvmlAnswer",
+    "User",
+    "ask_nvml",
+    "ask_users",
+    "discrete",
+    "integrated",
+    "nvmap_bytes",
+]
 
 _DRIVER = "/proc/driver/nvidia/gpus"
 _ON_CHIP = {
@@ -46,6 +57,26 @@ class NvmlAnswer:
 
 
 Nvml = Callable[[], NvmlAnswer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """A process that holds memory of a GPU."""
+
+    pid: int
+    num_bytes: int | None = None  # None: the driver does not say
+
+    def __str__(self) -> str:
+        size = format_bytes(self.num_bytes) if self.num_bytes is not None else "some memory"
+        return f"pid {self.pid} ({_command_name(self.pid)}) has {size}"
+
+
+def _command_name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return printable(file.read().strip(), 32)
+    except OSError:
+        return "not visible from here"
 
 
 def integrated(compatible: Sequence[str]) -> Accelerator | None:
@@ -102,6 +133,27 @@ def ask_nvml() -> NvmlAnswer:
         return NvmlAnswer(reason=f"NVML answers: {printable(str(error))}")
     finally:
         library.nvmlShutdown()
+
+
+def ask_users(index: int) -> tuple[User, ...]:
+    """The processes that compute on a GPU, as the driver's library tells them; none where it does not."""
+    try:
+        library: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return ()
+    try:
+        library.nvmlInit()
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
+        return tuple(User(pid=int(one.pid), num_bytes=one.usedGpuMemory) for one in processes)
+    except library.NVMLError:
+        return ()
+
+
+def nvmap_bytes(tree: Tree) -> int | None:
+    """Memory that a Jetson's GPU has of the system's, for all processes; None where the driver does not tell."""
+    match = re.search(r"^NvMapMemUsed:\s*(\d{1,16}) kB$", tree.text("/proc/meminfo") or "", re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
 def _memory(library: Any, handle: Any) -> tuple[int, int] | None:

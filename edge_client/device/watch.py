@@ -33,27 +33,30 @@ class MemoryWatch:
         self._limit = limit
         self._root = root
 
-    def budget_bytes(self, worker: int | None = None) -> int:
-        """How much a worker process may use now; `worker` is the process id of a running one."""
+    def budget_bytes(self, worker: int | None = None, *, accelerator_bytes: int = 0) -> int:
+        """How much a worker process may use now; `worker` is the process id of a running one.
+
+        `accelerator_bytes`: what it has of the system's memory through an accelerator, which no process's figures show.
+        """
         tree = Tree(self._root)
         memory = read_memory(tree)
         used = meter.memory_of(worker) if worker is not None else MemoryInRam()
         if memory is None:  # hidden, or just being written
             return self._most
         if self._limit is not None:
-            return min(self._most, _out_of_danger(memory, used, self._most))
+            return min(self._most, _out_of_danger(memory, used, accelerator_bytes, self._most))
         limits = [_without(limit, used) for limit in read_cgroups(tree).memory]
         # its file pages are cache, which the kernel counts as available already
-        available = min(memory.total_bytes, memory.available_bytes + used.private_bytes)
+        available = min(memory.total_bytes, memory.available_bytes + used.private_bytes + accelerator_bytes)
         return min(self._most, derive_budget(replace(memory, available_bytes=available), limits, None).num_bytes)
 
 
-def _out_of_danger(memory: Memory, used: MemoryInRam, most: int) -> int:
+def _out_of_danger(memory: Memory, used: MemoryInRam, accelerator_bytes: int, most: int) -> int:
     """What the worker may keep so that the system has its reserve again, if more than half of that is gone."""
     reserve = reserve_bytes(memory)
     if memory.available_bytes >= reserve // 2:
         return most
-    return max(0, used.rss_bytes + memory.available_bytes - reserve)
+    return max(0, used.rss_bytes + accelerator_bytes + memory.available_bytes - reserve)
 
 
 def _without(limit: MemoryLimit, used: MemoryInRam) -> MemoryLimit:

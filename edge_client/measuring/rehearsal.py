@@ -24,7 +24,7 @@ from edge_client.config.quantities import format_bytes
 from edge_client.config.run_file import RunFile
 from edge_client.device import guard, meter
 from edge_client.device.step_peak import StepPeak
-from edge_client.errors import is_out_of_memory
+from edge_client.errors import is_out_of_accelerator_memory, is_out_of_memory
 from edge_client.measuring import subprocess_call
 from edge_client.measuring.rehearsed import Rehearsed, Shapes
 from edge_client.records import Count, Hash, TrainingPlan, from_map
@@ -32,6 +32,7 @@ from edge_client.records import Count, Hash, TrainingPlan, from_map
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from edge_client.device.accelerator import Accelerator
     from edge_client.models.contract import Model
     from edge_client.training.contract import Batch, Client, Data, Phase, Term
     from edge_client.training.loop import Settings
@@ -95,16 +96,26 @@ class Rehearsal:
     num_classes: int
 
 
-def rehearse(rehearsal: Rehearsal, shapes: Shapes, *, key: str, limit_bytes: int = 0) -> Rehearsed:
-    """Go through the steps in this process, and tell what they took; where that is over the limit, `over` is set."""
+def rehearse(
+    rehearsal: Rehearsal, shapes: Shapes, *, key: str, limit_bytes: int = 0, accelerator: Accelerator | None = None
+) -> Rehearsed:
+    """Go through the steps in this process, and tell what they took; where that is over the limit, `over` is set.
+
+    On an accelerator its own limit counts, which is set already.
+    """
+    if accelerator is not None:
+        accelerator.reset_peak()
     watch = _Watch(limit_bytes=limit_bytes, num_convolutions=_num_convolutions(rehearsal.model))
     steps, is_over = _StepTimes(), False
     try:
         client = rehearsal.begin()
         _evaluate(rehearsal, client, shapes, watch)
+        if accelerator is not None:
+            accelerator.free()
         _train(rehearsal, client, shapes, watch, steps)
     except (MemoryError, RuntimeError) as error:
-        if not limit_bytes or not is_out_of_memory(error):
+        is_refused = accelerator is not None and is_out_of_accelerator_memory(error)
+        if not is_refused and (not limit_bytes or not is_out_of_memory(error)):
             raise
         guard.lift_limit()
         is_over = True
@@ -113,6 +124,7 @@ def rehearse(rehearsal: Rehearsal, shapes: Shapes, *, key: str, limit_bytes: int
         peak_bytes=max(watch.peak_bytes(), limit_bytes if is_over else 0),
         reserved_bytes=watch.reserved_bytes(),
         over=is_over,
+        accelerator_bytes=accelerator.peak_reserved_bytes() if accelerator is not None else 0,
         num_convolutions=watch.num_convolutions,
         sample_s=steps.sample_s(),
         step_s=steps.step_s(),

@@ -65,6 +65,7 @@ class Rehearsed:
     peak_bytes: Count  # of private memory; where it ended at its limit, at least this
     reserved_bytes: Count = 0  # growth of virtual memory, which the kernel's limit counts
     over: bool = False  # it ended at its limit
+    accelerator_bytes: Count = 0  # that torch reserved on an accelerator, the model's weights included
     num_convolutions: Count = 0
     sample_s: Seconds = 0.0  # per sample and epoch, in all phases together
     step_s: Seconds = 0.0  # per batch and epoch, on top of that

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edge_client.device import guard
-from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, is_out_of_memory
+from edge_client.device import accelerator_environment, guard
+from edge_client.errors import FedfitError, InputError, MachineError, NoSuchNameError, is_out_of_memory, torch_failure
 from edge_client.measuring import exit_codes
 from edge_client.records import from_map, to_map
 
@@ -87,6 +87,11 @@ def serve(kind: type[J], function: Callable[[J], object], arguments: Sequence[st
             raise
         guard.lift_limit()  # what was in the way is free again; to say so takes a little
         return _fail(out, exit_codes.OVER_BUDGET, str(error) or "an allocation failed")
+    except (ImportError, OSError) as error:
+        failure = torch_failure(error)
+        if failure is None:
+            raise
+        return _fail(out, failure.exit_code, str(failure))
     return _write(out, 0, to_map(result))
 
 
@@ -113,3 +118,4 @@ def stand_guard() -> None:
     guard.die_with_parent(int(parent) if parent.isdigit() else None)
     guard.pin_malloc()
     guard.raise_oom_score()
+    accelerator_environment.prepare()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edge_client import __version__
-from edge_client.errors import FedfitError
+from edge_client.errors import FedfitError, torch_failure
 
 __all__ = ["Command", "CommandParser", "closest", "make_parser", "run"]
 
@@ -55,6 +55,12 @@ def run(program: Command, arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
         return _CLOSED_PIPE
+    except (ImportError, OSError) as error:
+        failure = torch_failure(error)
+        if failure is None:
+            raise
+        print(f"{program.name}: {failure}", file=sys.stderr)
+        return failure.exit_code
     return 0
 
 

@@ -24,7 +24,7 @@ from edge_client.config.quantities import format_bytes
 from edge_client.device import report
 from edge_client.device.probe import find_torch
 from edge_client.errors import FedfitError, InputError, MachineError, NothingFitsError
-from edge_client.measuring import plan_options
+from edge_client.measuring import accelerator_check, plan_options
 from edge_client.operate import owner_file, self_check
 from edge_client.operate.doctor import Checks, ProblemError, SkippedError
 
@@ -34,6 +34,7 @@ _NOT_BEFORE_S = 1_767_225_600  # 2026-01-01: this software is younger
 _NOT_AFTER_S = 4_102_444_800  # 2100-01-01, the end of every certificate
 _DAY_S = 86_400
 _LITTLE_DISK_BYTES = 500 * 10**6
+_MOST_OF_PREDICTION = 1.1  # of an accelerator: what a plan leaves for its other kernels before it was rehearsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +165,16 @@ class DeviceChecks:
     def _accelerator(self) -> str:
         profile, build = self._report, find_torch()
         if not profile.accelerators:
+            wish = self._wished()
+            if wish not in ("none", "auto"):
+                return self._train_on(wish)
+            if build is not None and build.cuda:
+                size = "its CUDA libraries take gigabytes of disk"
+                raise ProblemError(
+                    f"torch {build.version} was built for CUDA {build.cuda}, and no GPU was found here: {size}",
+                    f"{sys.executable} -m pip install --force-reinstall torch "
+                    "--index-url https://download.pytorch.org/whl/cpu",
+                )
             raise SkippedError("no GPU was found: this device trains on its CPU")
         names = ", ".join(accelerator.name for accelerator in profile.accelerators)
         if build is None or not build.cuda:
@@ -176,9 +187,35 @@ class DeviceChecks:
             groups = "sudo usermod -aG video,render $USER, and log in again"
             why = f"torch {works.version} (CUDA {build.cuda}) cannot use it: {works.no_gpu}"
             raise ProblemError(f"{names}: {why}", groups)
-        wish = self._owners.limits.accelerator
-        where = "trains on the CPU, because limits.accelerator is none" if wish == "none" else f"trains on {wish}"
-        return f"{works.gpu}, torch built for CUDA {build.cuda}; this device {where}"
+        wish = self._wished()
+        if wish == "none":
+            return f"{works.gpu}, torch built for CUDA {build.cuda}; this device trains on the CPU: limits.accelerator"
+        return self._train_on(wish)
+
+    def _train_on(self, wish: str) -> str:
+        """Train a few real steps there, and compare what they reserved with what was predicted."""
+        try:
+            facts = accelerator_check.check(wish, trains=True)
+        except (FedfitError, MemoryError) as error:
+            raise ProblemError(str(error), "edge-client profile; limits.accelerator of device.toml") from error
+        if not facts.name:
+            raise SkippedError(f"limits.accelerator is auto, and this device trains on its CPU: {facts.reason}")
+        share = round(100 * facts.reserved_bytes / max(1, facts.predicted_bytes))
+        text = (
+            f"{facts.name} ({facts.fingerprint}): trained a few steps; "
+            f"predicted {format_bytes(facts.predicted_bytes)}, "
+            f"measured {format_bytes(facts.reserved_bytes)} ({share} %), context {format_bytes(facts.context_bytes)}"
+        )
+        text += "".join(f"; {user}" for user in facts.users)
+        if facts.reserved_bytes > facts.predicted_bytes * _MOST_OF_PREDICTION:
+            raise ProblemError(f"{text}: more than predicted", "send this report and the output of edge-client profile")
+        return text
+
+    def _wished(self) -> str:
+        try:
+            return self._owners.limits.accelerator
+        except FedfitError:  # another check reports it
+            return "none"
 
     def _data(self) -> str:
         device = self._owners

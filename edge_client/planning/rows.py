@@ -87,7 +87,7 @@ class ModelRows:
     torch: Text
     machine: Text
     channels_last: bool
-    dtype: Annotated[str, Matches(r"fp32|bf16")] = "fp32"
+    dtype: Annotated[str, Matches(r"fp32|bf16|fp16")] = "fp32"
     batches: tuple[Positive, Positive]
     base_bytes: Count  # RSS of a worker with this model, warmed up
     model_bytes: Count  # of that, parameters and buffers

@@ -31,6 +31,7 @@ from edge_client.records import TrainingPlan
 from edge_client.training import optimizers
 from edge_client.training.contract import Batch, Client, Data, Phase, Term
 from edge_client.training.inputs import StoredOutputs, Take, brought, inputs
+from edge_client.training.loss_scale import LossScale
 from edge_client.training.modes import set_for_phase
 from edge_client.training.optimizers import Optimizer
 from edge_client.training.seeds import derive
@@ -131,6 +132,7 @@ class _Training:
         self._plan: TrainingPlan | None = None  # that the client half does not know yet
         self._stored = stored
         self._shared: dict[str, Optimizer] = {}
+        self._scale = LossScale() if settings.dtype == "fp16" else None
         self._finished: set[str] = set()  # names of phases
         self._set_schedule()
 
@@ -161,10 +163,12 @@ class _Training:
                 if len(chosen) == 0:
                     continue
                 labels = self._device.move(data.labels[chosen])
-                step = _Step(self.model, self.client, phase, params, take, labels, last_epoch)
+                step = _Step(self.model, self.client, phase, params, take, labels, last_epoch, self._scale)
                 rate = self.settings.rate(self.steps + 1, self._total)
                 self._record(step.run(chosen, optimizer, rate, self.settings.microbatch, self.settings.dtype))
         self._finished.add(phase.name)
+        if self.schedule:
+            self._device.free()  # segments of this phase fit the next one badly
         if self._plan is not None and self.schedule:
             self.client.replan(self._plan)
             if self._in_force is not None:
@@ -261,6 +265,7 @@ class _Step:
     take: Take
     labels: Tensor  # of the whole batch
     last_epoch: bool
+    scale: LossScale | None = None  # where gradients pass through fp16
 
     def run(self, chosen: Tensor, optimizer: Optimizer, rate: float, microbatch: int, dtype: str) -> float:
         """Gradients of all pieces, then the step; returns the loss."""
@@ -268,6 +273,10 @@ class _Step:
         loss = 0.0
         for number, piece in enumerate(pieces_of(chosen, microbatch)):
             loss += self._piece(piece, microbatch, dtype, separate, first=number == 0)
+        if self.scale is not None and not self.scale.take_back(self._gradients(separate)):
+            for param in self.params.values():
+                param.grad = None
+            return loss
         for name, param in self.params.items():
             grad = param.grad if param.grad is not None else torch.zeros_like(param)
             with torch.no_grad():
@@ -278,6 +287,10 @@ class _Step:
         with torch.no_grad():
             self.client.after_step(self.params, rate)
         return loss
+
+    def _gradients(self, separate: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Tensor]:
+        yield from (param.grad for param in self.params.values() if param.grad is not None)
+        yield from (grad for grads in separate.values() for grad in grads.values())
 
     def _piece(
         self, piece: Tensor, microbatch: int, dtype: str, separate: dict[str, dict[str, Tensor]], *, first: bool
@@ -299,7 +312,8 @@ class _Step:
         loss = 0.0
         with _tapped(self.model, self.phase) as taps:
             for term in self._terms(batch, dtype):
-                share = _backward(term, batch, self.params, separate.get(term.name))
+                factor = self.scale.factor if self.scale is not None else 1.0
+                share = _backward(term, batch, self.params, separate.get(term.name), factor)
                 loss += share if term.reported else 0.0
             if self.phase.taps:
                 self.client.observe(batch, taps, self.phase)
@@ -317,15 +331,19 @@ class _Step:
 
 
 def _backward(
-    term: Term, batch: Batch, params: Mapping[str, nn.Parameter], separate: dict[str, Tensor] | None
+    term: Term,
+    batch: Batch,
+    params: Mapping[str, nn.Parameter],
+    separate: dict[str, Tensor] | None,
+    factor: float = 1.0,
 ) -> float:
-    """Add the term's gradient to `param.grad`, or to `separate`; returns the term's share of the step's loss."""
+    """Add the term's gradient, times `factor`, to `param.grad` or `separate`; returns its share of the step's loss."""
     value = _value(term, batch)
     if value is None:
         return 0.0
     if value.requires_grad:
         with _adding_to(separate, params) if separate is not None else nullcontext():
-            value.backward()  # type: ignore[no-untyped-call]
+            (value if factor == 1 else value * factor).backward()  # type: ignore[no-untyped-call]
     return value.item()
 
 

@@ -18,6 +18,8 @@ from edge_client.measuring.row_sources import CalibrationNeededError
 from edge_client.records import TrainingPlan, WorkOrder
 from edge_client.task.run_model import load_weights
 from edge_client.wire.container import EXTRA_PREFIX
+from edge_client.worker.accelerator_plan import AcceleratorPlanner
+from edge_client.worker.accelerator_rehearsal import AcceleratorRehearsal
 from edge_client.worker.allowance import Allowance
 from edge_client.worker.declined import DeclinedError, declines, declines_user_method
 from edge_client.worker.input_sums import report_sums
@@ -52,10 +54,11 @@ def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None
             return
         progress.report("load", 0, 1)
         loaded = load(assignment, allowance, cache)
+        _rehearse_on_accelerator(assignment, loaded)
         with declines("nothing_fits"):
             plan = loaded.planner.first_plan(order.plan, allowance.budget_bytes)
         if order.train or order.evaluate:
-            plan = with_spare(plan, allowance.budget_bytes)
+            plan = plan if plan.accelerator else with_spare(plan, allowance.budget_bytes)
             results = _evaluate_and_train(assignment, loaded, plan, allowance, progress)
         else:  # a dry run
             progress.report("load", 1, 1)
@@ -64,6 +67,17 @@ def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None
         with durable.disk_errors(f"writing the update in {workdir}"):
             _write(assignment, loaded, results, allowance, progress, started)
         progress.report("write", 1, 1)
+
+
+def _rehearse_on_accelerator(assignment: Assignment, loaded: Loaded) -> None:
+    """Let the planner try its plans on the accelerator, where there is one and the model has come."""
+    order = assignment.order
+    if not isinstance(loaded.planner, AcceleratorPlanner) or not order.train:
+        return
+    extra = StoredTensors(model_path(order), EXTRA_PREFIX, device=loaded.device)
+    loaded.planner.rehearse = AcceleratorRehearsal(
+        assignment, loaded, lambda plan: begin_client(assignment, loaded, plan, extra)
+    )
 
 
 def _use_threads(num_threads: int) -> None:
@@ -84,6 +98,7 @@ def _evaluate_and_train(
         memory_key=loaded.memory_key,
         workdir=assignment.workdir,
         num_replans=order.replans,
+        memory=loaded.memory,
     )
     in_force.begin()
     load_weights(loaded.model, model_path(order))
@@ -92,6 +107,7 @@ def _evaluate_and_train(
     seed_generators(order.seed)  # what the client half has drawn or built changes nothing that follows
     progress.report("load", 1, 1)
     evaluation = evaluate_received_model(assignment, loaded, client, plan, progress)
+    loaded.device.free()  # or the segments of the evaluation stay reserved beside those of the training
     training = LocalTraining()
     if order.train:
         training = train_locally(assignment, loaded, client, in_force, progress)
@@ -122,6 +138,7 @@ def _write(
         codec=codec,
         peak_bytes=allowance.peak_bytes(),
         base_bytes=loaded.warm_bytes,
+        accelerator=(loaded.memory.peak_bytes(), loaded.memory.base_bytes) if loaded.memory is not None else (0, 0),
         seconds=time.monotonic() - started,
         phases=progress.durations(),
     )

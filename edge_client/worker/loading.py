@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.device import guard, meter
-from edge_client.device.accelerator import Accelerator, choose
+from edge_client.device.accelerator import Accelerator
 from edge_client.measuring.plan_search import PlanSearch
 from edge_client.models.contract import Model
 from edge_client.models.layout import allows_bf16, to_channels_last
@@ -23,6 +23,9 @@ from edge_client.planning.rows import ModelRows
 from edge_client.records import TrainingPlan
 from edge_client.training.loop import Settings
 from edge_client.training.warmup import warm_up
+from edge_client.worker.accelerator_loading import accelerator_memory, accelerator_planner, choose_free
+from edge_client.worker.accelerator_memory import AcceleratorMemory
+from edge_client.worker.accelerator_plan import AcceleratorPlanner
 from edge_client.worker.allowance import LIMIT_SLACK_BYTES, Allowance
 from edge_client.worker.declined import DeclinedError, declines
 from edge_client.worker.device_data import DeviceData, open_device_data
@@ -47,7 +50,8 @@ class Loaded:
     data: DeviceData
     model: Model  # with random weights, where it is trained
     device: Accelerator
-    planner: Planner
+    memory: AcceleratorMemory | None  # of the device; None on the CPU
+    planner: Planner | AcceleratorPlanner
     warm_bytes: int  # RSS, measured; the planner's base memory is in steps
     memory_key: str
 
@@ -69,7 +73,7 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
     with declines("nothing_fits"):
         check_weights_fit(setup, allowance.budget_bytes)
     shape = data.train.shape
-    rows = cost_rows(assignment, setup, shape, budget_bytes=allowance.budget_bytes, cache=cache)
+    rows = cost_rows(assignment, setup, shape, budget_bytes=allowance.budget_bytes, cache=cache, device=device)
     allowance.limit(limit_slack_bytes)  # building runs one sample: bounded, too
     with declines("bad_model", unknown="unknown_model"):
         model = build_model(setup, shape, order.budget_bytes)
@@ -87,21 +91,29 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
         data_bytes=data.held_bytes,
         knowledge_bytes=knowledge_bytes(sum(path.stat().st_size for path in knowledge_paths(order)), run.rounds.codec),
     )
-    if order.training_budget_bytes is not None:
+    memory = accelerator_memory(assignment, device)
+    if order.training_budget_bytes is not None and memory is None:
         allowance.budget_bytes = worker_bytes + order.training_budget_bytes
     _check_process_fits(worker_bytes, allowance.budget_bytes)
-    key = memory_key(run, setup.architecture)
-    planner = Planner(
-        search=search,
-        base_bytes=worker_bytes,
-        ceiling_bytes=lowest_ceiling(assignment, key),
-        of_training=order.training_budget_bytes is not None,
-    )
+    key = memory_key(run, setup.architecture, device.fingerprint() if memory is not None else "")
+    planner: Planner | AcceleratorPlanner
+    if memory is None:
+        planner = Planner(
+            search=search,
+            base_bytes=worker_bytes,
+            ceiling_bytes=lowest_ceiling(assignment, key),
+            of_training=order.training_budget_bytes is not None,
+        )
+    else:
+        planner = accelerator_planner(
+            assignment, setup, model, search=search, memory=memory, host_bytes=worker_bytes, key=key, cache=cache
+        )
     return Loaded(
         setup=setup,
         data=data,
         model=model,
         device=device,
+        memory=memory,
         planner=planner,
         warm_bytes=warm_bytes,
         memory_key=key,
@@ -109,12 +121,17 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
 
 
 def _device(assignment: Assignment) -> Accelerator:
-    """Where this device's owner wants it to train; a named accelerator that is not there declines."""
+    """Where this device's owner wants it to train, with a context; a named accelerator that is not there declines."""
+    limits = assignment.device.limits
     with declines("no_accelerator"):
-        choice = choose(assignment.device.limits.accelerator)
+        choice = choose_free(limits.accelerator, workers=limits.workers)
     if choice.reason:
         _log.warning("training on the CPU: %s", choice.reason)
-    return choice.accelerator
+    device = choice.accelerator
+    device.limit(None)  # of an earlier assignment of this process
+    device.free()
+    device.use_deterministic_kernels(assignment.run.train.deterministic)
+    return device
 
 
 def loop_settings(assignment: Assignment, plan: TrainingPlan | None = None, *, channels_last: bool) -> Settings:
@@ -145,7 +162,7 @@ def _lay_out(assignment: Assignment, setup: RunSetup, data: DeviceData, model: M
         model,
         slice_name=setup.architecture,
         rows=rows.fp32,
-        half=rows.bf16 if rows.bf16 is not None and allows_bf16(model) else None,
+        half=rows.half if rows.half is not None and allows_bf16(model) else None,
         num_samples=len(data.train),
         disk_bytes=min(durable.free_bytes(assignment.workdir) // 2, assignment.device.limits.disk),
         sample_bytes=setup.method.knowledge.sample_bytes(model),

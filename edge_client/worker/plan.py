@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_client.config.run_file import RunFile
 from edge_client.device import meter
-from edge_client.device.probe import native_bf16
+from edge_client.device.accelerator import CPU, Accelerator
 from edge_client.measuring.calibration import job_for
 from edge_client.measuring.plan_search import PlanSearch
 from edge_client.measuring.row_sources import find_rows, sent_rows
@@ -22,7 +22,7 @@ from edge_client.worker.order_files import Assignment, read_json
 from edge_client.worker.process_cache import ProcessCache
 from edge_client.worker.run_setup import RunSetup
 
-__all__ = ["CostRows", "Planner", "cost_rows", "knowledge_bytes", "lowest_ceiling", "memory_key"]
+__all__ = ["CostRows", "Planner", "cost_rows", "half_type", "knowledge_bytes", "lowest_ceiling", "memory_key"]
 
 _MIN_KNOWLEDGE_BYTES = 2**20  # less is hidden in what processes differ by
 _WIDENING = {"fp32": 1, "int8": 4}  # from the codec to float32; two for all others
@@ -33,13 +33,19 @@ class CostRows:
     """What the units of the model cost in each type of activations; None where only shapes are left."""
 
     fp32: ModelRows | None
-    bf16: ModelRows | None
+    half: ModelRows | None  # in bf16 or fp16
 
 
 def cost_rows(
-    assignment: Assignment, setup: RunSetup, input_shape: tuple[int, ...], *, budget_bytes: int, cache: ProcessCache
+    assignment: Assignment,
+    setup: RunSetup,
+    input_shape: tuple[int, ...],
+    *,
+    budget_bytes: int,
+    cache: ProcessCache,
+    device: Accelerator = CPU,
 ) -> CostRows:
-    """The best rows there are, in bf16 where the run allows it and the processor has it.
+    """The best rows there are; in half the bytes as well, where the run allows it and the device has such a type.
 
     Raises `CalibrationNeededError` the first time, if the owner allows measuring and there is memory for it.
     """
@@ -47,9 +53,19 @@ def cost_rows(
     def rows(dtype: str) -> ModelRows | None:
         return _rows(assignment, setup, input_shape, dtype, budget_bytes=budget_bytes, cache=cache)
 
+    half = half_type(device) if assignment.run.train.dtype == "auto" else None
+    if half == "fp16" and setup.method.plans.again:  # a pass of the method's own would see scaled gradients
+        half = None
+    # rows in fp16 are those in bf16: its numbers are as long
+    measured = rows("bf16") if half is not None else None
     return CostRows(
-        fp32=rows("fp32"), bf16=rows("bf16") if assignment.run.train.dtype == "auto" and native_bf16() else None
+        fp32=rows("fp32"), half=replace(measured, dtype=half) if measured is not None and half is not None else None
     )
+
+
+def half_type(device: Accelerator) -> str | None:
+    """The type of two bytes that is worth it there; None: there is none."""
+    return next((dtype for dtype in ("bf16", "fp16") if dtype in device.dtypes()), None)
 
 
 def _rows(
@@ -78,13 +94,18 @@ def knowledge_bytes(file_bytes: int, codec: str) -> int:
     return num_bytes if num_bytes >= _MIN_KNOWLEDGE_BYTES else 0
 
 
-def memory_key(run: RunFile, architecture: str) -> str:
-    """What the memory of training depends on beside the plan; the same in another run of the same model."""
+def memory_key(run: RunFile, architecture: str, accelerator: str = "") -> str:
+    """What the memory of training depends on beside the plan; the same in another run of the same model.
+
+    `accelerator`: the fingerprint of the one that it is trained on.
+    """
     section = run.section(architecture)
     model = to_map(section) | {"init": ""} if section is not None else None
     task = run.task.sha256 if run.task is not None else None
     workload = (run.train.batch, run.train.optimizer, run.train.momentum, run.train.threads)
-    text = json.dumps([model, task, architecture, len(run.classes), to_map(run.method), workload], sort_keys=True)
+    of_accelerator = [accelerator] if accelerator else []
+    identity = [model, task, architecture, len(run.classes), to_map(run.method), workload, *of_accelerator]
+    text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -121,6 +142,10 @@ class Planner:
         room = max(0, budget_bytes - self.base_bytes)
         smaller = self.search.shrink(plan, self.base_bytes, room, self.ceiling_bytes)
         return smaller or self.new_plan(budget_bytes)
+
+    def fits(self, plan: TrainingPlan, budget_bytes: int) -> bool:
+        """Whether a plan is inside of a budget."""
+        return plan.predicted_bytes <= budget_bytes
 
     def _still_fits(self, offered: TrainingPlan, budget_bytes: int) -> bool:
         """Not more than is allowed now, nor than what failed here; not made for much less memory than there is."""

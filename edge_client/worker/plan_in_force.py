@@ -19,6 +19,8 @@ from edge_client.errors import NothingFitsError
 from edge_client.models.contract import Model
 from edge_client.records import TrainingPlan
 from edge_client.worker import live_files
+from edge_client.worker.accelerator_memory import AcceleratorMemory
+from edge_client.worker.accelerator_plan import AcceleratorPlanner
 from edge_client.worker.allowance import LIMIT_SLACK_BYTES, Allowance
 from edge_client.worker.plan import Planner
 from edge_client.worker.spare_memory import without_spare
@@ -31,13 +33,8 @@ _PIECES_BYTES = 2 * 2**20  # of kept memory that cannot be given back; up to 1 M
 _KERNEL_BYTES = 3 * 2**20  # of a convolution: 0.25 MB for each of forward, two backwards, and about four batch sizes
 # what the loop changes from batch to batch; other changes of a plan wait until the method has done its phase
 _AT_ONCE = (
-    "microbatch",
-    "buffered",
-    "budget_bytes",
-    "predicted_bytes",
-    "training_bytes",
-    "private_predicted_bytes",
-    "spare_bytes",
+    *("microbatch", "buffered", "budget_bytes", "predicted_bytes", "training_bytes"),
+    *("private_predicted_bytes", "spare_bytes", "accelerator_budget_bytes", "accelerator_predicted_bytes"),
 )
 
 
@@ -48,15 +45,17 @@ class PlanInForce:
         self,
         plan: TrainingPlan,
         *,
-        planner: Planner,
+        planner: Planner | AcceleratorPlanner,
         allowance: Allowance,
         model: Model,
         memory_key: str,
         workdir: Path,
         num_replans: int = 0,
+        memory: AcceleratorMemory | None = None,
     ) -> None:
         self.plan = plan
         self.num_replans = num_replans
+        self._memory = memory
         self._planner, self._allowance, self._model = planner, allowance, model
         self._memory_key, self._workdir = memory_key, workdir
 
@@ -66,6 +65,7 @@ class PlanInForce:
         self._model.recompute = self.plan.recompute
         self._allowance.begin()
         self._allowance.limit(self._slack_bytes())
+        self._limit_accelerator()
         if self.plan.spare_bytes:
             guard.keep_freed_memory()
 
@@ -74,16 +74,21 @@ class PlanInForce:
 
         If no plan fits, the worker goes on as it is.
         """
-        budget_bytes = self._allowance.look()
-        if budget_bytes is None:
+        host_bytes = self._allowance.look()
+        accelerator_bytes = self._memory.look() if self._memory is not None else None
+        if host_bytes is None and accelerator_bytes is None:
             return None
+        budget_bytes = host_bytes if host_bytes is not None else self._allowance.budget_bytes
+        if self._memory is not None and accelerator_bytes is not None:
+            self._memory.budget_bytes = accelerator_bytes
         if self.plan.spare_bytes and self.plan.predicted_bytes > budget_bytes:
             self._give_spare_back()
         before = self.plan
-        if before.predicted_bytes <= budget_bytes:
+        if self._planner.fits(before, budget_bytes):
             self.adopt(replace(before, budget_bytes=budget_bytes))
             return None
-        left = format_bytes(budget_bytes)
+        left = format_bytes(accelerator_bytes if accelerator_bytes is not None else budget_bytes)
+        left += " of the accelerator" if accelerator_bytes is not None else ""
         try:
             smaller = self._planner.smaller_plan(before, budget_bytes)
         except NothingFitsError as error:
@@ -97,6 +102,7 @@ class PlanInForce:
 
     def _give_spare_back(self) -> None:
         guard.return_freed_memory()
+        assert isinstance(self._planner, Planner)  # on an accelerator no plan has spare memory
         self._planner = replace(self._planner, base_bytes=self._planner.base_bytes + _PIECES_BYTES)
         lean = without_spare(self.plan)
         self.plan = replace(lean, predicted_bytes=lean.predicted_bytes + _PIECES_BYTES)
@@ -108,10 +114,20 @@ class PlanInForce:
         self.plan = plan
         self._model.recompute = plan.recompute
         self._allowance.shrink(plan.budget_bytes, self._slack_bytes())
+        self._limit_accelerator()
         self._write_trial()
 
+    def _limit_accelerator(self) -> None:
+        if self._memory is not None and isinstance(self._planner, AcceleratorPlanner):
+            self._memory.begin(self._planner.limit_bytes(self.plan))
+
     def _write_trial(self) -> None:
-        trial = live_files.Trial(key=self._memory_key, budget_bytes=self._allowance.budget_bytes, plan=self.plan)
+        trial = live_files.Trial(
+            key=self._memory_key,
+            budget_bytes=self._allowance.budget_bytes,
+            plan=self.plan,
+            accelerator_budget_bytes=self.plan.accelerator_budget_bytes,
+        )
         with durable.disk_errors(f"cannot write into {self._workdir}"):
             live_files.write_trial(self._workdir, trial)
 

@@ -25,10 +25,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_client import durable, faults
-from edge_client.device import guard
-from edge_client.errors import DiskFullError, MachineError, PayloadError, is_out_of_memory
+from edge_client.device import accelerator_environment, guard
+from edge_client.errors import (
+    DiskFullError,
+    MachineError,
+    PayloadError,
+    is_out_of_accelerator_memory,
+    is_out_of_memory,
+    torch_failure,
+)
 from edge_client.records import WorkOrder, from_map
-from edge_client.worker import exit_codes
+from edge_client.worker import exit_codes, live_files
 
 if TYPE_CHECKING:
     from edge_client.worker.process_cache import ProcessCache
@@ -70,6 +77,8 @@ def attempt(workdir: Path, cache: ProcessCache | None = None, *, is_fork: bool =
         if not is_out_of_memory(error):
             raise  # a bug: the traceback goes to stderr, the exit code is 1
         detail = str(error) or "an allocation failed"
+        if is_out_of_accelerator_memory(error):
+            live_files.mark_accelerator(workdir)
     guard.lift_limit()  # the memory is free again, and the report takes a little
     return _refuse(workdir, exit_codes.OVER_BUDGET, "over_budget", detail)
 
@@ -81,6 +90,7 @@ def stand_guard() -> None:
     guard.die_with_parent(int(parent) if parent.isdigit() else None)
     guard.pin_malloc()
     guard.raise_oom_score()
+    accelerator_environment.prepare()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal reaches all; the daemon decides
     signal.signal(
         signal.SIGTERM, lambda *_: os._exit(exit_codes.TERMINATED)
@@ -110,8 +120,14 @@ def _run(workdir: Path, cache: ProcessCache | None, *, is_fork: bool) -> int:
         faults.in_round(order.round)
         faults.point("worker.start")
         os.environ["OMP_NUM_THREADS"] = str(order.threads)  # read once, when torch is loaded
-        from edge_client.measuring import calibration
-        from edge_client.worker import assignment
+        try:
+            from edge_client.measuring import calibration
+            from edge_client.worker import assignment
+        except (ImportError, OSError) as error:
+            failure = torch_failure(error)
+            if failure is None:
+                raise
+            return _refuse(workdir, exit_codes.DECLINED, "no_torch", str(failure))
 
         faults.point("worker.loaded")
         try:

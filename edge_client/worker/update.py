@@ -63,8 +63,9 @@ def make_report(
     base_bytes: int,
     seconds: float,
     phases: Mapping[str, float] | None = None,
+    accelerator: tuple[int, int] = (0, 0),
 ) -> Report:
-    """What the coordinator is told beside the tensors."""
+    """What the coordinator is told beside the tensors; `accelerator` is the peak and the base of its memory."""
     trained = results.training.trained
     scalars = dict(results.training.outcome.scalars)
     if trained is not None and math.isfinite(trained.mean_loss):
@@ -80,6 +81,8 @@ def make_report(
         plan=results.plan,
         peak_bytes=peak_bytes,
         base_bytes=base_bytes,
+        accelerator_peak_bytes=accelerator[0],
+        accelerator_base_bytes=accelerator[1],
         seconds=round(seconds, 3),
         scalars=scalars,
         versions={"python": platform.python_version(), "torch": str(torch.__version__)[:64]},

@@ -113,6 +113,7 @@ def _module(forms: list[str]) -> types.ModuleType:
     module.empty_cache = lambda: [_do("empty_cache", 0, device) for device in range(len(forms))]
     module.set_per_process_memory_fraction = set_per_process_memory_fraction
     module.mem_get_info = mem_get_info
+    module.device_memory_used = lambda device=None: _stats(device)[_HELD]  # as the driver tells it, without a context
     module.synchronize = lambda device=None: None
     module.manual_seed = lambda seed: _do("seed", seed % 2**63)
     module.manual_seed_all = manual_seed_all

@@ -112,10 +112,23 @@ def test_a_jetson_keeps_nvidias_torch(tmp_path: Path, tree: str, minor: int) -> 
     assert board.asked() == [
         "-m venv --system-site-packages MADE",
         f"{PIP} --constraint KEPT fedfit.whl",
-        f"edge-client doctor --state-dir {board.root}/var/lib/fedfit/device --only torch",
+        f"edge-client doctor --state-dir {board.root}/var/lib/fedfit/device --only torch --only accelerator",
     ]
     assert (board.place / "kept.txt").read_text() == "torch==2.5.0a0+nv24.08\n"
     assert "edge-client install-service" in done.stdout
+
+
+def test_jetpack_7_2_is_known_and_a_later_one_is_not(tmp_path: Path) -> None:
+    """R39, for Orin and Thor; R40 does not exist yet."""
+    board = jetson(tmp_path, "jetson-thor", minor=12)
+    release = board.root / "etc/nv_tegra_release"
+    text = release.read_text()
+    release.write_text(text.replace("# R38 ", "# R40 "))
+    refused = board.run("jetson", "--package", "fedfit.whl")
+    assert (refused.returncode, board.asked()) == (4, [])
+    assert "it knows R36 (JetPack 6), R38 (JetPack 7) and R39 (JetPack 7.2)" in refused.stderr
+    release.write_text(text.replace("# R38 ", "# R39 "))
+    assert board.run("jetson", "--package", "fedfit.whl").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -176,7 +189,7 @@ def joined(board: Board) -> str:
     bundle.touch()
     (board.root / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
     (board.root / "etc/systemd/system/fedfit-device.service").touch()
-    checks = ("torch", "identity", "device-file", "state", "memory", "data", "model")
+    checks = ("torch", "accelerator", "identity", "device-file", "state", "memory", "data", "model")
     words = " ".join(f"--only {check}" for check in checks)
     return f"edge-client doctor --state-dir {board.root}/var/lib/fedfit/device {words}"
 
