@@ -21,6 +21,7 @@ KNOWN = {
     "first_fleet": ("first_fleet", "measure"),
     "memory_prediction": ("memory_prediction", "measure"),
     "memory_budget": ("memory_budget", "measure"),
+    "accelerator_memory": ("accelerator_memory", "measure"),
     "fedepth_memory": ("fedepth_memory", "measure"),
     "fedin_memory": ("fedin_memory", "measure"),
     "method_bytes": ("method_bytes", "measure"),
