@@ -8,37 +8,43 @@ from pathlib import Path
 
 from benchmarks.federation import BIG, Federation, rss_mb, run_file, scratch
 from benchmarks.figures import Figure
+from edge_client.device.private_memory import process_memory
 
 __all__ = ["measure"]
 
 _SETTLE_S = 1.0
+_PRIVATE_MB = 16.5  # of the version before workers were forks of a template, measured in turns with the first after it
 
 
 def measure(*, quick: bool) -> list[Figure]:
     """RSS in MB; the daemon of `edge-client start` itself for the idle figure."""
     transfers = 5 if quick else 20
-    idle, first, last = [], [], []
+    idle, private, first, last = [], [], [], []
     for _ in range(1 if quick else 3):
-        idle.append(_idle())
+        rss, anonymous = _idle()
+        idle.append(rss)
+        private.append(anonymous)
         memory = _after_each_transfer(transfers)
         first.append(memory[0])
         last.append(memory[-1])
     ratio = tuple(after / before for before, after in zip(first, last, strict=True))
     return [
         Figure(name="edge-client start, idle, TLS", unit="MB", values=tuple(idle), at_most=28),
+        Figure(name="the same, private memory", unit="MB", values=tuple(private), at_most=_PRIVATE_MB),
         Figure(name="after 1 transfer of 45 MB each way", unit="MB", values=tuple(first), at_most=32),
         Figure(name=f"after {transfers} transfers", unit="MB", values=tuple(last), at_most=32),
         Figure(name=f"after {transfers} against after 1", unit="ratio", values=ratio, at_most=1.05),
     ]
 
 
-def _idle() -> float:
-    """A daemon as users start it."""
+def _idle() -> tuple[float, float]:
+    """A daemon as users start it: RSS and private memory."""
     with _site() as folder, Federation(Path(folder), options=["--tls", "--heartbeat", "1"]) as federation:
         federation.start()
         (name,) = federation.start_devices(1, training=True)
         time.sleep(3 * _SETTLE_S)  # a few heartbeats
-        return rss_mb(federation.pid(name))
+        pid = federation.pid(name)
+        return rss_mb(pid), process_memory(pid).private_bytes / 1e6
 
 
 def _after_each_transfer(num: int) -> list[float]:

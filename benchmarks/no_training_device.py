@@ -46,6 +46,7 @@ def main() -> None:
         state_dir=home / "state",
         connect=connect,
         worker_command=(sys.executable, "-m", "benchmarks.no_training_worker", meeting, sys.argv[2]),
+        template_command=(sys.executable, "-m", "benchmarks.no_training_template", meeting, sys.argv[2]),
     )
 
 

@@ -22,16 +22,16 @@ from pathlib import Path
 
 from edge_client.wire.container import Header, build_header, codec_rule, payload_kind, read_header, tensor_bytes
 
-__all__ = ["num_samples_of", "update_pieces"]
+__all__ = ["num_samples_of", "update_pieces", "work"]
 
 _PIECE = 1 << 18
 _POLL_S = 0.01
 _LAST = {"fp32": struct.Struct("<f"), "fp16": struct.Struct("<e")}  # how the last number of an update is written
 
 
-def main() -> int:
+def work(meeting_folder: str, num_workers: str, work_folder: str) -> int:
     """Write `update.bin` and `update.json` into the work directory that the daemon names."""
-    meeting, num, folder = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    meeting, num, folder = Path(meeting_folder), int(num_workers), Path(work_folder)
     order = json.loads((folder / "order.json").read_bytes())
     device, round_ = order["device"], order["round"]
     digest, length = hashlib.sha256(), 0
@@ -90,4 +90,4 @@ def _zeros(count: int) -> Iterator[bytes]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(work(*sys.argv[1:]))

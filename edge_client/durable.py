@@ -19,6 +19,7 @@ from edge_client.errors import ConflictError, DiskFullError, MachineError
 
 __all__ = [
     "as_owner",
+    "begin_sync",
     "cache_dir",
     "check_not_root",
     "claim_state_dir",
@@ -66,6 +67,15 @@ def _sync(path: Path, flags: int) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def begin_sync(fd: int, offset: int, length: int) -> None:
+    """Let the system begin to write a part of a file to the disk, so that its sync has little left to wait for.
+
+    It promises nothing. Of what was written before in this part, the cache forgets what is on the disk already.
+    """
+    if _syncs and hasattr(os, "posix_fadvise"):  # not on macOS
+        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def make_dir(path: Path) -> None:

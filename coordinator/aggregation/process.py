@@ -46,11 +46,26 @@ def do(job: Job[Any]) -> object:
     """Do one job and return its answer, or the failure."""
     faults.in_round(getattr(job, "round", None))  # of a job that belongs to one
     name = name_of(job)
+    _keep_freed_memory(job)
     try:
-        with _naming_the_method(job, f"the server's {name}"), durable.disk_errors(f"aggregator job {name!r}"):
+        with (
+            _naming_the_method(job, f"the server's {name}"),
+            durable.disk_errors(f"aggregator job {name!r}"),
+        ):
             return _answer(job)
     except FedfitError as error:
         return Failure.of(error)
+
+
+def _keep_freed_memory(job: Job[Any]) -> None:
+    """From check to check, freed tensors make room for the next ones of their size, which are small then.
+
+    New memory would be cleared by the kernel first, which takes longer than the check. Other jobs have more in memory.
+    """
+    if isinstance(job, CheckJob):
+        guard.keep_freed_memory()
+    else:
+        guard.return_freed_memory()
 
 
 def _naming_the_method(job: Job[Any], doing: str) -> AbstractContextManager[object]:

@@ -38,10 +38,16 @@ def run_daemon(
     state_dir: Path,
     connect: ConnectTo,
     worker_command: Sequence[str] = workers.COMMAND,
+    template_command: Sequence[str] = (),
     root: Path = Path("/"),
     context: logs.Context | None = None,
 ) -> None:
-    """Run a client until SIGTERM or SIGINT; starts over by itself when the disk was full."""
+    """Run a client until SIGTERM or SIGINT; starts over by itself when the disk was full.
+
+    Other workers than ours are no forks of our template: they have one of their own, or none.
+    """
+    if worker_command == workers.COMMAND:
+        template_command = template_command or template.COMMAND
     lock = durable.claim_state_dir(state_dir, kind=STATE_KIND, version=STATE_VERSION)
     stopped = threading.Event()
     current: list[Daemon] = []
@@ -63,7 +69,7 @@ def run_daemon(
                     state_dir=state_dir,
                     connect=connect,
                     worker_command=worker_command,
-                    template_command=template.COMMAND if worker_command == workers.COMMAND else (),
+                    template_command=template_command,
                     root=root,
                     group=group,
                     supervisor=supervisor,

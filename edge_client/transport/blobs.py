@@ -23,6 +23,7 @@ from edge_client.wire.reassembly import Reassembly
 __all__ = ["BlobStore", "Incoming", "Outgoing"]
 
 _HASH_PIECE = 1 << 20
+_SYNC_CHUNKS = 34  # 4 MB, after which the system begins to write them
 
 
 class BlobStore:
@@ -166,6 +167,7 @@ class Incoming:
     def _begin_hash(self) -> None:
         self._digest = hashlib.sha256()
         self._num_hashed = 0  # leading chunks: hashed as they come, while they are in the processor's cache
+        self._num_syncing = 0  # leading chunks that the system has begun to write to the disk
 
     def add(self, chunk: Chunk, now: float) -> bool:
         """Write a chunk; False if it was here already. Raises `PayloadError` if it does not belong here."""
@@ -185,7 +187,15 @@ class Incoming:
             while self.chunks.has(self._num_hashed):  # those that overtook it
                 self._digest.update(os.pread(self._part_fd, CHUNK_BYTES, self._num_hashed * CHUNK_BYTES))
                 self._num_hashed += 1
+            self._begin_sync()
         return True
+
+    def _begin_sync(self) -> None:
+        """What has come is written to the disk while the rest comes."""
+        num_chunks = self._num_hashed - self._num_syncing
+        if self._sync and num_chunks >= _SYNC_CHUNKS:
+            durable.begin_sync(self._part_fd, self._num_syncing * CHUNK_BYTES, num_chunks * CHUNK_BYTES)
+            self._num_syncing = self._num_hashed
 
     def finish(self) -> Path:
         """Check the hash and give the blob its name; a wrong hash starts it again and raises `PayloadError`."""

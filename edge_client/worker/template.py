@@ -82,17 +82,20 @@ class _Template:
                 if control in ready:
                     message, fds = receive(self._control, num_fds=2)
                     if isinstance(message, Prepare):
-                        from edge_client.worker import preparation
-
-                        preparation.prepare(Path(message.run), message.slice, message.budget_bytes)
-                        _freeze()
-                        send(self._control, Ready())
+                        self._prepare(message)
                         continue
                     if not isinstance(message, Fork):
                         break
                     if self._fork(fds):
                         return Path(message.folder)
         return None
+
+    def _prepare(self, message: Prepare) -> None:
+        from edge_client.worker import preparation  # torch
+
+        preparation.prepare(Path(message.run), message.slice, message.budget_bytes)
+        _freeze()
+        send(self._control, Ready())
 
     def _report(self, worker: int) -> None:
         """A worker has ended: say how."""

@@ -6,15 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from device_world import World, leave
 from rows import PLAN, assign, digest
 
 from edge_client.client.spool import Spool
 from edge_client.records import Ceiling, to_map
-from edge_client.wire.messages import (
-    Decline,
-)
+from edge_client.wire.messages import Decline, Offer
 from edge_client.worker.live_files import Trial, write_trial
 
 
@@ -29,6 +28,46 @@ def test_what_a_worker_died_of_is_logged(world: World, caplog: pytest.LogCapture
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "the worker failed: crashed: two lines ?[31m"
     ]
+
+
+# its update is complete, and its process does not end
+WRITES = """
+import json, os, pathlib, sys, time
+here = pathlib.Path(sys.argv[1])
+def say(line):
+    os.write(int(os.environ["FEDFIT_PROGRESS_FD"]), json.dumps(line | {"loss": None}).encode() + b"\\n")
+(here / "update.bin").write_bytes(b"abc")
+if here.name != "lease-1":
+    (here / "update.json").write_text('{"sha256": "DIGEST", "length": 3, "num_samples": 1}')
+say({"phase": "write", "step": 1, "total": 1})
+time.sleep(60)
+""".replace("DIGEST", digest("u"))
+
+
+def test_an_update_is_offered_when_it_is_complete_whether_or_not_its_process_has_ended(world: World) -> None:
+    """The process is ended when its memory is needed, and with the client. A line alone completes nothing."""
+    world.worker_code = WRITES
+    daemon = world.start()
+    world.welcome()
+    world.say(assign(parts=()))
+    first = world.worker_process().pid
+    for _ in range(5):
+        world.turn()
+    assert world.messages(Offer) == []
+    world.say(assign(2, parts=()))
+    assert not psutil.pid_exists(first)
+    second = world.worker_process().pid
+    while not world.messages(Offer):
+        world.turn()
+    assert psutil.pid_exists(second)
+    assert not daemon._worker.is_running
+    world.say(assign(3, parts=()))
+    assert not psutil.pid_exists(second)
+    third = world.worker_process().pid
+    while len(world.messages(Offer)) < 2:
+        world.turn()
+    daemon.shut_down()
+    assert not psutil.pid_exists(third)
 
 
 TRIAL = Trial(key=digest("model"), budget_bytes=10**9, plan=replace(PLAN, training_bytes=500))

@@ -41,17 +41,23 @@ DAEMON = """
 import select, sys, time
 from pathlib import Path
 from edge_client.client import template, workers
+folder, moment = sys.argv[1:]
+def reached(name, *pids):
+    if name == moment:
+        print(*pids, flush=True)
+        time.sleep(60)
 forks = template.Template()
+reached("lease", forks.pid)
 while not forks.is_ready:
     select.select([forks.fd], [], [])
     forks.read()
 def launch(folder, progress, log):
     return forks.fork(folder, progress=progress, log_file=log)
-worker = workers.Worker("l1", Path(sys.argv[1]), launch)
+worker = workers.Worker("l1", Path(folder), launch)
+reached("fork", forks.pid, worker.pid)
 while not any(event.phase == "train" for event in worker.read()[0]):
     time.sleep(0.01)
-print(forks.pid, worker.pid, flush=True)
-time.sleep(60)
+reached("train", forks.pid, worker.pid)
 """
 
 
@@ -203,18 +209,21 @@ def test_a_template_with_threads_does_not_fork() -> None:
     template.end()
 
 
-def test_template_and_worker_end_with_their_daemon(tmp_path: Path, trained: Path) -> None:
-    """Also if it is killed in the middle of a training: nothing is left to use memory."""
+@pytest.mark.parametrize(("moment", "num_processes"), [("lease", 1), ("fork", 2), ("train", 2)])
+def test_template_and_worker_end_with_their_daemon(
+    tmp_path: Path, trained: Path, moment: str, num_processes: int
+) -> None:
+    """If it is killed while the template loads, just after a fork, in a training: nothing is left to use memory."""
     work = make_work(tmp_path / "w", run={"train": {"epochs": 1000}})
-    daemon = subprocess.Popen([sys.executable, "-c", DAEMON, str(work)], stdout=subprocess.PIPE, text=True)
+    daemon = subprocess.Popen([sys.executable, "-c", DAEMON, str(work), moment], stdout=subprocess.PIPE, text=True)
     assert daemon.stdout is not None
     with daemon.stdout as lines:
         processes = [psutil.Process(int(pid)) for pid in lines.readline().split()]
-        assert [process.is_running() for process in processes] == [True, True]
+        assert [process.is_running() for process in processes] == [True] * num_processes
         daemon.kill()
         daemon.wait()
     gone, alive = psutil.wait_procs(processes, timeout=10)
-    assert (len(gone), alive) == (2, [])
+    assert (len(gone), alive) == (num_processes, [])
 
 
 def test_a_worker_of_a_killed_template_has_ended_and_the_next_fork_fails(tmp_path: Path, trained: Path) -> None:
