@@ -68,6 +68,12 @@ class RunHistory:
     bytes_up: int = 0
     bytes_down: int = 0
     round_seconds: dict[int, float] = field(default_factory=dict)
+    touched: set[str] = field(default_factory=set)  # devices with new figures
+
+    def take_touched(self) -> set[str]:
+        """The devices whose figures have changed since the last time."""
+        touched, self.touched = self.touched, set()
+        return touched
 
     @property
     def has_more(self) -> bool:
@@ -154,6 +160,7 @@ class History:
             share_before = before.peak_bytes / before.budget_bytes if before.budget_bytes else 0.0
             if (share, peak) >= (share_before, before.peak_bytes):
                 before = before._replace(peak_bytes=peak, budget_bytes=budget, predicted_bytes=predicted)
+            history.touched.add(row["device"])
             history.figures[row["device"]] = before._replace(num_samples=row["samples"] or 0, round=row["round"])
 
     def _read_evaluations(self, history: RunHistory) -> None:
@@ -187,6 +194,7 @@ class History:
         for row in rows:
             if row["samples"] and row["device"] != SERVER:
                 before = history.figures.get(row["device"], DeviceFigures())
+                history.touched.add(row["device"])
                 history.figures[row["device"]] = before._replace(accuracy=row["correct"] / row["samples"])
 
     def _add_up_classes(self, history: RunHistory, version: int) -> None:

@@ -10,10 +10,11 @@ queries (`history`), the timeline of the round (`round_view`), who gets the even
 from __future__ import annotations
 
 import asyncio
+import heapq
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.columns import plain
@@ -37,6 +38,7 @@ _PHASES = {"fetch": "fetch", "wait": "start", "start": "start", "load": "start",
 _BINS = 40
 _NEAREST = 6
 _FIRST_ROWS = 50
+_PAUSE = 10  # times as long as it took: this thread may have a tenth of a core for it, however large the fleet is
 _STEADY_S = 5.0  # ages are sent again so often, though nothing else has changed
 
 
@@ -58,6 +60,9 @@ class LiveModel:
         self._published: dict[str, bytes] = {}
         self._published_at = 0.0
         self._taken_at = 0.0
+        self._pause_s = 0.0  # until the sections may be made again
+        self._pending: set[str] = set()  # devices that have changed since they were made
+        self._is_news = False
         self._rows: dict[str, DeviceRow] = {}
         self._live: tuple[int, Live] | None = None
         self.ready = asyncio.Event()  # a whole picture is there
@@ -90,12 +95,17 @@ class LiveModel:
             and change.names is None
         ):
             self.ready.set()
-        is_news = bool(change.devices or change.run is not None or change.names is not None)
-        is_due = change.at - self._published_at > _STEADY_S or (self._run is not None and self._run.has_more)
-        if self.ready.is_set() and (is_news or is_due or not was_ready):
-            self.publish([facts.name for facts in change.devices], change.at)
+        self._pending.update(facts.name for facts in change.devices)
+        self._is_news |= bool(change.devices or change.run is not None or change.names is not None)
+        age = change.at - self._published_at
+        is_due = age > _STEADY_S or (self._run is not None and self._run.has_more)
+        if self.ready.is_set() and (not was_ready or ((self._is_news or is_due) and age >= self._pause_s)):
+            began = time.thread_time()
+            names, self._pending, self._is_news = self._pending, set(), False
+            self.publish(names, change.at)
+            self._pause_s = _PAUSE * (time.thread_time() - began)
 
-    def publish(self, changed: Sequence[str], now: float) -> None:
+    def publish(self, changed: Collection[str], now: float) -> None:
         """Make the sections anew, and send those that differ."""
         self._published_at = now
         run_id = self._facts.run if self._facts.run and not self._facts.dry else self._history.newest_run()
@@ -103,9 +113,7 @@ class LiveModel:
         self._run = self._history.run(run_id) if run_id else None
         if self._run is not None and (changed or before is not self._run):
             self._failures = self._history.failure_details(run_id)
-        rows = {name: self._row(name, now) for name in self._devices}
-        differing = [row for name, row in rows.items() if row != self._rows.get(name)]
-        self._rows = rows
+        differing = self._remake_rows(changed, is_other_run=before is not self._run, now=now)
         self._live = None
         live = self.live(now)
         sections: list[tuple[str, object, object]] = [
@@ -123,6 +131,19 @@ class LiveModel:
         if differing:
             small = len(self._devices) <= SMALL_FLEET
             self._events.publish("devices", encode({"changed": len(differing), "items": differing if small else []}))
+
+    def _remake_rows(self, changed: Collection[str], *, is_other_run: bool, now: float) -> list[DeviceRow]:
+        """Make the rows of the devices anew of which something is new; returns those that differ."""
+        names = set(changed) | (self._run.take_touched() if self._run is not None else set())
+        if is_other_run or len(self._rows) != len(self._devices):
+            names = set(self._devices)
+        differing = []
+        for name in sorted(names & self._devices.keys()):
+            row = self._row(name, now)
+            if row != self._rows.get(name):
+                differing.append(row)
+                self._rows[name] = row
+        return differing
 
     # what is asked
 
@@ -155,17 +176,19 @@ class LiveModel:
         if self._live is not None and self._live[0] == self._events.number and now is None:
             return self._live[1]
         at = time.monotonic() if now is None else now
-        rows = [self._aged(row, at) for row in self._rows.values()]
+        rows = list(self._rows.values())
+        first = heapq.nsmallest(_FIRST_ROWS, rows, key=lambda row: row.name)
+        fleet = _fleet(rows)
         live = Live(
             federation=self._federation,
             version=__version__,
             seq=self._events.number,
             run=self._run_view(self._run, at) if self._run is not None else None,
             curve=Curve(run=self._run.row.id, points=self._history.curve(self._run)) if self._run else None,
-            fleet=_fleet(rows),
+            fleet=replace(fleet, nearest=tuple(self._aged(row, at) for row in fleet.nearest)),
             round=self._round.answer(self._devices, self._seen_at, at),
             alerts=self._alerts(rows, at),
-            devices=tuple(sorted(rows, key=lambda row: row.name)[:_FIRST_ROWS]),
+            devices=tuple(self._aged(row, at) for row in first),
         )
         self._live = (self._events.number, live)
         return live
@@ -343,7 +366,7 @@ def _fleet(rows: Sequence[DeviceRow]) -> FleetAnswer:
     histogram = [0] * _BINS
     for share, _ in measured:
         histogram[min(_BINS - 1, int(share * (_BINS - 1)))] += 1
-    nearest = sorted(measured, key=lambda pair: (-pair[0], pair[1].name))[:_NEAREST]
+    nearest = heapq.nsmallest(_NEAREST, measured, key=lambda pair: (-pair[0], pair[1].name))
     return FleetAnswer(
         total=len(rows),
         counts={state: counts[state] for state in STATES if counts[state]},

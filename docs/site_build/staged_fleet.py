@@ -345,7 +345,8 @@ def staged_page(devices: int) -> Iterator[tuple[str, Callable[[], str]]]:
         time.sleep(0.3)
         for change in _changes(fleet):
             server.take(change)
-        for _ in range(ROUND):  # what is still to be added up
+        for _ in range(5):  # what is still to be added up
+            time.sleep(1.5 if devices > 200 else 0.3)
             server.take(Change(names=None, devices=(), seen_at={}, run=None, at=time.monotonic()))
         try:
             yield f"http://127.0.0.1:{port}/", lambda: f"http://127.0.0.1:{port}/#t={links.make('operate')}"
@@ -374,5 +375,5 @@ def _changes(fleet: list[_Device]) -> Iterator[Change]:
     seen = {device.name: now - (33.0 if device.trouble == "offline" else 1.0) for device in fleet}
     earlier = [(at, one) for device in fleet for at, one in _earlier(device, facts[device.name])]
     for at, one in sorted(earlier, key=lambda entry: entry[0]):
-        yield Change(names=names, devices=(one,), seen_at={}, run=None, at=began + at)
+        yield Change(names=None, devices=(one,), seen_at={}, run=None, at=began + at)
     yield Change(names=None, devices=tuple(facts.values()), seen_at=seen, run=run, at=now)
