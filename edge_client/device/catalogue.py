@@ -49,6 +49,7 @@ class KnownDevice:
     gpu_memory: Annotated[str, Matches(r"none|unified|separate")] = _key("whose memory the GPU uses", default="none")
     bandwidth: Annotated[float, Between(0.001, 100_000)] | None = _key("of the memory, in GB/s", default=None)
     note: Line = _key("what else its owner should know", default="")
+    measured: Line = _key("who measured the figures on such a device; empty: nobody yet", default="")
     sources: Mapping[str, Line] = _key("where each figure is from, by its key")
 
     def typical_memory(self) -> Memory:

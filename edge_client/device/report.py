@@ -13,7 +13,7 @@ from typing import Any
 
 from edge_client.config.quantities import format_bytes
 from edge_client.device import gpus
-from edge_client.device.catalogue import load_known
+from edge_client.device.catalogue import KnownDevice, load_known
 from edge_client.device.cgroups import MemoryLimit
 from edge_client.device.gpus import Accelerator, Nvml
 from edge_client.device.probe import Swap, System, TorchBuild, find_torch, probe
@@ -101,9 +101,15 @@ def report_known_model(name: str, limit: int | None) -> DeviceReport:
         cores=known.cores,
         budget_bytes=budget.num_bytes,
         reasons=(*budget.reasons, *shared),
-        notes=(known.note,) if known.note else (),
+        notes=(*((known.note,) if known.note else ()), _measured(known)),
         sources=known.sources,
     )
+
+
+def _measured(known: KnownDevice) -> str:
+    if known.measured:
+        return f"these figures were measured on such a device by {known.measured}"
+    return "these figures were not measured on such a device by anybody who told us; their sources are below"
 
 
 def _gpu_memory(accelerators: tuple[Accelerator, ...]) -> str:

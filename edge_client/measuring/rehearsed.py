@@ -15,10 +15,10 @@ import logging
 import math
 import os
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
+from edge_client import __version__
 from edge_client.errors import PayloadError
 from edge_client.records import Between, Count, Hash, Positive, TrainingPlan, from_map, to_map
 
@@ -121,7 +121,7 @@ def key_of(model_key: str, plan: TrainingPlan, shapes: Shapes, *more: object) ->
     whole = to_map(plan)
     identity = [
         _FORMAT,
-        metadata.version("fedfit"),
+        __version__,
         model_key,
         {name: whole[name] for name in (*_PLAN_FIELDS, "num_models")},
         to_map(shapes),
