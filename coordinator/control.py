@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coordinator.control_messages import Request, parse_answer, plain, request_map
+from coordinator.control_messages import Request, parse_answer, request_map
+from coordinator.run_details import plain
 from edge_client.errors import (
     ConflictError,
     FedfitError,

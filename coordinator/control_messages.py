@@ -8,7 +8,6 @@ of its record. Covers: the records and the codec. Does not cover: the socket (`c
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, TypeVar
@@ -56,12 +55,12 @@ __all__ = [
     "StartedDeployment",
     "StartedRun",
     "Status",
+    "StopCoordinator",
     "StopRun",
     "StoppedRun",
     "StoredModel",
     "parse_answer",
     "parse_request",
-    "plain",
     "request_map",
 ]
 
@@ -95,6 +94,11 @@ class Status:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetStatus(Request[Status]):
     """How does the coordinator stand?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopCoordinator(Request[Status]):
+    """Stop the coordinator; answered with how it stands, refused where a service manager would start it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,14 +340,17 @@ class StoredModel:
     version: int
     sha256: str
     path: str
+    metric: str = ""  # of the score; empty if nothing judged this version
+    score: float | None = None
+    is_best: bool = False  # of all versions that were judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindModel(Request[StoredModel]):
-    """Where does a run's model lie?"""
+    """Where does a run's model lie? Without a version: the best one, or the last where none was judged."""
 
     run: str
-    version: str = "last"
+    version: str = ""
 
 
 # deployments
@@ -373,7 +380,7 @@ class PlanDeployment(Request[DeploymentPlan]):
 
     run: str
     precision: str
-    version: str = "last"
+    version: str = ""  # the best one, or the last where none was judged
     devices: tuple[str, ...] = ()
     labels: Mapping[str, str] | None = None
 
@@ -446,6 +453,7 @@ _KINDS: Mapping[str, tuple[type[Request[Any]], type[Any]]] = {
     "deploy-plan": (PlanDeployment, DeploymentPlan),
     "deploy-start": (StartDeployment, StartedDeployment),
     "deploy-show": (ShowDeployment, Deployment),
+    "stop": (StopCoordinator, Status),
 }
 _NAMES = {request: name for name, (request, _) in _KINDS.items()}
 
@@ -480,19 +488,3 @@ def parse_answer(request: Request[A], data: object) -> A:
             f"the coordinator's answer is of another version of fedfit ({error.detail}); start the coordinator again"
         ) from None
     return answer
-
-
-def plain(record: Any) -> dict[str, Any]:
-    """`default` of `json.dumps` for records: a dict of the fields by their keys; the encoder handles their values."""
-    if isinstance(record, Mapping):
-        return dict(record)
-    cls: Any = type(record)
-    if not hasattr(cls, "__dataclass_fields__"):
-        raise TypeError(f"expected a record, got {cls.__name__}")
-    values = ((key, getattr(record, name), omits_none) for key, name, omits_none in _fields(cls))
-    return {key: value for key, value, omits_none in values if not (omits_none and value is None)}
-
-
-@functools.cache
-def _fields(cls: Any) -> tuple[tuple[str, str, bool], ...]:
-    return tuple((f.metadata.get("key") or f.name, f.name, "omit-none" in f.metadata) for f in dataclasses.fields(cls))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge_client.config.run_file import RunFile, check_run_file
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.methods import registry as methods
 from edge_client.models import registry as models
 
-__all__ = ["check_has_model", "check_run", "warnings_of"]
+__all__ = ["check_has_model", "check_run", "guessing_warning", "warnings_of"]
+
+_ENOUGH_SCORES = 5
+_ABOVE_CHANCE = 0.05
 
 
 def check_run(file: RunFile) -> None:
@@ -39,6 +44,19 @@ def warnings_of(file: RunFile) -> list[str]:
         "ones may be judged at chance; set track-running-stats = false for the model, as the papers do "
         "(docs/reference/models.md)"
     ]
+
+
+def guessing_warning(scores: Sequence[float], num_classes: int, metric: str) -> str:
+    """A warning if the best of five or more scores is hardly better than guessing; empty if not, or if it is a loss."""
+    if metric == "loss" or len(scores) < _ENOUGH_SCORES or not num_classes:
+        return ""
+    best, chance = max(scores), 1 / num_classes
+    if best >= chance + _ABOVE_CHANCE:
+        return ""
+    return (
+        f"{metric} {best:.2f} is close to guessing ({chance:.2f}); see docs/troubleshooting.md, or try: "
+        "coordinator run start FILE.toml --set train.normalise=true --set train.lr=0.01"
+    )
 
 
 def check_has_model(file: RunFile, run: str, onnx: str) -> None:

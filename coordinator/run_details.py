@@ -5,6 +5,8 @@ Covers: the records; their JSON has the same names. Does not cover: filling them
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,7 @@ __all__ = [
     "RunLine",
     "RunProgress",
     "VersionResult",
+    "plain",
 ]
 
 OMIT_NONE = {"omit-none": True}  # metadata of a field that is left out of the JSON while it is None
@@ -237,3 +240,19 @@ class RunDetails(RunLine):
     updates_by_round: tuple[RoundUpdates, ...] | None = field(default=None, metadata=OMIT_NONE)
     whole_model_bytes: int | None = field(default=None, metadata=OMIT_NONE)
     similarity: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)  # `results.similarity_record`
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """`default` of `json.dumps` for records: a dict of the fields by their keys; the encoder handles their values."""
+    if isinstance(record, Mapping):
+        return dict(record)
+    cls: Any = type(record)
+    if not hasattr(cls, "__dataclass_fields__"):
+        raise TypeError(f"expected a record, got {cls.__name__}")
+    values = ((key, getattr(record, name), omits_none) for key, name, omits_none in _fields(cls))
+    return {key: value for key, value, omits_none in values if not (omits_none and value is None)}
+
+
+@functools.cache
+def _fields(cls: Any) -> tuple[tuple[str, str, bool], ...]:
+    return tuple((f.metadata.get("key") or f.name, f.name, "omit-none" in f.metadata) for f in dataclasses.fields(cls))

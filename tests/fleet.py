@@ -229,6 +229,10 @@ class Fleet:
         """What the coordinator knows of a run."""
         return raw_requests.request(self.state_dir, "run-show", run=run)
 
+    def wait_ended(self, name: str, within_s: float) -> int:
+        """Wait until a process ends by itself; its exit code."""
+        return self._processes.pop(name).wait(within_s)
+
     def wait_finished(self, run: str, timeout_s: float) -> Json:
         """Supervise until the run has ended."""
 

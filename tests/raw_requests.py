@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator import control
-from coordinator.control_messages import plain
 from coordinator.requests.commands import Commands
+from coordinator.run_details import plain
 from coordinator.server.service import Service
 
 __all__ = ["answer", "request"]

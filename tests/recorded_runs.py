@@ -26,7 +26,16 @@ DEMO = "demo"
 Flags = Mapping[str, Any]
 
 _EVERY: Flags = {"data": "digits", "devices": 3, "rounds": ROUNDS, "seed": "1"}
-_TRAIN = ("train.batch=32", "train.max-steps=6", "train.threads=1")
+_TRAIN = (
+    "train.batch=32",
+    "train.max-steps=6",
+    "train.threads=1",
+    "train.epochs=5",
+    "train.weight-decay=0.0",
+    "train.schedule=constant",
+    "train.warm-up=false",
+    "train.normalise=false",
+)
 _MLP: Flags = {"model": "mlp", "set": ("model.hidden=[32,16]",)}
 _TWO_WIDTHS: Flags = {**_MLP, "slices": "full,width:1/2"}
 _RESNET: Flags = {"model": "preresnet20", "set": ("model.width=4",)}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_client.config.run_file import FILE_INIT, RunFile
+from edge_client.data.input_sums import MEAN, SCALE
 from edge_client.durable import sha256_file
 from edge_client.errors import InputError
 
@@ -94,7 +95,9 @@ def _left_out(
     path: Path, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], head: Collection[str]
 ) -> list[str]:
     """The tensors of the head that do not fit; raises `InputError` for any other difference."""
-    missing = [name for name in state if name not in weights and name not in head and not name.endswith(_COUNTER)]
+    # a file from elsewhere has no mean and scale of the devices' inputs: they come from the devices' sums
+    optional = (_COUNTER, f".{MEAN}", f".{SCALE}")
+    missing = [name for name in state if name not in weights and name not in head and not name.endswith(optional)]
     known = {_module(name) for name in head}
     unknown = [name for name in weights if name not in state and _module(name) not in known]
     if missing or unknown:

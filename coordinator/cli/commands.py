@@ -201,12 +201,26 @@ PROGRAM = Command(
             ),
         ),
         Command(
+            name="status",
+            summary="show whether the coordinator runs, which devices are online and what it is training",
+            options="coordinator.cli.status:status_options",
+            group=_EVERYDAY,
+            examples=("coordinator status", "coordinator status --format json"),
+        ),
+        Command(
+            name="stop",
+            summary="stop the coordinator; a run continues at the next start",
+            options="coordinator.cli.status:stop_options",
+            group=_EVERYDAY,
+            examples=("coordinator stop",),
+        ),
+        Command(
             name="new",
-            summary="write a folder to begin with: run.toml, device.toml and an example of a task",
+            summary="write a run file to begin with, made for your data",
             options="coordinator.cli.folders:new_options",
             group=_EVERYDAY,
             examples=(
-                "coordinator new photos --classes cat,plane,ship --input 3x96x96",
+                "coordinator new photos --data ./examples",
                 "coordinator new digits --classes 0,1,2,3,4,5,6,7,8,9 --input 1x8x8",
             ),
         ),

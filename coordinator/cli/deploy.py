@@ -54,7 +54,9 @@ def add_options(deploy: argparse.ArgumentParser) -> None:
     who = deploy.add_mutually_exclusive_group()
     who.add_argument("--device", metavar="ID", action="append", default=[], help="repeatable; default: all devices")
     who.add_argument("--label", metavar="K=V", action="append", default=[], help="devices with this label; repeatable")
-    deploy.add_argument("--version", metavar="N|best|last", default="last", help="default: %(default)s")
+    deploy.add_argument(
+        "--version", metavar="N|best|last", default="", help="default: the best, or the last if none was judged"
+    )
     deploy.add_argument(
         "--architecture", metavar="SLICE", help="for all; default: what each device trained, or the largest slice"
     )
@@ -80,6 +82,7 @@ def _deploy(options: argparse.Namespace) -> None:
         for architecture, devices in _by_architecture(plan.file, plan.devices, options.architecture).items():
             made_file = _file(options.state_dir, plan.made, replace(job, architecture=architecture), devices)
             files.append(opened.enter_context(made_file))
+        print(cli_export.which_version(plan), file=sys.stderr)
         start = StartDeployment(run=plan.run, version=plan.version, files=tuple(files))
         started = control.ask(options.state_dir, start)
     _watch(options, started)

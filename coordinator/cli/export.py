@@ -27,7 +27,7 @@ from edge_client.errors import InputError, MachineError, NoSuchNameError, Payloa
 from edge_client.methods import registry as methods
 from edge_client.records import is_id, to_map
 
-__all__ = ["add_options", "chosen_architecture", "in_a_process", "lost", "test_data"]
+__all__ = ["add_options", "chosen_architecture", "in_a_process", "lost", "test_data", "which_version"]
 
 
 def add_options(export: argparse.ArgumentParser) -> None:
@@ -35,7 +35,9 @@ def add_options(export: argparse.ArgumentParser) -> None:
     formatted(add_state_dir(export)).set_defaults(do=_export)
     export.add_argument("run", metavar="RUN|DIR", help="id, unique prefix or latest; or the folder of a simulation")
     export.add_argument("--onnx", metavar="FILE", type=Path, required=True, help="the file to write; ends with .onnx")
-    export.add_argument("--version", metavar="N|best|last", default="last", help="default: %(default)s")
+    export.add_argument(
+        "--version", metavar="N|best|last", default="", help="default: the best, or the last if none was judged"
+    )
     export.add_argument("--architecture", metavar="SLICE", help="a slice of the run; default: its largest one")
     export.add_argument("--input", metavar="SHAPE", help="of one sample, such as 3x96x96, if the task does not tell")
     export.add_argument("--int8", action="store_true", help="weights and activations as bytes: a quarter of the size")
@@ -68,7 +70,8 @@ def _export(options: argparse.Namespace) -> None:
     data = to_map(exported)
     if not job.int8:
         del data["int8"]
-    show(options, data, lambda _: _summary(exported))
+    which = "" if of_a_folder else f"{which_version(model)}\n"
+    show(options, data, lambda _: which + _summary(exported))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -95,7 +98,7 @@ def _in_folder(place: Path, version: str) -> StoredModel:
         raise RunFailedError(f"{folder.path} has no model.bin; let the simulation end first")
     record = run_folders.read_run(folder.path)
     last = max((line.number for line in record.rounds), default=0)
-    if version not in ("last", str(last)):
+    if version not in ("", "last", str(last)):
         raise InputError(f"--version: a simulation keeps its last model alone, version {last}; got {version!r}")
     file = load_run_file(folder.path / RUN)
     task = None
@@ -112,6 +115,14 @@ def _in_folder(place: Path, version: str) -> StoredModel:
         sha256=sha256,
         path=str(folder.model.resolve()),
     )
+
+
+def which_version(model: StoredModel) -> str:
+    """Which version was taken, and how it was judged: `photos-2 version 4, the best: accuracy 0.5533`."""
+    name = f"{model.run} version {model.version}"
+    if model.score is None:
+        return f"{name}, which nobody judged"
+    return f"{name}, {'the best' if model.is_best else 'not the best'}: {model.metric} {model.score:.4f}"
 
 
 def chosen_architecture(file: RunFile, asked: str | None) -> str:

@@ -17,10 +17,14 @@ def new_options(new: argparse.ArgumentParser) -> None:
     """`new`."""
     new.set_defaults(do=_new)
     new.add_argument("folder", type=Path, metavar="DIR", help="its name becomes the run's name")
-    new.add_argument("--classes", default="ok,scratch,dent", metavar="A,B,...", help="default: %(default)s")
+    new.add_argument("--data", type=Path, metavar="PATH", help="examples of the data: classes and shape follow from it")
+    new.add_argument("--classes", metavar="A,B,...", help="default: those of --data, or ok,scratch,dent")
     new.add_argument("--model", default="small-cnn", metavar="NAME", help="a built-in model (default: %(default)s)")
-    new.add_argument("--input", default="3x96x96", metavar="SHAPE", help="of one sample (default: %(default)s)")
-    new.add_argument("--rounds", type=int, default=10, metavar="N", help="default: %(default)s")
+    new.add_argument("--input", metavar="SHAPE", help="of one sample (default: that of --data, or 3x96x96)")
+    new.add_argument("--rounds", type=int, default=10, metavar="N", help="rounds at most (default: %(default)s)")
+    new.add_argument(
+        "--all", action="store_true", help="write every key, with examples of a device's file and of a task"
+    )
 
 
 def backup_options(backup: argparse.ArgumentParser) -> None:
@@ -38,20 +42,32 @@ def restore_options(restore: argparse.ArgumentParser) -> None:
 def _new(options: argparse.Namespace) -> None:
     from coordinator.cli import new
 
-    files = new.make_folder(
-        new.NewOptions(
-            folder=options.folder,
-            classes=tuple(options.classes.split(",")),
-            model=options.model,
-            input=parse_shape(options.input),
-            rounds=options.rounds,
-        )
+    classes: tuple[str, ...] = ("ok", "scratch", "dent")
+    shape: tuple[int, ...] = (3, 96, 96)
+    seen = ""
+    if options.data is not None:
+        from coordinator.cli import new_from_data  # numpy
+
+        data = new_from_data.look_at(options.data)
+        classes, shape, seen = data.classes, data.input, data.describe()
+    written = new.NewOptions(
+        folder=options.folder,
+        classes=tuple(options.classes.split(",")) if options.classes is not None else classes,
+        model=options.model,
+        input=parse_shape(options.input) if options.input is not None else shape,
+        rounds=options.rounds,
+        every_key=options.all,
     )
-    run, device, task = files
-    print(f"{run}  (what to train: look at classes and [model] first)")
-    print(f"{device}  (an example of what each device has; on a device: edge-client join FILE --data DIR writes one)")
-    print(f"{task}  (an example of a model and data of your own; not used unless run.toml names it)")
-    print(f"next: edit {run}, then: coordinator run start {run}")
+    run, *examples = new.make_folder(written)
+    if seen:
+        print(f"{seen}; up to {written.rounds} rounds, ends after {new.PATIENCE} without progress")
+    print(f"{run}  (what to train{'' if seen else ': look at classes and [model] first'})")
+    if examples:
+        device, task = examples
+        print(f"{device}  (an example of what each device has; edge-client join FILE --data DIR writes one there)")
+        print(f"{task}  (an example of a model and data of your own; not used unless run.toml names it)")
+    first = "" if seen else f"edit {run}, then: "
+    print(f"next: {first}coordinator run start {run} --follow")
 
 
 def _backup(options: argparse.Namespace) -> None:

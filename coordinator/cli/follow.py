@@ -19,6 +19,7 @@ from rich.table import Table
 from coordinator import columns, control
 from coordinator.cli import tables
 from coordinator.control_messages import DeviceList, ListDevices, Request, ShowRun
+from coordinator.run_check import guessing_warning
 from coordinator.run_details import RunDetails, RunLine, VersionResult
 from edge_client.config.quantities import format_bytes
 from edge_client.errors import MachineError, RunFailedError
@@ -96,6 +97,7 @@ class _Progress:
         self._versions: set[int] = set()
         self._failures: set[tuple[str, int, int]] = set()
         self._waiting = ""
+        self._has_warned = False
         self._first: tuple[float, int] | None = None  # when and at which version the watching began
 
     def show(self, data: RunDetails) -> None:
@@ -113,10 +115,19 @@ class _Progress:
             if key not in self._failures:
                 self._failures.add(key)
                 self._print(tables.failure(failure))
+        self._warn(data)
         waiting = self._waits(data)
         if waiting and waiting != self._waiting:
             self._print(waiting)
         self._waiting = waiting
+
+    def _warn(self, data: RunDetails) -> None:
+        """Once, after five results that are hardly better than guessing."""
+        scores = [model.score for model in data.models if model.score is not None and model.version > 0]
+        warning = guessing_warning(scores, len(data.file.classes), data.file.stop.metric)
+        if warning and not self._has_warned:
+            self._has_warned = True
+            self._print(f"warning: {warning}")
 
     def _print(self, line: str) -> None:
         self.console.print(escape(line), highlight=False, soft_wrap=True)

@@ -1,6 +1,7 @@
-"""`coordinator new`: a folder to begin with, from the schema of the two files, and a task that works unchanged.
+"""`coordinator new`: a run file that trains well as it stands, made for the data that it is shown.
 
-A key that a person must decide on is live; every other one stands behind a `#` with its default, so that taking the
+With `--all`, every key stands in it, and beside it an example of a device's file and a task that works unchanged. A key
+that a person may want to decide on is live; every other one stands behind a `#` with its default, so that taking the
 `#` away changes nothing until the value is changed. Where there is no default, an example stands there.
 """
 
@@ -17,6 +18,7 @@ from edge_client import durable
 from edge_client.config.device_file import DeviceFile
 from edge_client.config.key_descriptions import DescribedKey, describe
 from edge_client.config.quantities import parse_bytes, parse_duration
+from edge_client.config.recommended import TRAINING
 from edge_client.config.run_file import RunFile
 from edge_client.config.tables import parse_table
 from edge_client.config.toml_text import toml_value
@@ -24,7 +26,7 @@ from edge_client.errors import ConflictError, InputError
 from edge_client.models import registry as models
 from edge_client.records import is_id
 
-__all__ = ["NewOptions", "make_folder"]
+__all__ = ["PATIENCE", "NewOptions", "make_folder"]
 
 _WIDTH = 118
 _HELP_COLUMN = 36
@@ -35,6 +37,19 @@ _NO_DEFAULT: Mapping[str, object] = {  # key -> an example, for keys that do not
     "stop.hours": 12,
     "devices.where": ["line=a"],
     "labels": {"line": "a"},
+}
+PATIENCE = 5  # evaluations
+_SHORT_HEAD = """\
+What to train. Change what you like, then: coordinator run start {folder}/run.toml
+Every key there is: coordinator new DIR --all, or docs/reference/files.md
+"""
+_BRIEF: Mapping[str, str] = {  # instead of the long explanations, where only the live keys are written
+    "train.epochs": 'passes over the data per round; "auto": about 50 steps',
+    "train.warm-up": "the learning rate rises step by step in the first round",
+    "train.normalise": "inputs get mean 0 and deviation 1, by sums of all devices' samples",
+    "stop.patience": "end when so many evaluations in a row brought no better value",
+    "stop.rounds": "rounds to train at most",
+    "devices.min": "a round starts with at least so many devices",
 }
 _UNITS = {
     "duration": ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")),
@@ -97,6 +112,7 @@ class NewOptions:
     model: str = "small-cnn"
     input: tuple[int, ...] = (3, 96, 96)
     rounds: int = 10
+    every_key: bool = False  # and the examples of a device's file and of a task
 
 
 def make_folder(options: NewOptions) -> list[Path]:
@@ -104,11 +120,9 @@ def make_folder(options: NewOptions) -> list[Path]:
     name = options.folder.resolve().name
     if not is_id(name):
         raise InputError(f"the folder's name {name!r} names the run: expected 1 to 64 letters, digits, '-' or '_'")
-    texts = {
-        f"{name}.py": _task(options),
-        "device.toml": _device_file(name, options),
-        "run.toml": _run_file(name, options),
-    }
+    texts = {"run.toml": _run_file(name, options)}
+    if options.every_key:
+        texts = {f"{name}.py": _task(options), "device.toml": _device_file(name, options), **texts}
     wanted = [options.folder / file for file in texts]
     for path in reversed(wanted):
         if path.exists():
@@ -137,12 +151,26 @@ def _task(options: NewOptions) -> str:
 
 def _run_file(name: str, options: NewOptions) -> str:
     section = {"name": options.model, "input": list(options.input)}
-    stop = {"rounds": options.rounds}
+    stop = {"rounds": options.rounds, "patience": PATIENCE}
     live: dict[str, object] = {"name": name, "classes": list(options.classes)}
-    check_run(parse_table(RunFile, {**live, "model": section, "stop": stop}, source="coordinator new"))
+    check_run(
+        parse_table(
+            RunFile, {**live, "model": section, "train": dict(TRAINING), "stop": stop}, source="coordinator new"
+        )
+    )
     live |= {f"model.{key}": value for key, value in section.items()}
-    live |= {"stop.rounds": options.rounds, "devices.min": 1}
+    live |= {f"train.{key}": value for key, value in TRAINING.items()}
+    live |= {f"stop.{key}": value for key, value in stop.items()} | {"devices.min": 1}
     rows = [row for row in describe(RunFile) if not row.key.startswith("task")]
+    if not options.every_key:
+        rows = [row._replace(help=_BRIEF.get(row.key) or re.split("[;:(]", row.help)[0], range="") for row in rows]
+        wanted = [row for row in rows if row.key in live or any(key.startswith(f"{row.key}.") for key in live)]
+        lines = [
+            *_comment(_SHORT_HEAD.format(folder=options.folder)),
+            "",
+            *_file_lines(wanted, live, extra={"model": []}),
+        ]
+        return _text(lines)
     extra = {"model": describe(models.options_type(options.model), "model.")}
     hint = [*_comment(_TASK_HINT.format(name=name)), f"# task = {toml_value(name)}", *_task_keys(name), ""]
     lines = [*_comment(_RUN_HEAD.format(folder=options.folder)), "", *_file_lines(rows, live, extra=extra, hint=hint)]

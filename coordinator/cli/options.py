@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.control_messages import plain
+from coordinator.run_details import plain
 from coordinator.state import default_state_dir
 from edge_client.operate.output_format import add_format
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from coordinator import control
@@ -16,7 +18,11 @@ from coordinator.control_messages import ListDevices, ListRuns, ShowRun, ShowTim
 from coordinator.results import run_folders, run_record
 from coordinator.results.run_record import RunRecord
 from coordinator.run_check import check_run, warnings_of
-from edge_client.config.run_file import RunFile, load_run_file
+from coordinator.run_details import RunDetails
+from coordinator.simulation.run_options import put, settings_of
+from edge_client.config.key_descriptions import describe
+from edge_client.config.run_file import RunFile, check_run_file, load_run_file, refuse_user_method
+from edge_client.config.tables import parse_table, read_toml
 from edge_client.config.task_files import split_place
 from edge_client.errors import InputError, NoSuchNameError, NothingFitsError, RunFailedError
 from edge_client.records import is_id
@@ -30,6 +36,9 @@ def start_options(start: argparse.ArgumentParser) -> None:
     """`run start`."""
     formatted(add_state_dir(start)).set_defaults(do=_start)
     start.add_argument("file", type=Path, metavar="FILE.toml", help="the run file: what to train")
+    start.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="instead of what the file says: train.lr=0.1"
+    )
     start.add_argument("--dry-run", action="store_true", help="ask every device what it would train; train nothing")
     start.add_argument("--follow", action="store_true", help="watch until the run ends; Ctrl-C only stops watching")
 
@@ -67,7 +76,7 @@ def report_options(report: argparse.ArgumentParser) -> None:
 
 
 def _start(options: argparse.Namespace) -> None:
-    file = resolved(_with_whole_paths(load_run_file(options.file)), options.file)
+    file = resolved(_with_whole_paths(_load(options.file, options.set)), options.file)
     source = place = ""
     if file.task is not None:
         file, source, place = with_task(file, file.task, options.file)
@@ -82,6 +91,23 @@ def _start(options: argparse.Namespace) -> None:
         _follow(options, started.run)
     else:
         show(options, started, _started)
+
+
+def _load(path: Path, settings: Sequence[str]) -> RunFile:
+    """The run file with the keys that were typed after `--set`; raises `InputError`."""
+    if not settings:
+        return load_run_file(path)
+    table = read_toml(path)
+    refuse_user_method(table, str(path))
+    for key, value in settings_of(settings):
+        keys = [row.key for row in describe(RunFile)]
+        if key not in keys and "." not in key:
+            near = next((f"; did you mean {full}?" for full in keys if full.endswith(f".{key}")), "")
+            raise InputError(f"--set {key}: expected a key of the run file, such as train.lr{near}")
+        put(table, key.split("."), value)
+    file = parse_table(RunFile, table, source=f"{path} with --set")
+    check_run_file(file)
+    return file
 
 
 def _with_whole_paths(file: RunFile) -> RunFile:
@@ -113,9 +139,11 @@ def _dry_run(options: argparse.Namespace, run: str, file: RunFile, task: str | N
     from coordinator.cli import dry_run, follow
     from coordinator.cli import methods as cli_methods
 
+    shown = ""
     try:
         while True:
             data = follow.ask(options.state_dir, ShowRun(run=run))
+            shown = _show_answers(data, shown)
             if follow.is_over(data):
                 break
             time.sleep(_POLL_S)
@@ -133,6 +161,16 @@ def _dry_run(options: argparse.Namespace, run: str, file: RunFile, task: str | N
         raise NothingFitsError(
             f"{file.devices.min} devices are needed (devices.min), {result.num_able} can train; see why above"
         )
+
+
+def _show_answers(data: RunDetails, shown: str) -> str:
+    """Say how many of the devices that were asked have answered, whenever that changes."""
+    asked = {lease.device for lease in data.leases}
+    answered = asked & ({device.id for device in data.devices} | {lease.device for lease in data.failures})
+    text = f"{len(answered)} of {len(asked)} devices answered" if asked else ""
+    if text and text != shown:
+        print(text, file=sys.stderr, flush=True)
+    return text or shown
 
 
 def _follow(options: argparse.Namespace, run: str) -> None:

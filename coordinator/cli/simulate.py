@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import logging
 import shutil
 import sys
@@ -17,12 +18,12 @@ from coordinator.aggregation.pretrained import resolved
 from coordinator.aggregation.task_source import with_task
 from coordinator.cli.options import formatted, show, warn
 from coordinator.results.run_directory import DATA, LOG, RunDirectory
-from coordinator.run_check import warnings_of
+from coordinator.run_check import guessing_warning, warnings_of
 from coordinator.simulation.run_options import Combination, Flags, Missing, combinations, complete
 from edge_client import durable
 from edge_client.config.run_file import RunFile
 from edge_client.device.profile import measure
-from edge_client.errors import InputError, NothingFitsError
+from edge_client.errors import ConflictError, InputError, NothingFitsError
 from edge_client.methods import user_methods
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--slices", metavar="LIST", help="parts of the model, the largest first: full,depth:1.1.2.2,width:1/2")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the run file; NAME: method.NAME")
     add("--name", metavar="NAME", help="of the run")
-    add("--out", type=Path, metavar="DIR", help="default: simulations/NAME")
+    add("--out", type=Path, metavar="DIR", help="default: simulations/NAME, or NAME-2 for other settings")
     add("--workers", type=int, metavar="N", help="processes that train (default: one per core)")
 
 
@@ -88,10 +89,17 @@ def _simulate_all(flags: Flags, options: argparse.Namespace) -> None:
         results = _run_all(runs, options)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped; the same command continues where it stopped") from None
+    warn(text for run, result in zip(runs, results, strict=True) if (text := _close_to_guessing(run, result)))
     if len(combined) == 1:
         show(options, results[0], simulation_report.result)
     else:
         show(options, {"runs": results}, simulation_report.grid)
+
+
+def _close_to_guessing(run: _Run, result: Json) -> str:
+    scores = [value for value in result["accuracy_per_round"] if value is not None]
+    text = guessing_warning(scores, len(run.file.classes), "accuracy")
+    return f"{run.folder}: {text}" if text else ""
 
 
 def _resolve(combined: Sequence[Combination], options: argparse.Namespace) -> list[_Run]:
@@ -105,11 +113,26 @@ def _resolve(combined: Sequence[Combination], options: argparse.Namespace) -> li
             if options.file is None:
                 raise InputError("a task needs a run file that names it; write task = ... into FILE.toml")
             file, source, path = with_task(file, file.task, options.file)
-        base: Path = options.out if options.out is not None else Path("simulations") / file.name
-        folder = base if len(combined) == 1 else base / f"{one.method.replace('+', '-')}-seed-{one.seed}"
-        finished = RunDirectory(folder).check(file)
+        name = "." if len(combined) == 1 else f"{one.method.replace('+', '-')}-seed-{one.seed}"
+        if options.out is None and len(combined) == 1:
+            base, finished = _beside(Path("simulations"), file, name)
+        else:
+            base = options.out if options.out is not None else Path("simulations") / file.name
+            finished = RunDirectory(base / name).check(file)
+        folder = base / name
         runs.append(_Run(file=file, base=base, folder=folder, finished=finished, task_source=source, task_path=path))
     return runs
+
+
+def _beside(parent: Path, file: RunFile, name: str) -> tuple[Path, Json | None]:
+    """The folder of this very run, finished or not, or a new one: NAME, NAME-2, NAME-3, ... below `parent`."""
+    for number in itertools.count(1):
+        base = parent / (file.name if number == 1 else f"{file.name}-{number}")
+        try:
+            return base, RunDirectory(base / name).check(file)
+        except ConflictError:
+            continue
+    raise AssertionError("unreachable")
 
 
 def _missing(one: Combination, known: dict[tuple[str, str], Missing]) -> Missing | None:

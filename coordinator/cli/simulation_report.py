@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from coordinator import columns
 from coordinator.results.training_budgets import budgets_of
 from coordinator.simulation.simulation import Setup
 from edge_client.config.quantities import format_bytes
+from edge_client.config.recommended import TRAINING, training_in_words
 from edge_client.config.run_file import RunFile
 
 __all__ = ["Progress", "grid", "header", "result"]
@@ -122,7 +124,15 @@ def header(setup: Setup, num_workers: int) -> list[str]:
             f"{min(sizes)} to {max(sizes)} each; {setup.data.num_test} test samples"
         )
     lines.append(f"{goal} devices per round; training budgets: {_budgets(file)}")
+    lines += textwrap.wrap(f"train: {training_in_words(_training(file))}", 100, subsequent_indent="  ")
     return [*lines, f"in {setup.folder}"]
+
+
+def _training(file: RunFile) -> dict[str, object]:
+    """The settings that decide how well the devices learn, whether the file named them or not."""
+    section = file.train
+    values = {key: getattr(section, key.replace("-", "_")) for key in TRAINING}
+    return {**values, "epochs": "auto" if section.epochs is None else section.epochs}
 
 
 def _budgets(file: RunFile) -> str:

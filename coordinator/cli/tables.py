@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from coordinator.columns import align, plain
@@ -13,6 +14,7 @@ from coordinator.control_messages import (
     DeviceFailure,
     DeviceLine,
 )
+from coordinator.run_check import guessing_warning
 from coordinator.run_details import (
     FailedLease,
     LeftOut,
@@ -28,6 +30,7 @@ from edge_client.records import DeviceProfile
 __all__ = ["deployments", "device", "devices", "failure", "labels", "run", "run_devices", "runs"]
 
 _MAX_LEFT_OUT = 20
+_DAY_S = 86400
 
 
 def devices(rows: Sequence[DeviceLine]) -> str:
@@ -39,7 +42,7 @@ def devices(rows: Sequence[DeviceLine]) -> str:
         [
             [
                 row.id,
-                "online" if row.online else "offline",
+                _state(row),
                 _seen(row),
                 format_bytes(row.budget_bytes) if row.budget_bytes is not None else "-",
                 row.plan or "-",
@@ -60,6 +63,18 @@ def _client(row: DeviceLine) -> str:
     return row.client if row.client_is == "same" else f"{row.client} ({row.client_is})"
 
 
+def _state(row: DeviceLine) -> str:
+    """Whether it is there; of a device that is not, since when, and what it was doing."""
+    if row.online:
+        return "online"
+    if row.seen_s_ago is None:
+        return "offline"
+    moment = time.localtime(time.time() - row.seen_s_ago)
+    form = "%H:%M" if row.seen_s_ago < _DAY_S else "%Y-%m-%d %H:%M"
+    during = f", while it was in phase {row.phase}" if row.phase else ""
+    return f"offline since {time.strftime(form, moment)}{during}"
+
+
 def _seen(row: DeviceLine) -> str:
     """A coordinator that started a moment ago has seen nobody yet."""
     return "not yet" if row.seen_s_ago is None else f"{row.seen_s_ago:.0f} s ago"
@@ -74,7 +89,7 @@ def device(data: DeviceDetails) -> str:
     """`coordinator device show`."""
     profile = data.profile
     facts = [
-        ("state", f"{'online' if data.online else 'offline'}, seen {_seen(data)}"),
+        ("state", f"{_state(data)}, seen {_seen(data)}"),
         ("doing", _doing(data)),
         ("client", _client(data)),
         ("plan", data.plan or "-"),
@@ -128,6 +143,8 @@ def _machine(profile: DeviceProfile) -> str:
 
 
 def _doing(row: DeviceLine) -> str:
+    if not row.online:
+        return "-"
     steps = f" {row.step}/{row.total}" if row.total else ""
     return f"{row.phase}{steps}" if row.phase else row.state or "-"
 
@@ -171,6 +188,9 @@ def run(data: RunDetails) -> str:
         pieces.append(_evaluations(data.evaluations))
         pieces.append(_recalls(data.evaluations[-1], data.file.classes))
         pieces.append(_per_device(data))
+    scores = [model.score for model in data.models if model.score is not None and model.version > 0]
+    if warning := guessing_warning(scores, len(data.file.classes), data.file.stop.metric):
+        pieces.append(f"warning: {warning}")
     if data.devices:
         pieces.append(run_devices(data.devices))
     if data.failures:

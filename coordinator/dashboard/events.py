@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-from coordinator.control_messages import plain
+from coordinator.run_details import plain
 
 __all__ = ["EVENT_KINDS", "MAX_STREAMS", "Events", "encode"]
 

@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.control import Later
-from coordinator.control_messages import Done, GetStatus, MakeSnapshot, Request, Status, parse_request
+from coordinator.control_messages import (
+    Done,
+    GetStatus,
+    MakeSnapshot,
+    Request,
+    Status,
+    StopCoordinator,
+    parse_request,
+)
 from coordinator.requests.deployments import DeployCommands
 from coordinator.requests.devices import DeviceCommands
 from coordinator.requests.runs import RunCommands
 from coordinator.requests.views import VIEWS, Views
 from coordinator.server.picture import Picture
 from coordinator.store.sqlite import SqliteStore
+from edge_client.errors import ConflictError
 
 if TYPE_CHECKING:
     from coordinator.server.service import Service
@@ -36,6 +45,7 @@ class Commands:
         self._answers: Mapping[type[Request[Any]], Callable[[Any], object]] = {
             GetStatus: self._status,
             MakeSnapshot: self._backup,
+            StopCoordinator: self._stop,
             **DeviceCommands(service).answers(),
             **runs.answers(),
             **DeployCommands(service, runs.find).answers(),
@@ -81,6 +91,15 @@ class Commands:
             round=machine.number if machine else None,
             phase=machine.phase if machine else None,
         )
+
+    def _stop(self, request: StopCoordinator) -> Status:
+        if self._service.is_supervised:
+            raise ConflictError(
+                "this coordinator runs as a service, which would start it again; "
+                "type: sudo systemctl stop fedfit-coordinator"
+            )
+        self._service.request_stop()
+        return self._status(GetStatus())
 
     def _backup(self, request: MakeSnapshot) -> Done:
         self._service.take_snapshot()

@@ -22,7 +22,7 @@ from coordinator.control_messages import (
     StartDeployment,
     StartedDeployment,
 )
-from coordinator.requests.runs import check_version
+from coordinator.requests.runs import judged, version_of
 from coordinator.run_check import check_has_model
 from coordinator.store.rows import DeploymentRow, RunRow
 from edge_client import durable
@@ -56,13 +56,13 @@ class DeployCommands:
     def _plan(self, request: PlanDeployment) -> DeploymentPlan:
         """The model and the devices that are meant, what each of them trained, and which files are here already."""
         service, row = self._service, self._find(request.run)
-        check_version(request.version)
+        version = version_of(row, request.version)
         file = from_map(RunFile, row.file)
         check_has_model(file, row.id, "mine.onnx")
         last = service.store.models.last(row.id)
         if last is None or last.version == 0:
             raise InputError(f"run {row.id!r} has no trained model yet; see: coordinator run show {row.id}")
-        model = service.conductor.model_named(f"{row.id}@{request.version}", option="--version")
+        model = service.conductor.model_named(f"{row.id}@{version}", option="--version")
         if model.version == 0:
             raise InputError(f"--version: 0 is what run {row.id!r} began with, nothing of it is trained; name another")
         trained = service.store.leases.trained_slices(row.id)
@@ -74,6 +74,7 @@ class DeployCommands:
             version=model.version,
             sha256=model.sha256,
             path=str(service.blobs.path(model.sha256)),
+            **judged(row, model),
             devices={name: architecture(trained[name]) if name in trained else None for name in names},
             made=self._known_files(row.id, model.version, request.precision),
         )

@@ -21,7 +21,7 @@ from coordinator.requests.run_overview import waits_for
 from coordinator.requests.views import find_run
 from coordinator.results import environment
 from coordinator.run_check import check_run
-from coordinator.store.rows import RunRow
+from coordinator.store.rows import ModelRow, RunRow
 from edge_client.config.run_file import RunFile
 from edge_client.config.task_files import MAX_TASK_BYTES
 from edge_client.errors import ConflictError, InputError
@@ -30,15 +30,28 @@ from edge_client.records import from_map, to_map
 if TYPE_CHECKING:
     from coordinator.server.service import Service
 
-__all__ = ["RunCommands", "check_version"]
+__all__ = ["RunCommands", "judged", "version_of"]
 
 _DRY = "dry"
 
 
-def check_version(version: str) -> None:
-    """Raise `InputError` for a `--version` that names no version of any run."""
+def version_of(run: RunRow, version: str) -> str:
+    """The version that is meant; raises `InputError` for a text that names no version of any run."""
+    if not version:
+        return "best" if run.best_version is not None else "last"
     if version not in ("best", "last") and not (version.isascii() and version.isdigit()):
         raise InputError(f"--version: expected a number, best or last, got {version!r}")
+    return version
+
+
+def judged(run: RunRow, model: ModelRow) -> dict[str, Any]:
+    """How a version was judged, as the fields of `StoredModel`."""
+    metric = str(run.file.get("stop", {}).get("metric", "accuracy"))
+    return {
+        "metric": metric if model.score is not None else "",
+        "score": model.score,
+        "is_best": model.version == run.best_version,
+    }
 
 
 class RunCommands:
@@ -104,8 +117,7 @@ class RunCommands:
 
     def _find_model(self, request: FindModel) -> StoredModel:
         row = self.find(request.run)
-        check_version(request.version)
-        model = self._service.conductor.model_named(f"{row.id}@{request.version}", option="--version")
+        model = self._service.conductor.model_named(f"{row.id}@{version_of(row, request.version)}", option="--version")
         blobs = self._service.blobs
         return StoredModel(
             run=row.id,
@@ -114,6 +126,7 @@ class RunCommands:
             version=model.version,
             sha256=model.sha256,
             path=str(blobs.path(model.sha256)),
+            **judged(row, model),
         )
 
 

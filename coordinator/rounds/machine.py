@@ -455,7 +455,7 @@ def _lacks_sums(snapshot: Snapshot) -> bool:
 
     A run that starts from another one goes on with the numbers of that, to which its weights belong.
     """
-    if not snapshot.file.train.normalise or snapshot.file.init != "random" or snapshot.dry:
+    if not snapshot.file.train.normalise or snapshot.file.init.startswith("run:") or snapshot.dry:
         return False
     row = snapshot.round
     return row is None or (row.number == SUMS_ROUND and row.state not in ("COMMITTED", "ANNOUNCED"))

@@ -128,6 +128,11 @@ class Service:
         self._transport: Transport | None = None
         self._arrivals: deque[FinishedUpload] = deque()
 
+    @property
+    def is_supervised(self) -> bool:
+        """Whether a service manager started this process, and would start it again."""
+        return self._supervisor.is_there
+
     def request_stop(self, *_: object) -> None:
         """End the loop soon; safe in a signal handler."""
         self._stopping = True

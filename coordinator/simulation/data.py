@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator.aggregation.jobs import Failure
 from coordinator.simulation.run_options import Missing
@@ -19,10 +19,18 @@ from edge_client import durable, records
 from edge_client.config.run_file import RunFile
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError, MachineError
+from edge_client.methods import registry as methods
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Prepared", "describe", "main", "prepare"]
 
 A = TypeVar("A")
+
+_HELD_OUT = 0x5A3D  # keeps the draw of shared samples apart from the partition's
+_HELD_OUT_PARTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,7 @@ class Prepared:
     parts: str  # which of them are whose
     sizes: tuple[int, ...]  # training samples of each device
     num_test: int  # of the test set that all share
+    shared: str = ""  # training samples that no device has, for a method that needs shared ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +63,7 @@ class _Prepare:
     classes: tuple[str, ...]
     shape: tuple[int, ...] | None
     folder: str
+    num_held_out: int = 0  # training samples that no device gets: the method shares them
 
 
 _REQUESTS: dict[str, type[_Describe | _Prepare]] = {"describe": _Describe, "prepare": _Prepare}
@@ -83,8 +93,16 @@ def prepare(file: RunFile, folder: Path) -> Prepared:
         classes=file.classes,
         shape=model.input if model is not None else None,
         folder=str(folder),
+        num_held_out=_num_held_out(file),
     )
     return _ask(request, Prepared)
+
+
+def _num_held_out(file: RunFile) -> int:
+    if not str(file.method.parameters.get("public", "")).startswith("held-out:"):
+        return 0
+    rules = methods.knowledge(file.method.name, file.method.parameters)
+    return rules.max_rows if rules is not None else 0
 
 
 def _ask(request: _Describe | _Prepare, answer: type[A]) -> A:
@@ -136,11 +154,33 @@ def _prepared(request: _Prepare) -> Prepared:
     path = cache_arrays(
         request.data, folder, partition=partition, classes=request.classes, shape=request.shape
     )  # one test set for all seeds: their results can be compared
-    parts = folder / f"parts-{path.stem}-{request.devices}-{request.seed}-{_plain(partition)}.npz"
+    kept_back = f"-without-{request.num_held_out}" if request.num_held_out else ""
+    parts = folder / f"parts-{path.stem}-{request.devices}-{request.seed}-{_plain(partition)}{kept_back}.npz"
     cached = f"npz:{path}"
-    division = write_partition(cached, partition, request.devices, request.seed, parts)
+    without, shared = _held_out(cached, request, folder)
+    division = write_partition(cached, partition, request.devices, request.seed, parts, without=without)
     num_test = describe_data(cached).num_test
-    return Prepared(path=str(path), parts=str(parts), sizes=tuple(division.sizes), num_test=num_test)
+    return Prepared(path=str(path), parts=str(parts), sizes=tuple(division.sizes), num_test=num_test, shared=shared)
+
+
+def _held_out(text: str, request: _Prepare, folder: Path) -> tuple[NDArray[np.int64] | None, str]:
+    """The positions of the training samples that the method shares, a fifth at most, and a file with them."""
+    if not request.num_held_out:
+        return None, ""
+    import numpy as np
+
+    from edge_client.data.openers import open_named
+
+    train = open_named(text, request.classes)
+    total = len(train.labels.values)
+    rng = np.random.Generator(np.random.PCG64([request.seed, _HELD_OUT]))
+    chosen = np.sort(rng.permutation(total)[: min(request.num_held_out, total // _HELD_OUT_PARTS)])
+    shape = train.shape or request.shape
+    assert shape is not None  # of the copy, which has one
+    rows, _ = train.rows(chosen, shape)
+    path = folder / f"shared-{Path(text).stem}-{len(chosen)}-{request.seed}.npz"
+    np.savez(path, x=rows.take(np.arange(len(chosen))), y=train.labels.values[chosen])
+    return chosen, str(path)
 
 
 def _plain(text: str) -> str:

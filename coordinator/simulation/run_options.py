@@ -8,8 +8,8 @@
     --accelerator NAME      simulate.accelerator
     --set a.b=VALUE         any key; a bare NAME means method.NAME, but for slices and sharing
 
-Without a file, the model is small-cnn, the data are the digits, and devices train 5 epochs per round with a momentum of
-0.9; every other key has its default.
+Without a file, the model is small-cnn, the data are the digits, and the training settings are those that
+`coordinator new` writes (`edge_client.config.recommended`); every other key has its default.
 
 Covers: the resolved run file of each combination of methods and seeds, and what it means for virtual devices.
 Does not cover: opening the data (`coordinator.simulation.data`), the folder of a run
@@ -29,21 +29,32 @@ from typing import Any
 
 from coordinator.results.training_budgets import budgets_of
 from coordinator.run_check import check_run
+from edge_client.config.recommended import TRAINING
 from edge_client.config.run_file import RunFile, SimulateSection, refuse_user_method
 from edge_client.config.tables import parse_table, read_toml
 from edge_client.data import registry as data
 from edge_client.errors import FedfitError, InputError
 from edge_client.methods import registry as methods
 
-__all__ = ["Combination", "Flags", "Missing", "check_simulation", "combinations", "complete", "raw_table"]
+__all__ = [
+    "Combination",
+    "Flags",
+    "Missing",
+    "check_simulation",
+    "combinations",
+    "complete",
+    "put",
+    "raw_table",
+    "settings_of",
+]
 
 Table = dict[str, Any]
 
 _SOURCE = "simulate"  # in messages about what was typed
 _RUN_KEYS = ("slices", "sharing")  # bare names that no method has
-_WITHOUT_FILE: Table = {  # as papers do; one epoch learns little in 10 rounds
+_WITHOUT_FILE: Table = {
     "model": {"name": "small-cnn"},
-    "train": {"epochs": 5, "momentum": 0.9},
+    "train": dict(TRAINING),
     "simulate": {"data": "digits"},
 }
 
@@ -98,7 +109,7 @@ def combinations(flags: Flags) -> list[Combination]:
     seeds = [table.get("seed", 1)]
     if flags.seed is not None:
         seeds = [_whole(text) for text in _listed(flags.seed, "--seed")]
-    settings = {key: value for key, value in _settings(flags.set) if key not in _RUN_KEYS}
+    settings = {key: value for key, value in settings_of(flags.set) if key not in _RUN_KEYS}
     _check_parameters(names, settings)
     combined = []
     for name, seed in itertools.product(names, seeds):
@@ -134,10 +145,10 @@ def raw_table(flags: Flags) -> Table:
     }
     for key, value in typed.items():
         if value is not None:
-            _put(table, key.split("."), value)
-    for key, value in _settings(flags.set):
+            put(table, key.split("."), value)
+    for key, value in settings_of(flags.set):
         if "." in key or key in _RUN_KEYS:
-            _put(table, key.split("."), value)
+            put(table, key.split("."), value)
     return table
 
 
@@ -146,7 +157,8 @@ def _shared_keys(model: Table) -> Table:
     return {key: model[key] for key in ("input", "init") if key in model}
 
 
-def _settings(typed: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def settings_of(typed: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Keys and values of what was typed after `--set`; raises `InputError`."""
     for text in typed:
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", key.strip()):
@@ -167,7 +179,7 @@ def _toml(text: str) -> Any:
         return text
 
 
-def _put(table: Table, path: Sequence[str], value: Any) -> None:
+def put(table: Table, path: Sequence[str], value: Any) -> None:
     """Set a key in its table, whichever way its dashes are written there."""
     for name in path[:-1]:
         inner = table.setdefault(_as_written(table, name), {})
@@ -230,6 +242,7 @@ def complete(combination: Combination, missing: Missing | None) -> RunFile:
     simulate = table.setdefault("simulate", {})
     if isinstance(simulate, dict):
         _count_devices(simulate)
+    _hold_out_shared_samples(table)
     table.setdefault("name", _name(table, ("model",) if combination.one_of_several else ("method", "model")))
     evaluate = table.setdefault("evaluate", {})
     file = parse_table(RunFile, table, source=combination.source)
@@ -241,6 +254,16 @@ def complete(combination: Combination, missing: Missing | None) -> RunFile:
     except FedfitError as error:
         raise InputError(f"{combination.source}: {error}") from None
     return file
+
+
+def _hold_out_shared_samples(table: Table) -> None:
+    """A method that needs shared samples, and names none, gets some of the data, which the devices then lack."""
+    method, simulate = table.get("method"), table["simulate"]
+    if not isinstance(method, dict) or not isinstance(simulate, dict) or not simulate.get("data"):
+        return
+    name = str(method.get("name", ""))
+    if not method.get("public") and name and _problem(name, "public", "digits") is None:
+        method["public"] = f"held-out:{simulate['data']}"
 
 
 def _evaluator(file: RunFile) -> str:

@@ -18,7 +18,7 @@ import secrets
 import select
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -206,7 +206,7 @@ class Simulation:
         self._service.traffic.take_all()  # connecting is no part of a round
         self._watch_announcements()
         if begun is None:
-            request = StartRun(file=self._file, task_source=self._setup.task_source)
+            request = StartRun(file=_with_shared_samples(self._setup), task_source=self._setup.task_source)
             self._run = Commands(self._service).answer(request).run
         else:
             self._run = begun.id
@@ -364,3 +364,12 @@ def _wait(fds: Sequence[int], timeout_s: float) -> list[int]:
     for fd in fds:
         poller.register(fd, select.POLLIN)
     return [fd for fd, _ in poller.poll(timeout_s * 1000)]
+
+
+def _with_shared_samples(setup: Setup) -> RunFile:
+    """The run as the coordinator gets it: shared samples that were held out of the data are in a file now."""
+    file = setup.file
+    if setup.data is None or not setup.data.shared:
+        return file
+    parameters = {**file.method.parameters, "public": f"npz:{setup.data.shared}"}
+    return replace(file, method=replace(file.method, parameters=parameters))

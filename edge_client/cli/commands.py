@@ -84,6 +84,7 @@ PROGRAM = Command(
             options="edge_client.cli.model_commands:infer_options",
             group=_MODELS,
             examples=(
+                "edge-client infer --model photos.onnx cat.png",
                 "edge-client infer --model photos.onnx --data image-folder:/data/photos",
                 "edge-client infer --deployed --data npz:/data/new.npz --out predictions.csv",
             ),

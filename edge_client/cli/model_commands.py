@@ -51,6 +51,7 @@ def bench_options(bench: argparse.ArgumentParser) -> None:
 
 def infer_options(infer: argparse.ArgumentParser) -> None:
     """Add the options of `infer`."""
+    infer.add_argument("images", nargs="*", type=Path, metavar="IMAGE", help="single images, with an exported model")
     what = infer.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--model", metavar="FILE.onnx|NAME", help="an exported model; or a built-in one: coordinator models list"
@@ -61,7 +62,7 @@ def infer_options(infer: argparse.ArgumentParser) -> None:
         "--run-model", metavar="FILE", type=Path, help="weights, unless ONNX: a model.bin, or a run's directory"
     )
     infer.add_argument(
-        "--data", metavar="SOURCE:PATH", required=True, help="digits, npz:/data/a.npz, ...; with ONNX also a path alone"
+        "--data", metavar="SOURCE:PATH", help="digits, npz:/data/a.npz, ...; with ONNX also a path alone"
     )
     infer.add_argument("--input", metavar="SHAPE", help="shape of one sample, such as 3x96x96; default: the data's")
     infer.add_argument("--classes", metavar="N", type=int, help="that the model tells apart; default: the data's")
@@ -150,7 +151,19 @@ def _infer(options: argparse.Namespace) -> None:
         from edge_client.client import deployed
 
         options.model = str(deployed.model_path(options.state_dir))
-    if options.model is not None and options.model.lower().endswith(".onnx"):
+    is_onnx = options.model is not None and options.model.lower().endswith(".onnx")
+    _check_samples(options, is_onnx=is_onnx)
+    if options.images:
+        from edge_client.onnx import infer_images  # without torch
+
+        answers = infer_images.answer_images(Path(options.model), options.images, threads=options.threads)
+        print(
+            json.dumps(infer_images.to_json(answers), indent=1)
+            if options.format == "json"
+            else infer_images.describe(answers)
+        )
+        return
+    if is_onnx:
         from edge_client.onnx import infer as onnx_infer  # without torch
 
         predicted = onnx_infer.run(options)
@@ -166,6 +179,17 @@ def _infer(options: argparse.Namespace) -> None:
         print(json.dumps(infer_command.to_json(answer), indent=1))
     else:
         print(infer_command.describe(answer))
+
+
+def _check_samples(options: argparse.Namespace, *, is_onnx: bool) -> None:
+    """Single images or a data set, not both, and images only for a model that brings its weights and classes."""
+    if bool(options.images) == (options.data is not None):
+        came = "both" if options.images else "neither"
+        raise InputError(f"expected images, such as cat.png, or --data SOURCE:PATH, got {came}")
+    if options.images and not is_onnx:
+        raise InputError("single images need an exported model: --model FILE.onnx, or --deployed")
+    if options.images and options.out is not None:
+        raise InputError("--out: with --data only; for single images take --format json")
 
 
 def _export(options: argparse.Namespace) -> None:

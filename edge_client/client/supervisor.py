@@ -40,6 +40,11 @@ class Supervisor:
         for_us = pid in ("", str(os.getpid())) and watchdog_us.isdecimal()
         return cls(address if address[:1] in ("/", "@") else "", watchdog_s=int(watchdog_us) / 1e6 if for_us else 0.0)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether a service manager started this process."""
+        return bool(self._address)
+
     def ready(self) -> None:
         """The process serves; to repeat this after a restart of the daemon changes nothing."""
         self._send("READY=1")

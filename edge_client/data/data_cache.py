@@ -154,12 +154,20 @@ def _blocks(data: SampleSet, chosen: Indices, shape: tuple[int, ...]) -> Iterato
 
 
 def write_partition(
-    text: str, partition: str, num_parts: int, seed: int, path: Path, *, test: str = "iid"
+    text: str,
+    partition: str,
+    num_parts: int,
+    seed: int,
+    path: Path,
+    *,
+    test: str = "iid",
+    without: Indices | None = None,
 ) -> PartitionFacts:
     """Divide the data named `text` among `num_parts` devices and keep that in `path`: their partition is `file:PATH`.
 
     A test set is divided `iid` (by key, if the training set is), or as `same`: in each device's own proportions of
-    classes. Raises `InputError` for what cannot be divided so: more devices than samples, a device without any.
+    classes. Training samples at the positions `without` belong to no device. Raises `InputError` for what cannot be
+    divided so: more devices than samples, a device without any.
     """
     if test not in ("iid", "same"):
         raise ValueError(f"expected test 'iid' or 'same', got {test!r}")
@@ -174,7 +182,13 @@ def write_partition(
             shared = partitions.alike(parts, labels, test_labels, seed)
         else:
             shared = divide_test(train, parts, tests, test_labels, partition, seed)
-    write_parts(path, parts, shared)
+    if without is not None and len(without):
+        parts = [np.setdiff1d(part, without, assume_unique=True) for part in parts]
+        if not all(map(len, parts)):
+            raise InputError(
+                f"{text}: without {len(without)} shared samples, a device would have none; take fewer devices"
+            )
+    write_parts(path, parts, shared, num_nobodys=len(without) if without is not None else 0)
     counts = (np.bincount(labels[part], minlength=len(classes)) for part in parts)
     return PartitionFacts(
         tuple(map(len, parts)), tuple(map(len, shared or ())), tuple(tuple(row.tolist()) for row in counts)

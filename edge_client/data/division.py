@@ -25,6 +25,8 @@ from edge_client.errors import InputError
 
 __all__ = ["divide_test", "divide_train", "write_parts"]
 
+_NOBODY = -1  # in a partition file: a sample that no device has
+
 
 def divide_train(data: SampleSet, labels: Indices, partition: str, num_parts: int, seed: int) -> list[Indices]:
     """The training samples of each part, ascending, none empty; raises `InputError` for what cannot be divided so."""
@@ -70,28 +72,30 @@ def _read(path: Path, which: str, num_samples: int, num_parts: int) -> list[Indi
             f"{file.where}: expected the part of each of {num_samples} samples, got {file.dtype} {list(file.shape)}"
         )
     owner = file.read_all()
-    wrong = np.flatnonzero((owner < 0) | (owner >= num_parts))
+    wrong = np.flatnonzero((owner < _NOBODY) | (owner >= num_parts))
     if len(wrong):
         raise InputError(
-            f"{file.where}: expected parts from 0 to {num_parts - 1}, got {owner[wrong[0]]} at sample {wrong[0]}"
+            f"{file.where}: expected parts from 0 to {num_parts - 1}, or {_NOBODY} for nobody, "
+            f"got {owner[wrong[0]]} at sample {wrong[0]}"
         )
-    parts = partitions.parts_of(owner.astype(np.int64), num_parts)
+    owned = np.flatnonzero(owner != _NOBODY)
+    parts = [owned[part] for part in partitions.parts_of(owner[owned].astype(np.int64), num_parts)]
     empty = [number for number, part in enumerate(parts) if not len(part)]
     if which == "train" and empty:
         raise InputError(f"{file.where}: none of {num_samples} samples belongs to part {empty[0]} of {num_parts}")
     return parts
 
 
-def write_parts(path: Path, train: Sequence[Indices], test: Sequence[Indices] | None) -> None:
-    """Keep a division as a partition file."""
+def write_parts(path: Path, train: Sequence[Indices], test: Sequence[Indices] | None, *, num_nobodys: int = 0) -> None:
+    """Keep a division as a partition file; `num_nobodys` training samples are in none of the parts."""
     with NpzWriter(path) as file:
-        file.add("train", _owners(train))
+        file.add("train", _owners(train, num_nobodys))
         if test is not None:
             file.add("test", _owners(test))
 
 
-def _owners(parts: Sequence[Indices]) -> NDArray[np.int32]:
-    owner = np.empty(sum(map(len, parts)), dtype=np.int32)
+def _owners(parts: Sequence[Indices], num_nobodys: int = 0) -> NDArray[np.int32]:
+    owner = np.full(sum(map(len, parts)) + num_nobodys, _NOBODY, dtype=np.int32)
     for number, part in enumerate(parts):
         owner[part] = number
     return owner

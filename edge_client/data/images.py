@@ -15,7 +15,7 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from edge_client.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ImageSet"]
+__all__ = ["ImageSet", "read_images"]
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +133,11 @@ class ImageSet:
                 f"the model's input is {list(shape)}"
             )
 
+    def size(self, number: int) -> tuple[int, int]:
+        """Width and height of a sample's file."""
+        with self._pillow.open(self.path(number), formats=_FORMATS) as image:
+            return int(image.width), int(image.height)
+
     def path(self, number: int) -> str:
         """The file of a sample."""
         name = os.fsdecode(bytes(self._blob[self._ends[number] : self._ends[number + 1]]))
@@ -148,23 +153,43 @@ class ImageSet:
             with _strict(self._pillow), self._pillow.open(path, formats=_FORMATS) as image:
                 if image.width * image.height > _MAX_PIXELS:
                     raise ValueError(f"{image.width}x{image.height} pixels")
-                return self._decode(image, shape)
+                return _decoded(self._pillow, image, shape)
         except (*_BROKEN, self._pillow.DecompressionBombError) as error:
             self._bad.add(path, error)
         self._bad.check()
         return None
 
-    def _decode(self, image: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        channels, height, width = shape
-        mode = "RGB" if channels == 3 else "L"
-        image.draft(None, (width, height))
-        if image.mode.startswith("I"):  # 16 bits of grey, as industrial cameras make them: Pillow would cut them off
-            deep = np.asarray(image, dtype=np.float32)
-            image = self._pillow.fromarray((np.clip(deep, 0, 65_535) / 257).astype(np.uint8))
-        elif image.mode == "F":
-            raise ValueError("floating-point pixels have no scale")
-        small = image.convert(mode).resize((width, height), self._pillow.Resampling.BILINEAR)
-        return np.asarray(small, dtype=np.uint8).reshape(height, width, channels)
+
+def read_images(paths: Sequence[Path], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Single images as a model with this input takes them; raises `InputError` that names the file."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise InputError(f"{paths[0]}: the model takes samples of {list(shape)}, which are no images")
+    pillow = _pillow()
+    pixels = []
+    for path in paths:
+        try:
+            with _strict(pillow), pillow.open(path, formats=_FORMATS) as image:
+                if image.width * image.height > _MAX_PIXELS:
+                    raise ValueError(f"{image.width}x{image.height} pixels, at most {_MAX_PIXELS} are decoded")
+                pixels.append(_decoded(pillow, image, shape))
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist") from None
+        except (*_BROKEN, pillow.DecompressionBombError) as error:
+            raise InputError(f"{path} is no image that can be decoded: {' '.join(str(error).split())[:120]}") from None
+    return _to_float(np.stack(pixels))
+
+
+def _decoded(pillow: Any, image: Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    channels, height, width = shape
+    mode = "RGB" if channels == 3 else "L"
+    image.draft(None, (width, height))
+    if image.mode.startswith("I"):  # 16 bits of grey, as industrial cameras make them: Pillow would cut them off
+        deep = np.asarray(image, dtype=np.float32)
+        image = pillow.fromarray((np.clip(deep, 0, 65_535) / 257).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels have no scale")
+    small = image.convert(mode).resize((width, height), pillow.Resampling.BILINEAR)
+    return np.asarray(small, dtype=np.uint8).reshape(height, width, channels)
 
 
 def _to_float(raw: NDArray[Any]) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ CC BY 4.0). Does not cover: the syntax (`registry`), a device's part (`sources`)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +24,12 @@ from edge_client.data.sets import csv
 from edge_client.errors import InputError, MachineError
 
 __all__ = [
+    "TEST_NAMES",
+    "TRAIN_NAMES",
     "DataFacts",
     "class_names",
     "describe_data",
+    "image_folders",
     "input_shape",
     "open_both",
     "open_even_empty",
@@ -39,6 +43,7 @@ _DIGITS_LEVELS = 16.0  # grey levels of the digits, 0 to 16
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _HAR = ("walking", "walking-upstairs", "walking-downstairs", "sitting", "standing", "laying")
 _MAX_CLASSES = 65_536
+TRAIN_NAMES, TEST_NAMES = ("train", "training"), ("test", "testing", "val", "valid", "validation")
 
 
 class DataFacts(NamedTuple):
@@ -124,7 +129,7 @@ def open_train(kind: str, path: Path, *, key: str | None = None, shape: tuple[in
     if kind == "digits":
         return open_npz(_DIGITS, ("",), levels=_DIGITS_LEVELS)
     if kind == "image-folder":
-        return ImageSet(path, shape)
+        return ImageSet(image_folders(path)[0], shape)
     if kind == "csv":
         return csv(path, key=key)
     if kind in ("idx", "fashion-mnist"):
@@ -148,9 +153,28 @@ def open_test(
         if images is None and not inside:
             raise InputError(f"{path}: expected the test set of {kind}, got none")
         return images
+    if kind == "image-folder" and inside:
+        test = image_folders(path)[1]
+        return ImageSet(test, shape) if test is not None else None
     if kind in ("npz", "har"):
         return None if inside and not has_samples(path, "_test") else _npz(kind, path, ("_test", ""))
     return None if inside else open_train(kind, path, key=key, shape=shape)
+
+
+def image_folders(path: Path) -> tuple[Path, Path | None]:
+    """The folders of training and of test images: CLASS/FILE in `path` itself, or in its train/ and test/."""
+    train = next((path / name for name in TRAIN_NAMES if _has_folders(path / name)), None)
+    test = next((path / name for name in TEST_NAMES if _has_folders(path / name)), None)
+    return (train, test) if train is not None else (path, None)
+
+
+def _has_folders(path: Path) -> bool:
+    """Whether there are folders in a folder: those of classes, where `train` itself is no class."""
+    try:
+        with os.scandir(path) as entries:
+            return any(entry.is_dir() and not entry.name.startswith(".") for entry in entries)
+    except OSError:
+        return False
 
 
 def _npz(kind: str, path: Path, endings: Sequence[str]) -> SampleSet:

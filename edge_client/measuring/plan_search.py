@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from edge_client.config.run_file import RunFile
-from edge_client.models.contract import Model
-from edge_client.models.layout import allows_channels_last
 from edge_client.planning import planner
 from edge_client.planning.cost import Workload
 from edge_client.planning.rows import ModelRows
-from edge_client.planning.shapes import rows_from_shapes
 from edge_client.records import PlanRules, TrainingPlan
+
+if TYPE_CHECKING:
+    from edge_client.models.contract import Model
 
 __all__ = ["PlanSearch"]
 
@@ -51,6 +52,10 @@ class PlanSearch:
     ) -> PlanSearch:
         """The search for a model in memory, with rows from its shapes if there are no better ones."""
         if rows is None:
+            # torch, which plans from measured rows do without
+            from edge_client.models.layout import allows_channels_last
+            from edge_client.planning.shapes import rows_from_shapes
+
             _log.warning("this model was not measured: planned from shapes, which needs more room than the truth")
             rows = rows_from_shapes(model, channels_last=allows_channels_last(model))
         return cls(

@@ -40,7 +40,7 @@ def _device(fleet: Fleet, made: Path, data: Path) -> None:
 def test_the_files_of_a_new_folder_train_as_they_stand(tmp_path: Path) -> None:
     """One round each; the second run is the same file with [model] removed and the # taken away from `task`."""
     made, data = tmp_path / "defects", tmp_path / "data"
-    assert cli.main(["new", str(made), "--input", "3x16x16"]) == 0
+    assert cli.main(["new", str(made), "--input", "3x16x16", "--all"]) == 0
     _images(data / "train")
     _images(data / "test")
     run = made / "run.toml"

@@ -20,10 +20,9 @@ from coordinator.control_messages import (
     StartRun,
     parse_answer,
     parse_request,
-    plain,
     request_map,
 )
-from coordinator.run_details import RunDetails
+from coordinator.run_details import RunDetails, plain
 from edge_client.errors import ConflictError, InputError
 from edge_client.records import to_map
 

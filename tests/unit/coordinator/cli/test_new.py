@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from coordinator.cli import main as cli
 from coordinator.cli import new
 from coordinator.run_check import check_run
+from coordinator.simulation.run_options import Flags, Missing, combinations, complete
 from edge_client import faults
 from edge_client.config.device_file import DeviceFile, load_device_file
 from edge_client.config.key_descriptions import describe
@@ -20,13 +22,13 @@ from edge_client.errors import DiskFullError
 from edge_client.task.task import Device, load_task
 
 KEY = re.compile(r"# [a-z0-9-]+ = ")
-EXAMPLES = {"max-steps", "target", "patience", "hours", "where", "rename", "labels", "tasks"}  # they have no default
+EXAMPLES = {"max-steps", "target", "hours", "where", "rename", "labels", "tasks"}  # they have no default
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """A fresh folder."""
-    new.make_folder(new.NewOptions(folder=tmp_path / "defects"))
+    new.make_folder(new.NewOptions(folder=tmp_path / "defects", every_key=True))
     return tmp_path / "defects"
 
 
@@ -125,7 +127,7 @@ def test_options_go_into_the_files(
     """Classes with quotes and beyond ASCII, another model, another shape; it says what to do next."""
     folder = tmp_path / "a-b_1"
     names = 'kratzer "tief",\N{GRINNING FACE},x\x7f'
-    assert cli.main(["new", str(folder), "--classes", names, "--input", shape, *options]) == 0
+    assert cli.main(["new", str(folder), "--classes", names, "--input", shape, "--all", *options]) == 0
     run = load_run_file(folder / "run.toml")
     check_run(run)
     assert run.classes == ('kratzer "tief"', "\N{GRINNING FACE}", "x\x7f")
@@ -167,16 +169,63 @@ def test_nothing_is_overwritten(tmp_path: Path, file: str) -> None:
     """Exit code 8 if any of the three is there; an existing folder without them is fine."""
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / file).write_text("mine")
-    assert cli.main(["new", str(tmp_path / "d")]) == 8
+    assert cli.main(["new", str(tmp_path / "d"), "--all"]) == 8
     assert [(p.name, p.read_text()) for p in (tmp_path / "d").iterdir()] == [(file, "mine")]
     (tmp_path / "d" / file).unlink()
-    assert cli.main(["new", str(tmp_path / "d")]) == 0
+    assert cli.main(["new", str(tmp_path / "d"), "--all"]) == 0
 
 
 def test_a_full_disk_leaves_no_half_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second file does not fit: the first goes too, and the next try works."""
     monkeypatch.setattr(faults, "_faults", [faults._parse("enospc:new.file.sync:2")])
     with pytest.raises(DiskFullError, match="cannot write"):
-        new.make_folder(new.NewOptions(folder=tmp_path / "d"))
+        new.make_folder(new.NewOptions(folder=tmp_path / "d", every_key=True))
     assert list((tmp_path / "d").iterdir()) == []
-    assert len(new.make_folder(new.NewOptions(folder=tmp_path / "d"))) == 3
+    assert len(new.make_folder(new.NewOptions(folder=tmp_path / "d", every_key=True))) == 3
+
+
+def test_without_all_the_file_has_a_screenful_of_live_keys(tmp_path: Path) -> None:
+    """At most 30 lines, one file, and the run is the same as that of --all."""
+    (short,) = new.make_folder(new.NewOptions(folder=tmp_path / "a" / "defects"))
+    full = new.make_folder(new.NewOptions(folder=tmp_path / "b" / "defects", every_key=True))[0]
+    lines = short.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines[2:])) <= 118
+    assert load_run_file(short) == replace(load_run_file(full), simulate=None)  # of which --all writes the head
+
+
+def test_the_training_is_the_one_that_simulate_takes_without_a_file(tmp_path: Path) -> None:
+    """One set of settings: what a person tries in a simulation is what the devices train."""
+    (path,) = new.make_folder(new.NewOptions(folder=tmp_path / "defects"))
+    (combination,) = combinations(Flags())
+    simulated = complete(combination, Missing(shape=(1, 8, 8), classes=("a", "b")))
+    assert load_run_file(path).train == simulated.train
+    assert simulated.train.normalise
+    assert simulated.train.epochs is None
+
+
+def test_data_fills_in_classes_and_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seven images of 40 x 30 in train/, of two classes: their shorter side is the model's; the command comes next."""
+    for kind, count in (("cat", 4), ("plane", 3)):
+        (tmp_path / "data" / "train" / kind).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (40, 30)).save(tmp_path / "data" / "train" / kind / f"{number}.png")
+    assert cli.main(["new", str(tmp_path / "photos"), "--data", str(tmp_path / "data")]) == 0
+    run = load_run_file(tmp_path / "photos" / "run.toml")
+    assert run.classes == ("cat", "plane")
+    assert run.model is not None
+    assert run.model.input == (3, 30, 30)
+    out = capsys.readouterr().out
+    assert "found 2 classes (cat, plane), 7 images of 40 x 30, which devices resize to 30 x 30; up to 10 rounds" in out
+    assert f"next: coordinator run start {tmp_path / 'photos' / 'run.toml'} --follow" in out
+
+
+def test_data_of_one_class_or_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing can be told apart; nothing is written."""
+    (tmp_path / "data" / "cat").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "data" / "cat" / "1.png")
+    assert cli.main(["new", str(tmp_path / "photos"), "--data", str(tmp_path / "data")]) == 3
+    assert "expected two classes or more, got cat" in capsys.readouterr().err
+    assert cli.main(["new", str(tmp_path / "photos"), "--data", str(tmp_path / "nowhere")]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "photos").exists()

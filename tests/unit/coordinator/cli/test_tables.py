@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import replace
 
 from answers import (
@@ -20,7 +22,7 @@ from rows import run_file
 from coordinator.cli import tables
 from coordinator.columns import align, fold
 from coordinator.control_messages import DeviceFailure
-from coordinator.run_details import Candidate, LeftOut, RunProgress
+from coordinator.run_details import Candidate, LeftOut, ModelVersion, RunProgress
 from edge_client.records import DeviceProfile
 
 LABELS = ["line=a", "site=b"]
@@ -62,7 +64,29 @@ def test_a_device_is_described_in_one_line() -> None:
     _, _, first, second = text.splitlines()
     known = ["jetson-1", "online", "3", "s", "ago", "1.5", "GB", "full,", "microbatch", "32", "0.1"]
     assert first.split() == [*known, "train", "3/8", *LABELS]
-    assert second.split() == ["pi", "offline", "not", "yet", "-", "-", "0.1", "(older)", "working", "-"]
+    assert second.split() == ["pi", "offline", "not", "yet", "-", "-", "0.1", "(older)", "-", "-"]
+
+
+def test_a_device_that_is_off_says_since_when_and_what_it_was_doing() -> None:
+    """Not as if it went on: no steps; a day later with the date."""
+    (line,) = tables.devices([device_line(online=False, seen_s_ago=60.0)]).splitlines()[2:]
+    minute = time.strftime("%H:%M", time.localtime(time.time() - 60))
+    assert f"offline since {minute}, while it was in phase train" in line
+    assert "3/8" not in line
+    (line,) = tables.devices([device_line(online=False, seen_s_ago=200_000.0, phase="")]).splitlines()[2:]
+    assert re.search(r"offline since \d{4}-\d\d-\d\d \d\d:\d\d  ", line)
+
+
+def test_five_results_that_are_hardly_better_than_guessing_are_warned_of() -> None:
+    """Two classes: 0.54 is below 1/2 + 0.05, 0.56 is not; four results say nothing yet."""
+
+    def shown(scores: list[float]) -> str:
+        models = tuple(ModelVersion(version=n, sha256="", bytes=1, score=s) for n, s in enumerate(scores, start=1))
+        return tables.run(run_details(models=models))
+
+    assert "accuracy 0.54 is close to guessing (0.50)" in shown([0.5, 0.54, 0.5, 0.5, 0.5])
+    assert "guessing" not in shown([0.5, 0.56, 0.5, 0.5, 0.5])
+    assert "guessing" not in shown([0.5, 0.5, 0.5, 0.5])
 
 
 def test_empty_lists_say_what_to_do() -> None:

@@ -21,6 +21,7 @@ from rows import (
 )
 from service_site import Site
 
+from coordinator.requests.runs import judged, version_of
 from edge_client.errors import InputError, NoSuchNameError
 from edge_client.records import to_map
 
@@ -121,3 +122,15 @@ def test_a_new_dry_run_takes_away_the_one_before_and_its_blobs(site: Site) -> No
             "own": False,
             "shared": True,
         }
+
+
+def test_the_version_that_is_meant_is_the_best_one_or_the_last_where_none_was_judged() -> None:
+    """Typed versions stay; other words are one line. The answer says how a version was judged."""
+    judged_run, other = run_row(best_version=4), run_row()
+    assert (version_of(judged_run, ""), version_of(other, "")) == ("best", "last")
+    assert [version_of(judged_run, text) for text in ("last", "best", "7")] == ["last", "best", "7"]
+    with pytest.raises(InputError, match="expected a number, best or last, got 'newest'"):
+        version_of(judged_run, "newest")
+    assert judged(judged_run, model_row(4, score=0.55)) == {"metric": "accuracy", "score": 0.55, "is_best": True}
+    assert judged(judged_run, model_row(10, score=0.39)) == {"metric": "accuracy", "score": 0.39, "is_best": False}
+    assert judged(other, model_row(1)) == {"metric": "", "score": None, "is_best": False}

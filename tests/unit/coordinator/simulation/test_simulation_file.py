@@ -25,7 +25,7 @@ def resolved(**flags: Any) -> RunFile:
 
 
 def test_flags_are_keys_of_the_run_file() -> None:
-    """Each flag at its place; input and classes come from the data, 5 epochs and momentum from nobody's file."""
+    """Each flag at its place; input and classes come from the data, training settings from nobody's file."""
     file = resolved(
         method="fedprox",
         model="small-cnn",
@@ -41,7 +41,7 @@ def test_flags_are_keys_of_the_run_file() -> None:
     assert file.model is not None
     assert (file.model.name, file.model.input, file.model.options) == ("small-cnn", (1, 8, 8), {"width": 8})
     assert (file.seed, file.stop.rounds, file.devices.fraction, file.rounds.codec) == (7, 3, 0.5, "fp16")
-    assert (file.train.lr, file.train.epochs, file.train.momentum) == (0.1, 5, 0.9)
+    assert (file.train.lr, file.train.epochs, file.train.momentum) == (0.1, None, 0.9)
     assert file.simulate == SimulateSection(
         data="digits", partition="dirichlet:0.5", devices=20, training_budgets=("40MB", "80MB")
     )

@@ -178,8 +178,8 @@ def test_an_image_folder_needs_a_size(tmp_path: Path) -> None:
     [
         ({"train": np.zeros(5, int)}, "array 'train': expected the part of each of 6 samples, got int64 .5."),
         ({"train": np.zeros(6)}, "expected the part of each of 6 samples, got float64"),
-        ({"train": np.array([0, 1, 2, 3, 0, 1])}, "expected parts from 0 to 2, got 3 at sample 3"),
-        ({"train": np.array([0, 1, -1, 2, 0, 1])}, "expected parts from 0 to 2, got -1 at sample 2"),
+        ({"train": np.array([0, 1, 2, 3, 0, 1])}, "expected parts from 0 to 2, or -1 for nobody, got 3 at sample 3"),
+        ({"train": np.array([0, 1, -2, 2, 0, 1])}, "expected parts from 0 to 2, or -1 for nobody, got -2 at sample 2"),
         ({"train": np.array([0, 1, 1, 1, 0, 1])}, "none of 6 samples belongs to part 2 of 3"),
         ({"tests": np.zeros(6, int)}, "expected an array 'train', got tests"),
     ],

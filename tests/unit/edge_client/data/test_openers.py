@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from edge_client.config.device_file import DataSection
 from edge_client.data.openers import DataFacts, describe_data, open_named
@@ -197,3 +198,16 @@ def test_a_source_with_its_path_is_short_for_both(tmp_path: Path) -> None:
     assert torch.equal(first.batch(range(24))[0], second.batch(range(24))[0])
     with pytest.raises(InputError, match=r"data\.source = 'npz:/a' and data\.train = '/b': two paths; remove one"):
         open_data(DataSection(source="npz:/a", train="/b"), DIGITS, (1, 5, 6))
+
+
+def test_a_folder_of_images_may_have_train_and_test(tmp_path: Path) -> None:
+    """By its name alone, wherever an image folder is named: two classes, three images to train on, two to test."""
+    for part, count in (("train", 2), ("test", 1)):
+        for kind in ("cat", "plane"):
+            (tmp_path / part / kind).mkdir(parents=True)
+            for number in range(count if kind == "cat" or part == "test" else count - 1):
+                Image.new("RGB", (4, 4)).save(tmp_path / part / kind / f"{number}.png")
+    facts = describe_data(f"image-folder:{tmp_path}")
+    assert facts == (None, ("cat", "plane"), 3, 2)
+    plain = describe_data(f"image-folder:{tmp_path / 'train'}")
+    assert plain == (None, ("cat", "plane"), 3, 0)
