@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Metrics", "Sample"]
 
 _EVERY_S = 5.0
+_MAX_SHOWN_DEVICES = 1000  # of a larger fleet only the counts: each device would be five time series
 _RUN_STATES = ("queued", "running", "finished", "stopped", "failed")
 
 
@@ -119,7 +120,7 @@ def _devices(service: Service, now: float) -> Iterator[Sample]:
     counts = {"online": len(online), "suspended": len(suspended)}
     counts["offline"] = roster.num_enrolled - sum(counts.values())
     yield from (_sample("fedfit_devices", count, state=state) for state, count in counts.items())
-    for name in roster.names():
+    for name in roster.names() if roster.num_enrolled <= _MAX_SHOWN_DEVICES else ():
         yield _sample("fedfit_device_online", name in online, device=name)
         present = roster.presence(name)
         if present is not None:
@@ -131,9 +132,9 @@ def _devices(service: Service, now: float) -> Iterator[Sample]:
 
 
 def _runs(service: Service) -> Iterator[Sample]:
-    rows = [run for run in service.store.runs.all() if not run.dry]
+    num_runs = service.store.runs.counts()
     for state in _RUN_STATES:
-        yield _sample("fedfit_runs", sum(run.state == state for run in rows), state=state)
+        yield _sample("fedfit_runs", num_runs.get(state, 0), state=state)
     machine = service.conductor.machine
     if machine is None:
         return

@@ -99,6 +99,9 @@ class Runs(Protocol):
     def all(self) -> list[RunRow]:
         """Return every run, oldest first."""
 
+    def counts(self) -> dict[str, int]:
+        """Return how many runs are in each state; dry ones do not count."""
+
     def get(self, run_id: str) -> RunRow | None:
         """Return one run."""
 

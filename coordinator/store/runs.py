@@ -54,6 +54,10 @@ class RunTable(Runs):
     def all(self) -> list[RunRow]:
         return self._database.all(RunRow, "SELECT * FROM run ORDER BY rowid")
 
+    def counts(self) -> dict[str, int]:
+        rows = self._database.read("SELECT state, count(*) AS num FROM run WHERE dry = 0 GROUP BY state")
+        return {row["state"]: row["num"] for row in rows}
+
     def get(self, run_id: str) -> RunRow | None:
         return self._database.first(RunRow, "SELECT * FROM run WHERE id = ?", run_id)
 

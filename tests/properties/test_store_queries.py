@@ -243,6 +243,7 @@ def _sorted(norms: dict[str, list[float]]) -> dict[str, list[float]]:
 
 def _check_federation(store: Store, rows: Rows) -> None:
     """Queries over all runs."""
+    assert store.runs.counts() == Counter(run.state for run in rows.runs if not run.dry)
     for state in ("queued", "running"):
         assert store.runs.oldest(state) == next((run for run in rows.runs if run.state == state), None)
     numbers = [int(row.id.removeprefix("r-")) for row in rows.runs if row.id.startswith("r-")]
@@ -280,6 +281,7 @@ READS = {
         "devices.all",
         "devices.get",
         "runs.all",
+        "runs.counts",
         "runs.get",
         "runs.oldest",
         "runs.next_number",

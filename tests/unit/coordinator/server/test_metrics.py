@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import service_site
-from rows import PROFILE
+from rows import PROFILE, device_row
 
 from coordinator.server.metrics import Metrics, picture
 from edge_client import __version__
@@ -40,6 +40,18 @@ def test_a_picture_has_devices_by_state_and_what_each_said(tmp_path: Path) -> No
     assert later["fedfit_devices", "online"] == 0
     assert seen["fedfit_info", __version__, site.service.federation] == 1
     assert seen["fedfit_runs", "running"] == 0
+    site.store.close()
+
+
+def test_of_a_large_fleet_there_are_only_counts(tmp_path: Path) -> None:
+    """1,000 devices have samples of their own, 1,001 have not."""
+    site = service_site.Site(tmp_path)
+    with site.serving() as service:
+        for num in (1000, 1001):
+            service.roster.set_devices(device_row(f"d{number}") for number in range(num))
+            seen = figures(site, 1.0)
+            assert (("fedfit_device_online", "d0") in seen) == (num == 1000)
+            assert seen["fedfit_devices", "offline"] == num
     site.store.close()
 
 
