@@ -1,4 +1,5 @@
-"""How soon a coordinator serves again after a restart, with 10,000 rounds of ten devices in its store and with none.
+"""How soon a coordinator serves again after a restart: with nothing stored, with 10,000 rounds of ten devices, and
+with 10,000 enrolled devices beside them.
 
 Serving: the control socket answers and the broker accepts a connection.
 """
@@ -13,12 +14,12 @@ from pathlib import Path
 
 from benchmarks.federation import SMALL, Federation, run_file, scratch
 from benchmarks.figures import Figure
-from coordinator.store.rows import LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
+from coordinator.store.rows import DeviceRow, LeaseRow, ModelRow, RoundRow, RunRow, UpdateRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client.records import Report, TrainingPlan, to_map
 from edge_client.transport.blobs import BlobStore
 
-__all__ = ["measure"]
+__all__ = ["a_round", "fill", "measure"]
 
 _DEVICES = 10
 _PLAN = TrainingPlan(microbatch=16, budget_bytes=10**9, predicted_bytes=10**8)
@@ -28,22 +29,27 @@ def measure(*, quick: bool) -> list[Figure]:
     """Seconds from the process's start."""
     rounds = 1000 if quick else 10_000
     repeats = 3 if quick else 7
-    empty, filled = _restarts(0, repeats), _restarts(rounds, repeats)
+    empty, filled, large = (
+        _restarts(0, repeats),
+        _restarts(rounds, repeats),
+        _restarts(rounds, repeats, enrolled=rounds),
+    )
     floor = sorted(empty)[len(empty) // 2]
     return [
         Figure(name="restart, empty store", unit="s", values=empty, at_most=2),
         Figure(name=f"restart, {rounds} rounds", unit="s", values=filled, at_most=2),
+        Figure(name=f"restart, {rounds} rounds, {rounds} enrolled devices", unit="s", values=large, at_most=2),
         Figure(name="ratio", unit="", values=tuple(seconds / floor for seconds in filled), at_most=1.5),
     ]
 
 
-def _restarts(rounds: int, repeats: int) -> tuple[float, ...]:
+def _restarts(rounds: int, repeats: int, *, enrolled: int = _DEVICES) -> tuple[float, ...]:
     with tempfile.TemporaryDirectory(dir=scratch()) as folder:
         with Federation(Path(folder)) as federation:
             federation.start()
             federation.enrol(_DEVICES)
         if rounds:
-            _fill(Path(folder) / "coordinator", rounds)
+            fill(Path(folder) / "coordinator", rounds, enrolled=enrolled)
         found = []
         for _ in range(repeats):
             began = time.monotonic()
@@ -54,25 +60,34 @@ def _restarts(rounds: int, repeats: int) -> tuple[float, ...]:
         return tuple(found)
 
 
-def _fill(state_dir: Path, rounds: int) -> None:
+def fill(state_dir: Path, rounds: int, *, enrolled: int) -> None:
     """A run in the middle of its life, through the store's own methods but for the sync of every commit."""
     store = SqliteStore(state_dir / "state.db", sync=False)  # filling with it on takes minutes and leaves the same file
+    more = range(_DEVICES, enrolled)
+    store.devices.add(*(DeviceRow(name=f"e{n:05}", key=_hash(f"key {n}"), password=_hash(f"word {n}")) for n in more))
     file = run_file(hidden=SMALL, rounds=2 * rounds, devices=_DEVICES)
     store.runs.add(RunRow(id="bench-1", file=to_map(file)))
     store.runs.start(_model(0), _hash("settings"), 500)
     for number in range(1, rounds + 1):
-        leases = [_lease(number, index) for index in range(_DEVICES)]
-        row = RoundRow(run="bench-1", number=number, attempt=1, goal=_DEVICES, quorum=_DEVICES, remaining_s=60.0)
-        store.rounds.open(row, leases)
-        for lease in leases:
-            store.updates.save(_update(lease), None, lease.id)
-        store.rounds.freeze("bench-1", number, 1, _hash(f"set {number}"))
-        store.rounds.commit(number, 1, _model(number))
-        store.rounds.announce("bench-1", number, 1)
+        a_round(store, number)
     store.close()
     blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
     for text in ("settings", f"model {rounds}"):  # those that a start looks at
         blobs.write(text.encode(), _hash(text), point="bench")
+
+
+def a_round(store: SqliteStore, number: int) -> list[UpdateRow]:
+    """All rows of one round, from its opening to its announcement; returns its updates."""
+    leases = [_lease(number, index) for index in range(_DEVICES)]
+    row = RoundRow(run="bench-1", number=number, attempt=1, goal=_DEVICES, quorum=_DEVICES, remaining_s=60.0)
+    store.rounds.open(row, leases)
+    updates = [_update(lease) for lease in leases]
+    for update in updates:
+        store.updates.save(update, None, update.lease)
+    store.rounds.freeze("bench-1", number, 1, _hash(f"set {number}"))
+    store.rounds.commit(number, 1, _model(number))
+    store.rounds.announce("bench-1", number, 1)
+    return updates
 
 
 def _hash(text: str) -> str:

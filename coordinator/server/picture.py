@@ -25,7 +25,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,9 @@ class PicturedDevice:
     why: str = ""  # why it takes no part in the open run, or brought nothing in its newest assignment
     excluded: str = ""  # the code of a lasting reason for which the open run does not ask it any more
     tasks: Mapping[str, str] = field(default_factory=dict)  # what its owner allows: name -> hash of the file
+
+
+_facts = attrgetter(*(f.name for f in fields(PicturedDevice) if f.name not in ("changed_in", "seen_s")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +233,7 @@ class Pictures:
             before = rows[name]
             after = _device(service, name, number, clock, online=online, suspended=suspended)
             if before is not None:
-                if after == replace(before, changed_in=number, seen_s=after.seen_s):
+                if _facts(after) == _facts(before):
                     after = replace(after, changed_in=before.changed_in)
                 self._count(before, -1)
             self._count(after, 1)
