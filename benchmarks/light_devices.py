@@ -31,6 +31,7 @@ __all__ = ["LightFleet"]
 
 _CONNACK, _PUBLISH, _SUBACK = 2, 3, 9
 _TICK_S = 0.25
+_TOGETHER = 200  # devices that connect before those before them are heard
 
 
 def _text(value: str) -> bytes:
@@ -196,10 +197,14 @@ class LightFleet:
         scratch.mkdir(exist_ok=True)
         blobs: dict[str, bytes] = {}
         self._selector = selectors.DefaultSelector()
-        self._devices = [_Device(bundle, blobs, scratch) for bundle in bundles]
-        for device in self._devices:
-            self._selector.register(device.connection.sock, selectors.EVENT_READ, device)
+        self._devices: list[_Device] = []
         self._tick_at = 0.0
+        for bundle in bundles:
+            device = _Device(bundle, blobs, scratch)
+            self._devices.append(device)
+            self._selector.register(device.connection.sock, selectors.EVENT_READ, device)
+            if len(self._devices) % _TOGETHER == 0:
+                self.turn(0.01)  # the broker waits for an answer of those that it has let in
 
     @property
     def num_online(self) -> int:

@@ -68,8 +68,9 @@ def fill(state_dir: Path, rounds: int, *, enrolled: int) -> None:
     file = run_file(hidden=SMALL, rounds=2 * rounds, devices=_DEVICES)
     store.runs.add(RunRow(id="bench-1", file=to_map(file)))
     store.runs.start(_model(0), _hash("settings"), 500)
-    for number in range(1, rounds + 1):
-        a_round(store, number)
+    with store.turn():
+        for number in range(1, rounds + 1):
+            a_round(store, number)
     store.close()
     blobs = BlobStore(state_dir / "blobs", state_dir / "tmp")
     for text in ("settings", f"model {rounds}"):  # those that a start looks at

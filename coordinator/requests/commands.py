@@ -20,7 +20,7 @@ from coordinator.control_messages import (
 from coordinator.requests.deployments import DeployCommands
 from coordinator.requests.devices import DeviceCommands
 from coordinator.requests.runs import RunCommands
-from coordinator.requests.views import VIEWS, Views
+from coordinator.requests.views import NEED_PICTURE, VIEWS, Views
 from coordinator.server.picture import Picture
 from coordinator.store.sqlite import SqliteStore
 from edge_client.errors import ConflictError
@@ -55,12 +55,13 @@ class Commands:
         """Answer a request as it arrived; what is only looked at may be answered `Later`."""
         request: Request[Any] = parse_request(asked)
         if isinstance(request, VIEWS) and self._store_path is not None:
-            picture = self._service.pictures.newest(self._service, time.monotonic())
+            needs_picture = isinstance(request, NEED_PICTURE)
+            picture = self._service.pictures.newest(self._service, time.monotonic()) if needs_picture else None
             return Later(lambda: self._views(picture).answer(request))
         answer: object = self.answer(request)
         return answer
 
-    def _views(self, picture: Picture) -> Views:
+    def _views(self, picture: Picture | None) -> Views:
         """In the thread beside the loop."""
         if self._store_to_read is None:
             self._store_to_read = SqliteStore(self._store_path, read_only=True)

@@ -58,10 +58,16 @@ def waits_for(store: Store, run_id: str) -> str | None:
 class RunOverview:
     """What the store and a picture of the federation tell of a run; nothing here belongs to the loop."""
 
-    def __init__(self, store: Store, picture: Picture, blobs: BlobStore) -> None:
+    def __init__(self, store: Store, picture: Picture | None, blobs: BlobStore) -> None:
+        """Only details need a picture."""
         self._store = store
-        self._picture = picture
+        self._given_picture = picture
         self._blobs = blobs
+
+    @property
+    def _picture(self) -> Picture:
+        assert self._given_picture is not None
+        return self._given_picture
 
     def line(self, run: RunRow) -> RunLine:
         """A run in a line."""

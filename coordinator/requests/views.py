@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coordinator.control_messages import ListDevices, ListRuns, Request, RunList, ShowRun, ShowTimeline
+from coordinator.control_messages import DeviceList, ListDevices, ListRuns, Request, RunList, ShowRun, ShowTimeline
 from coordinator.requests import device_pages, timelines
 from coordinator.requests.run_overview import RunOverview
 from coordinator.run_details import RunDetails
@@ -19,9 +19,10 @@ from coordinator.timeline import RunTimeline
 from edge_client.errors import NoSuchNameError
 from edge_client.transport.blobs import BlobStore
 
-__all__ = ["VIEWS", "Views", "find_run"]
+__all__ = ["NEED_PICTURE", "VIEWS", "Views", "find_run"]
 
-VIEWS: tuple[type[Request[Any]], ...] = (ListDevices, ListRuns, ShowRun, ShowTimeline)
+NEED_PICTURE: tuple[type[Request[Any]], ...] = (ListDevices, ShowRun)
+VIEWS: tuple[type[Request[Any]], ...] = (*NEED_PICTURE, ListRuns, ShowTimeline)
 
 
 def find_run(store: Store, name: str) -> RunRow:
@@ -43,12 +44,13 @@ def find_run(store: Store, name: str) -> RunRow:
 class Views:
     """Answers what `VIEWS` ask."""
 
-    def __init__(self, store: Store, picture: Picture, blobs: BlobStore) -> None:
+    def __init__(self, store: Store, picture: Picture | None, blobs: BlobStore) -> None:
+        """Only `NEED_PICTURE` need a picture."""
         self._store = store
         self._picture = picture
         self._overview = RunOverview(store, picture, blobs)
         self._answers: Mapping[type[Request[Any]], Callable[[Any], object]] = {
-            ListDevices: lambda request: device_pages.page(picture, request),
+            ListDevices: self._devices,
             ListRuns: self._runs,
             ShowRun: self._run,
             ShowTimeline: self._timeline,
@@ -57,6 +59,10 @@ class Views:
     def answer(self, request: Request[Any]) -> object:
         """The record of the answer; raises a `FedfitError` that the person gets to read."""
         return self._answers[type(request)](request)
+
+    def _devices(self, request: ListDevices) -> DeviceList:
+        assert self._picture is not None
+        return device_pages.page(self._picture, request)
 
     def _runs(self, request: ListRuns) -> RunList:
         return RunList(runs=tuple(self._overview.line(run) for run in self._store.runs.all() if not run.dry))

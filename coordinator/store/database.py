@@ -23,6 +23,8 @@ __all__ = ["Database", "Transaction", "read_meta"]
 
 R = TypeVar("R")
 
+_CACHE_KIB = 16_384  # at most: pages of a long run are found here, not read again for every round
+
 
 class Transaction:
     """The statements that change something. They take effect together when the transaction ends, or not at all."""
@@ -126,6 +128,7 @@ def _connect(path: Path | None, *, sync: bool) -> sqlite3.Connection:
     connection = sqlite3.connect(path or ":memory:", isolation_level="IMMEDIATE")
     if path is not None:
         connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
         connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'OFF'}")
         os.chmod(path, 0o600)
     connection.execute("PRAGMA foreign_keys=ON")
