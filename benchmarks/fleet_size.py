@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.federation import SMALL, Federation, cpu_s, rss_mb, run_file, scratch
 from benchmarks.figures import Figure
 from benchmarks.light_devices import LightFleet
-from coordinator.control_messages import ListDevices, ShowRun, StartRun
+from coordinator.control_messages import ListDevices, ListRuns, ShowRun, StartRun
 from edge_client.config.run_file import RunFile
 
 __all__ = ["rounds", "storm", "viewer"]
@@ -127,26 +127,41 @@ def _of(
         memory = sum(rss_mb(pid) for pid in _pids(federation).values())
         _run(federation, fleet, _file(num, 1))  # the aggregator loads torch
         before, began = _cpu(federation), time.monotonic()
-        run, num_updates = _run(federation, fleet, _file(num, num_rounds))
-        idle_ms = 1000 * (
-            time.monotonic() - began
-        )  # heartbeats go on whatever a round costs, and longer on a busy machine
+        run = _run(federation, fleet, _file(num, num_rounds))
+        # heartbeats go on whatever a round costs, and longer on a busy machine
+        after, idle_ms = _cpu(federation), 1000 * (time.monotonic() - began)
+        num_updates = _num_updates(federation, run)
         cpu = {
             name: (1000 * (spent - before[name]) - idle_ms * idle_cpu.get(name, 0.0)) / num_updates
-            for name, spent in _cpu(federation).items()
+            for name, spent in after.items()
         }
         seconds = tuple(federation.round_seconds(run))
         syncs = 0.0
         if measures_idle:
-            syncs = _syncs(federation.pid("coordinator"), lambda: _run(federation, fleet, _file(num, 1))[1])
+            syncs = _syncs(
+                federation.pid("coordinator"), lambda: _num_updates(federation, _run(federation, fleet, _file(num, 1)))
+            )
     return cpu, memory, idle_cpu, (syncs, seconds)
 
 
-def _run(federation: Federation, fleet: LightFleet, file: RunFile) -> tuple[str, int]:
-    """The id of a run that has ended, and how many updates it stored."""
-    shown = federation.run(file, while_running=lambda: _turns(fleet, 0.2), poll_s=0)
-    details = federation.ask(ShowRun(run=shown.run, report=True))
-    return shown.run, sum(updates.num_updates for updates in details.updates_by_round or ())
+def _run(federation: Federation, fleet: LightFleet, file: RunFile) -> str:
+    """The id of a run that has ended; asks no more of the coordinator than that takes."""
+    run = federation.ask(StartRun(file=file)).run
+
+    def is_over() -> bool:
+        _turns(fleet, 0.2)
+        return federation.ask(ListRuns()).runs[-1].state not in ("queued", "running")
+
+    federation.wait_until(is_over, 900, poll_s=0)
+    return run
+
+
+def _num_updates(federation: Federation, run: str) -> int:
+    """How many updates a finished run stored."""
+    details = federation.ask(ShowRun(run=run, report=True))
+    if details.state != "finished":
+        raise RuntimeError(f"the run ended {details.state}: {details.reason}\n{federation.tail()}")
+    return sum(updates.num_updates for updates in details.updates_by_round or ())
 
 
 def _syncs(pid: int, work: Callable[[], int]) -> float:
@@ -189,7 +204,7 @@ def viewer(*, quick: bool) -> list[Figure]:
     """CPU time that one viewer adds to the loop's thread each second: `--follow` on a terminal, and a run in detail."""
     num, num_rounds = (200, 3) if quick else (1000, 3)
     with _connected(num) as (federation, fleet):
-        trained, _ = _run(federation, fleet, _file(num, num_rounds))
+        trained = _run(federation, fleet, _file(num, num_rounds))
         waiting = federation.ask(StartRun(file=run_file(hidden=SMALL, rounds=1, devices=num + 1))).run
         _turns(fleet, 2.0)
 
@@ -206,7 +221,7 @@ def viewer(*, quick: bool) -> list[Figure]:
     return [Figure(name=name, unit="s", values=(max(0.0, watched - alone),), at_most=0.02)]
 
 
-def _loop_cpu(pid: int, step: Callable[[], None], seconds: float) -> float:
+def _loop_cpu(pid: int, step: Callable[[], object], seconds: float) -> float:
     """CPU seconds of the process's first thread, per second, while `step` is done again and again."""
     began, before = time.monotonic(), _thread_cpu_s(pid)
     while time.monotonic() < began + seconds:
