@@ -30,6 +30,7 @@ def everything_in(store: Store) -> list[object]:
     """All that a store returns about r-1 and its first round, for comparing."""
     return [
         store.devices.all(),
+        store.page_access.tokens(),
         store.runs.all(),
         store.models.all("r-1"),
         store.models.parts("r-1"),

@@ -27,7 +27,7 @@ from stores import everything_in, with_round, with_run, with_update
 
 from coordinator.store import sqlite
 from coordinator.store.base import Store
-from coordinator.store.rows import SERVER
+from coordinator.store.rows import SERVER, PageTokenRow
 from coordinator.store.sqlite import SqliteStore
 from edge_client import faults
 from edge_client.errors import DiskFullError, MachineError
@@ -60,6 +60,9 @@ WRITES: dict[str, Callable[[Store], object]] = {
     "open": lambda s: s.rounds.open(round_row(2), [lease_row(4, round=2)]),
     "traffic": lambda s: s.traffic.add("r-1", {"a": (1, 2)}),
     "deployment": lambda s: s.deployments.add([deployment_row(2, "b")]),
+    "page-access": lambda s: s.page_access.add_token(
+        PageTokenRow(name="t", sha256=digest("t"), role="read", created_s=1)
+    ),
     "deployed": lambda s: s.deployments.set_state("deployment-1", "b", "active"),
 }
 
@@ -88,6 +91,37 @@ def test_a_full_disk_at_the_commit_leaves_the_state_unchanged(
     assert everything_in(store) == before
     WRITES[point](store)
     assert everything_in(store) != before
+
+
+def test_a_turn_takes_effect_as_a_whole_and_tells_afterwards(store: Store) -> None:
+    """Two writes in a turn are read at once; what waits is done at its end, in order; a failed turn leaves nothing."""
+    with_update(store)
+    done: list[int] = []
+    with store.turn():
+        store.after_commit(lambda: done.append(len(store.devices.all())))
+        store.devices.add(device_row("x"))
+        store.devices.add(device_row("y"))
+        store.after_commit(lambda: done.append(0))
+        assert (len(store.devices.all()), done) == (2, [])
+    assert done == [2, 0]
+
+    def fail() -> None:
+        with store.turn():
+            for name, step in WRITES.items():
+                if not name.startswith("removed") and name != "device":  # x is there already
+                    step(store)
+            store.after_commit(lambda: done.append(1))
+            raise MachineError("why")
+
+    store.runs.add(run_row("r-0"))
+    store.deployments.add([deployment_row(1, "b")])
+    store.devices.add(device_row("known"))
+    before = everything_in(store)
+    with pytest.raises(MachineError, match="why"):
+        fail()
+    assert (everything_in(store), done) == (before, [2, 0])
+    store.after_commit(lambda: done.append(3))  # outside of a turn: at once
+    assert done == [2, 0, 3]
 
 
 def test_everything_survives_a_restart(tmp_path: Path) -> None:
