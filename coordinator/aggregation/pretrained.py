@@ -30,7 +30,8 @@ __all__ = ["load", "resolved"]
 
 _log = logging.getLogger(__name__)
 
-_COUNTER = "num_batches_tracked"  # older files of torch lack it
+# what files lack: torch's counter in older ones, and the numbers of train.normalise
+_NOT_IN_FILES = ("num_batches_tracked", MEAN, SCALE)
 _PREFIXES = ("module.", "model.")
 
 
@@ -95,9 +96,7 @@ def _left_out(
     path: Path, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], head: Collection[str]
 ) -> list[str]:
     """The tensors of the head that do not fit; raises `InputError` for any other difference."""
-    # a file from elsewhere has no mean and scale of the devices' inputs: they come from the devices' sums
-    optional = (_COUNTER, f".{MEAN}", f".{SCALE}")
-    missing = [name for name in state if name not in weights and name not in head and not name.endswith(optional)]
+    missing = [name for name in state if name not in weights and name not in head and not name.endswith(_NOT_IN_FILES)]
     known = {_module(name) for name in head}
     unknown = [name for name in weights if name not in state and _module(name) not in known]
     if missing or unknown:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from edge_client.data.input_sums import MEAN, SCALE
 from edge_client.errors import PayloadError
 from edge_client.methods.base import PlanRules
 from edge_client.models.found_units.result import FoundUnits
@@ -101,7 +102,8 @@ def missing_tensors(
 
 def _tensors_of(found: FoundUnits, units: Sequence[str], names: Sequence[str]) -> Iterator[str]:
     """Tensors of found units, whose names do not begin with that of their unit; names are a container's, in order."""
-    tensors = found.tensors([name for name in names if name.startswith(MODEL_PREFIX)])
+    added = {MODEL_PREFIX + name for name in (MEAN, SCALE)}  # by train.normalise, after the units were found
+    tensors = found.tensors([name for name in names if name.startswith(MODEL_PREFIX) and name not in added])
     unknown = [unit for unit in units if unit not in tensors]
     if unknown:
         raise PayloadError("plan", f"the plan skips {unknown[0]!r}, which is no unit of the model")

@@ -17,6 +17,7 @@ from edge_client.data.input_sums import MAX_CHANNELS, MEAN, SCALE
 from edge_client.errors import InputError
 from edge_client.models.axes import WHOLE
 from edge_client.models.contract import Model
+from edge_client.models.found_units.model import FoundModel
 
 __all__ = ["normalise_inputs", "number_names"]
 
@@ -24,11 +25,12 @@ __all__ = ["normalise_inputs", "number_names"]
 def normalise_inputs(model: Model) -> Model:
     """Make a model normalise its inputs, at first with mean 0 and scale 1; raises `InputError` if it cannot."""
     first = model.order[0]
-    stem = model.get_submodule(first)
+    stem = model.module if isinstance(model, FoundModel) else model.get_submodule(first)
     num_channels = model.input_shape[0]
     if num_channels > MAX_CHANNELS:
         raise InputError(f"train.normalise: expected at most {MAX_CHANNELS} channels or features, got {num_channels}")
-    if any(model.get_submodule(name) is stem for name in model.order[1:]):
+    others = () if isinstance(model, FoundModel) else model.order[1:]
+    if any(model.get_submodule(name) is stem for name in others):
         raise InputError(
             f"train.normalise: the first unit {first!r} stands in the model more than once; give it a module of its own"
         )
@@ -37,6 +39,8 @@ def normalise_inputs(model: Model) -> Model:
     stem.register_buffer(SCALE, torch.ones(num_channels, device=device))
     stem.register_forward_pre_hook(_normalise)
     names = number_names(model)
+    if isinstance(model, FoundModel):
+        model.give_to_first_unit(names)
     unit = model.units[0]
     model.units = (replace(unit, buffers=(*unit.buffers, *names)), *model.units[1:])
     if model.channel_axes is not None:  # the channels of the input are never sliced
@@ -46,6 +50,8 @@ def normalise_inputs(model: Model) -> Model:
 
 def number_names(model: Model) -> tuple[str, str]:
     """The names of mean and scale among the model's tensors."""
+    if isinstance(model, FoundModel):  # its units are parts of one forward(), which gets the numbers itself
+        return MEAN, SCALE
     return f"{model.order[0]}.{MEAN}", f"{model.order[0]}.{SCALE}"
 
 

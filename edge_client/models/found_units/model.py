@@ -138,6 +138,10 @@ class FoundModel(Model):
         """Where its parameters and buffers lie."""
         return self._units[name].owners()
 
+    def give_to_first_unit(self, names: Sequence[str]) -> None:
+        """Tensors that were registered on the module after its units were found."""
+        self._units_by_number[0]._owners += [owner for owner in owners_of(self.module) if owner.name in names]
+
     def train(self, mode: bool = True) -> FoundModel:
         """Set the mode of the module and all its parts, as its owner's own train() does."""
         self.training = mode

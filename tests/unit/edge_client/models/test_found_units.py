@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edge_client.data.input_sums import MEAN, SCALE
 from edge_client.errors import PayloadError
 from edge_client.methods.coverage import found_units, missing_tensors, model_meta
 from edge_client.models import heads
@@ -21,6 +22,7 @@ from edge_client.models.found_units.checks import buffers_of, restore
 from edge_client.models.found_units.model import FoundModel
 from edge_client.models.found_units.result import FoundUnits, UnitsDifferError
 from edge_client.models.found_units.search import find_units
+from edge_client.models.normalised import normalise_inputs
 from edge_client.models.slicing import parse, shorten
 from edge_client.models.user_module import adopt
 from edge_client.records import PlanRules, TrainingPlan
@@ -413,6 +415,22 @@ def test_the_server_knows_which_tensors_a_partial_update_lacks() -> None:
             rules,
             meta,
         )
+
+
+def test_inputs_are_normalised_in_the_first_unit() -> None:
+    """(x - 2) * 0.5 by hand; the numbers are buffers of the module itself, whether it is cut or whole."""
+    for build, shape in ((Branches, IMAGE), (Transformer, IMAGE), (Lstm, (7, 6))):
+        torch.manual_seed(4)
+        module = build().eval()
+        reference = copy.deepcopy(module)
+        model = normalise_inputs(take(module, shape)).eval()
+        assert {MEAN, SCALE} <= set(model.units[0].buffers) & set(model.state_dict())
+        module.get_buffer(MEAN).fill_(2.0)
+        module.get_buffer(SCALE).fill_(0.5)
+        x = torch.rand(3, *shape)
+        expected = reference((x - 2.0) * 0.5)
+        assert torch.equal(model(x), expected)
+        assert torch.equal(by_units(model, x), expected)
 
 
 def test_hostile_units_are_refused() -> None:
