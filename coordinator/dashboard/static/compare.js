@@ -16,7 +16,8 @@ export const compare = {
     this.runs = (await get("runs", { limit: 50 })).items.filter(run => run.round > 0 || run.state === "running");
     if (this.chosen === null) this.chosen = this.runs.slice(0, 3).map(run => run.run);
     const query = new URLSearchParams(this.chosen.map(run => ["run", run]));
-    this.data = this.chosen.length ? (await get("compare", query)).runs : [];
+    const turn = this.turn = (this.turn || 0) + 1, data = this.chosen.length ? (await get("compare", query)).runs : [];
+    if (turn === this.turn || !this.data) this.data = data; // else somebody has chosen others meanwhile
   },
   choose(run, is) {
     this.chosen = is ? [...this.chosen, run].slice(-MOST) : this.chosen.filter(name => name !== run);

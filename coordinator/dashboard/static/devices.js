@@ -17,7 +17,9 @@ export const devices = {
   async load({ params }) {
     if (params.has("state")) { this.query = { ...fresh(), state: params.get("state") }; history.replaceState(null, "", "#/devices"); }
     const asked = Object.fromEntries(Object.entries(this.query).filter(([, value]) => value !== "" && value !== 0));
-    this.page = await get("devices", { ...asked, limit: SIZE });
+    const turn = this.turn = (this.turn || 0) + 1, page = await get("devices", { ...asked, limit: SIZE });
+    if (turn !== this.turn && this.page) return; // somebody has asked for something else meanwhile
+    this.page = page;
     this.loadedAt = performance.now();
   },
   change(values) {

@@ -11,7 +11,9 @@ export const logs = {
   title: () => "Logs",
   async load() {
     const { source, level } = this.query;
-    this.page = await get("logs", { source, level, limit: 300 });
+    const turn = this.turn = (this.turn || 0) + 1, page = await get("logs", { source, level, limit: 300 });
+    if (turn !== this.turn && this.page) return; // somebody has asked for something else meanwhile
+    this.page = page;
     this.loadedAt = Date.now();
   },
   change(values) { this.query = { ...this.query, ...values }; if ("q" in values) this.refresh(); else this.reload(); },
