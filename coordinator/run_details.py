@@ -193,6 +193,7 @@ class RunDevice:
     profile: DeviceProfile | None = field(default=None, metadata=OMIT_NONE)
     labels: Mapping[str, str] | None = field(default=None, metadata=OMIT_NONE)
     accelerator_peak_bytes: int = later(0)  # of the round whose peak was the highest there; 0: it trained on the CPU
+    peak_rss_bytes: int | None = field(default=None, metadata=OMIT_NONE)  # beside the peak, which is private memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,6 +217,42 @@ class Report:
     phases: Mapping[str, float] | None = later(None, key="x-phases")
     input_sums: InputSums | None = later(None, key="x-input-sums")  # in round 0 of a run that normalises its inputs
 
+    @property
+    def memory(self) -> MemoryUse:
+        """What the worker used, against its plan: private memory, or RSS where the client is older."""
+        plan, is_private = (
+            self.plan,
+            self.private_peak_bytes > 0 and (self.plan is None or self.plan.private_budget_bytes > 0),
+        )
+        if is_private:
+            return MemoryUse(
+                peak_bytes=self.private_peak_bytes,
+                base_bytes=self.private_base_bytes,
+                predicted_bytes=plan.private_predicted_bytes if plan is not None else 0,
+                budget_bytes=plan.private_budget_bytes if plan is not None else 0,
+            )
+        return MemoryUse(
+            peak_bytes=self.peak_bytes,
+            base_bytes=self.base_bytes,
+            predicted_bytes=plan.predicted_bytes if plan is not None else 0,
+            budget_bytes=plan.budget_bytes if plan is not None else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What a worker used, was predicted to use and was allowed to use; 0: not known."""
+
+    peak_bytes: int
+    base_bytes: int
+    predicted_bytes: int
+    budget_bytes: int
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it stayed inside its budget; without one it did."""
+        return not self.budget_bytes or self.peak_bytes <= self.budget_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkOrder:

@@ -237,7 +237,7 @@ def _budgets(file: RunFile) -> dict[str, int]:
     rules = plan_rules(file.method.name, file.method.parameters)
     rows = calibrated(job_for(file, rules, file.model.input), durable.cache_dir())
     plans = _plans_by_size(rows, Workload.of(file.train, rules), rules)
-    return {name: rows.base_bytes + _DATA_BYTES + num for name, num in zip(DEVICES, plans[::-1], strict=True)}
+    return {name: rows.worker_bytes + _DATA_BYTES + num for name, num in zip(DEVICES, plans[::-1], strict=True)}
 
 
 def _plans_by_size(rows: ModelRows, workload: Workload, rules: PlanRules) -> list[int]:

@@ -231,7 +231,14 @@ def _report(codec: str) -> Json:
 
     versions = {"python": "{}.{}.{}".format(*sys.version_info[:3]), "torch": str(torch.__version__)}
     budget = 2 * 10**9
-    plan = TrainingPlan(microbatch=32, budget_bytes=budget, predicted_bytes=budget // 2, training_bytes=budget // 4)
+    plan = TrainingPlan(
+        microbatch=32,
+        budget_bytes=budget,
+        predicted_bytes=budget // 2,
+        training_bytes=budget // 4,
+        private_budget_bytes=budget,
+        private_predicted_bytes=budget // 2,
+    )
     report = Report(
         num_samples=1000,
         num_held=1000,

@@ -102,7 +102,7 @@ def measured(data: Json, options: Mapping[str, Any]) -> Json:
         unit | {"training_bytes": needed(((unit["name"],),)) if unit["kind"] == "block" else None}
         for unit in data["units"]
     ]
-    return {**data, "units": units, "training_bytes": needed(()), "base_bytes": rows.base_bytes}
+    return {**data, "units": units, "training_bytes": needed(()), "base_bytes": rows.worker_bytes}
 
 
 def parse_settings(words: Sequence[str]) -> Json:

@@ -144,6 +144,7 @@ class ActiveRunLoader:
             budget_of=self._budget_of,
             labels_of=self._roster.labels_of,
             of_training=self._simulated,
+            counts_private=self._counts_private,
         )
 
     def _budget_of(self, device: str) -> int | None:
@@ -153,6 +154,10 @@ class ActiveRunLoader:
             return None
         profile = present.profile
         return profile.accelerator_bytes if profile.accelerator_memory == "separate" else profile.budget_bytes
+
+    def _counts_private(self, device: str) -> bool:
+        present = self._roster.presence(device)
+        return present is not None and present.profile.private_budget_bytes > 0
 
     def _next_issue(self) -> int:
         self._issue += 1

@@ -267,17 +267,19 @@ def _device(updates: Sequence[UpdateRow], moved: tuple[int, int], info: Mapping[
     newest = updates[-1]
     plan, report = newest.report.plan, newest.report
     tightest = max(reversed(updates), key=_nearness_to_budget).report
+    memory = tightest.memory
     return RunDevice(
         id=newest.device,
-        peak_bytes=tightest.peak_bytes,
-        predicted_bytes=tightest.plan.predicted_bytes if tightest.plan else 0,
-        budget_bytes=tightest.plan.budget_bytes if tightest.plan else 0,
+        peak_bytes=memory.peak_bytes,
+        peak_rss_bytes=tightest.peak_bytes,
+        predicted_bytes=memory.predicted_bytes,
+        budget_bytes=memory.budget_bytes,
         inside_budget=all(_is_inside(update.report) for update in updates),
         accelerator_peak_bytes=max(update.report.accelerator_peak_bytes for update in updates),
         replans=sum(_replans(update) for update in updates),
         plan=plan.describe() if plan else "",
         plan_details=plan,
-        base_bytes=report.base_bytes,
+        base_bytes=report.memory.base_bytes,
         num_samples=report.num_samples or report.num_held,
         num_test=report.num_test,
         versions=report.versions,
@@ -292,19 +294,19 @@ def _device(updates: Sequence[UpdateRow], moved: tuple[int, int], info: Mapping[
 
 def _is_inside(report: Report) -> bool:
     """Of the host's budget, and of the accelerator's where that is another one; else both are in one sum."""
-    plan = report.plan
+    plan, memory = report.plan, report.memory
     if plan is None:
         return True
     if plan.accelerator and not plan.accelerator_budget_bytes:
-        return report.peak_bytes + report.accelerator_peak_bytes <= plan.budget_bytes
+        return memory.peak_bytes + report.accelerator_peak_bytes <= memory.budget_bytes
     on_accelerator = report.accelerator_peak_bytes <= plan.accelerator_budget_bytes or not plan.accelerator
-    return report.peak_bytes <= plan.budget_bytes and on_accelerator
+    return memory.is_inside and on_accelerator
 
 
 def _nearness_to_budget(update: UpdateRow) -> tuple[float, int]:
     """The peak as a share of the budget; without a budget, how high the peak is."""
-    plan, peak_bytes = update.report.plan, update.report.peak_bytes
-    return (peak_bytes / plan.budget_bytes if plan and plan.budget_bytes else 0.0), peak_bytes
+    memory = update.report.memory
+    return (memory.peak_bytes / memory.budget_bytes if memory.budget_bytes else 0.0), memory.peak_bytes
 
 
 def _replans(update: UpdateRow) -> int:

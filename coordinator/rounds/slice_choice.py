@@ -40,8 +40,12 @@ class SliceChoice:
         budget_of: Callable[[str], int | None],
         labels_of: Callable[[str], Mapping[str, str]],
         of_training: bool,
+        counts_private: Callable[[str], bool] = lambda device: False,
     ) -> None:
-        """`budget_of` returns the memory of a device: for its whole worker, or for training alone if `of_training`."""
+        """`budget_of` returns the memory of a device: for its whole worker, or for training alone if `of_training`.
+
+        `counts_private` tells whether that is private memory; older clients count RSS.
+        """
         self.architectures = methods.architectures(file)
         self._file = file
         self._turn = methods.slicing(file.method.name, file.method.parameters).turn
@@ -49,10 +53,9 @@ class SliceChoice:
         self._labels_of = labels_of
         rules = methods.plan_rules(file.method.name, file.method.parameters)
         workload = Workload.of(file.train, rules)
-        self._needed = {
-            name: whole_batch_bytes(costs, workload) + (0 if of_training else costs.base_bytes + BASE_STEP_BYTES)
-            for name, costs in rows.items()
-        }
+        self._counts_private = counts_private
+        self._training = {name: whole_batch_bytes(costs, workload) for name, costs in rows.items()}
+        self._base: Mapping[str, ModelRows] = {} if of_training else rows
         self._too_large: dict[str, int] = {}  # device -> how many architectures, from the largest on, did not fit
 
     def of(self, device: str, *, round_: int, seed: int) -> str:
@@ -71,8 +74,18 @@ class SliceChoice:
             log.warning("%s: its label slice=%s is none of the run's: %s", device, label, ", ".join(self.architectures))
         candidates = self.architectures[min(self._too_large.get(device, 0), len(self.architectures) - 1) :]
         budget = self._budget_of(device)
-        fitting = (name for name in candidates if budget is None or self._needed.get(name, 0) <= budget)
+        is_private = self._counts_private(device)
+        fitting = (name for name in candidates if budget is None or self._needed(name, is_private) <= budget)
         return next(fitting, candidates[-1])
+
+    def _needed(self, name: str, is_private: bool) -> int:
+        """What a worker takes that trains this architecture; 0 if nobody measured it."""
+        rows = self._base.get(name)
+        base = 0
+        if rows is not None:
+            base = rows.worker_bytes if is_private else rows.base_bytes
+            base += BASE_STEP_BYTES
+        return self._training.get(name, 0) + base
 
     def give_less(self, device: str, slice_name: str) -> bool:
         """A slice did not fit on a device: whether there is a smaller one for it."""

@@ -111,10 +111,10 @@ class RoundLog:
         return {
             "device": update.device,
             "plan": plan.describe() if plan is not None else "",
-            "predicted": plan.predicted_bytes if plan is not None else None,
+            "predicted": report.memory.predicted_bytes if plan is not None else None,
             "predicted_training": plan.training_bytes if plan is not None else None,
-            "peak": report.peak_bytes,
-            "base": report.base_bytes,
+            "peak": report.memory.peak_bytes,
+            "base": report.memory.base_bytes,
             "budget": self._budgets[update.device],
             "samples": report.num_samples,
             "replans": int(report.scalars.get("replans", 0.0)),

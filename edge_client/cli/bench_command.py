@@ -80,7 +80,9 @@ def run(options: argparse.Namespace) -> Bench:
         what=what,
         device=device.model or platform.machine(),
         device_bytes=device.budget_bytes,
-        base_bytes=next((result.measured.base_bytes for result in results if result.measured), fitting.rows.base_bytes),
+        base_bytes=next(
+            (result.measured.base_bytes for result in results if result.measured), fitting.rows.worker_bytes
+        ),
         results=results,
     )
 
@@ -133,7 +135,7 @@ class _Bencher:
 
     def _result(self, budget_bytes: int) -> BudgetResult:
         try:
-            plan = self._fitting.choose(self._fitting.rows.base_bytes, budget_bytes).plan
+            plan = self._fitting.choose(self._fitting.rows.worker_bytes, budget_bytes).plan
         except NothingFitsError:
             least = format_bytes(self._least())
             return BudgetResult(

@@ -79,6 +79,13 @@ PROGRAM = Command(
             ),
         ),
         Command(
+            name="prove",
+            summary="prove that training stays inside predictions and budgets here: random models, measured",
+            options="edge_client.cli.model_commands:prove_options",
+            group=_MEMORY,
+            examples=("edge-client prove --minutes 10", "edge-client prove --task defects.py:task --count 20"),
+        ),
+        Command(
             name="infer",
             summary="run a trained model on your data",
             options="edge_client.cli.model_commands:infer_options",

@@ -13,7 +13,14 @@ from edge_client.measuring import plan_options
 from edge_client.operate.output_format import add_format
 from edge_client.operate.service_commands import add_config, add_state_dir
 
-__all__ = ["bench_options", "export_options", "infer_options", "planning_options", "profile_options"]
+__all__ = [
+    "bench_options",
+    "export_options",
+    "infer_options",
+    "planning_options",
+    "profile_options",
+    "prove_options",
+]
 
 
 def profile_options(profile: argparse.ArgumentParser) -> None:
@@ -47,6 +54,18 @@ def bench_options(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--out", metavar="DIR", type=Path, help="for bench.json and bench.png; default: bench-MODEL")
     add_format(bench)
     bench.set_defaults(do=_bench)
+
+
+def prove_options(prove: argparse.ArgumentParser) -> None:
+    """Add the options of `prove`."""
+    prove.add_argument("--task", metavar="FILE:OBJ", help="prove a model of your own instead of many: defects.py:task")
+    prove.add_argument("--input", metavar="SHAPE", help="shape of one sample, if the task does not tell")
+    prove.add_argument("--count", metavar="N", type=int, default=100, help="cases; default: %(default)s")
+    prove.add_argument("--minutes", metavar="M", type=float, help="begin no case after so many minutes")
+    prove.add_argument("--seed", metavar="N", type=int, default=1, help="of the cases; default: %(default)s")
+    prove.add_argument("--out", metavar="DIR", type=Path, help="for prove.json and prove.png; default: neither")
+    add_format(prove)
+    prove.set_defaults(do=_prove)
 
 
 def infer_options(infer: argparse.ArgumentParser) -> None:
@@ -144,6 +163,19 @@ def _bench(options: argparse.Namespace) -> None:
     else:
         print(bench_command.describe(bench))
     print("\n".join(messages), file=sys.stderr)
+
+
+def _prove(options: argparse.Namespace) -> None:
+    from edge_client.cli import prove_command  # loads torch
+
+    proof = prove_command.run(options)
+    messages = prove_command.write(proof, options.out) if options.out is not None else []
+    if options.format == "json":
+        print(json.dumps(prove_command.to_json(proof), indent=1))
+    else:
+        print(prove_command.describe(proof))
+    print("\n".join(messages), file=sys.stderr)
+    prove_command.check(proof)
 
 
 def _infer(options: argparse.Namespace) -> None:

@@ -1,34 +1,22 @@
 """Reads how much memory a process uses, as the kernel counts it.
 
-Covers: RSS, its peak and private writable memory of this process, and the memory of another process. Linux has them in
-`/proc`; elsewhere (macOS, for development) only the peak is known and stands for the others.
+Covers: RSS, its peak and private writable memory of this process. Linux has them in `/proc`; elsewhere (macOS, for
+development) only the peak is known and stands for the others. See also `private_memory`, which budgets count.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
-from dataclasses import dataclass
 
 __all__ = [
-    "MemoryInRam",
     "data_bytes",
-    "memory_of",
     "peak_rss_bytes",
     "peak_virtual_bytes",
     "reset_peak",
     "rss_bytes",
     "virtual_bytes",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryInRam:
-    """The memory of a process that is in RAM."""
-
-    rss_bytes: int = 0
-    private_bytes: int = 0  # of these, without a file behind it: the kernel cannot drop it
 
 
 def rss_bytes() -> int:
@@ -59,17 +47,6 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
-
-
-def memory_of(pid: int) -> MemoryInRam:
-    """The memory of another process; zeros if it has ended, or without `/proc`."""
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            _, resident, shared = (int(word) for word in file.read().split()[:3])
-    except (OSError, ValueError):
-        return MemoryInRam()
-    page = os.sysconf("SC_PAGE_SIZE")
-    return MemoryInRam(resident * page, (resident - shared) * page)
 
 
 def data_bytes() -> int:

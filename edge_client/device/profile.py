@@ -44,8 +44,10 @@ def measure(limit: int | None, *, root: Path = Path("/")) -> DeviceProfile:
         _log.warning("%s", note)
     if limit is None and system.memory is None:
         raise no_memory(root, system.notes)
+    budget_bytes = derive_budget(system.memory, system.groups.memory, limit).num_bytes
     return DeviceProfile(
-        budget_bytes=derive_budget(system.memory, system.groups.memory, limit).num_bytes,
+        budget_bytes=budget_bytes,  # a worker whose RSS stays below it is inside of it, too
+        private_budget_bytes=budget_bytes,
         memory_bytes=system.memory.total_bytes if system.memory else 0,
         cores=usable_cores(system.cores, system.groups.cpu),
         kind=system.kind,

@@ -3,8 +3,8 @@
     auto            the usual budget (`profile`) as it would be now, were the worker's own memory free
     limits.memory   the owner's limit; less only when the system is in danger: more than half of its reserve is gone
 
-Each call reads `/proc/meminfo` and the files of the control groups, a dozen in all. Does not cover: notifying the
-worker.
+What counts is private memory: file pages go when memory is short. Each call reads `/proc/meminfo` and the files of the
+control groups, a dozen in all. Does not cover: notifying the worker.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from edge_client.device import meter
 from edge_client.device.cgroups import MemoryLimit, read_cgroups
-from edge_client.device.meter import MemoryInRam
+from edge_client.device.private_memory import ProcessMemory, process_memory
 from edge_client.device.probe import Memory, read_memory
 from edge_client.device.profile import derive_budget, reserve_bytes
 from edge_client.device.tree import Tree
@@ -40,27 +39,27 @@ class MemoryWatch:
         """
         tree = Tree(self._root)
         memory = read_memory(tree)
-        used = meter.memory_of(worker) if worker is not None else MemoryInRam()
+        used = process_memory(worker) if worker is not None else ProcessMemory()
         if memory is None:  # hidden, or just being written
             return self._most
         if self._limit is not None:
             return min(self._most, _out_of_danger(memory, used, accelerator_bytes, self._most))
         limits = [_without(limit, used) for limit in read_cgroups(tree).memory]
         # its file pages are cache, which the kernel counts as available already
-        available = min(memory.total_bytes, memory.available_bytes + used.private_bytes + accelerator_bytes)
+        available = min(memory.total_bytes, memory.available_bytes + used.anonymous_bytes + accelerator_bytes)
         return min(self._most, derive_budget(replace(memory, available_bytes=available), limits, None).num_bytes)
 
 
-def _out_of_danger(memory: Memory, used: MemoryInRam, accelerator_bytes: int, most: int) -> int:
+def _out_of_danger(memory: Memory, used: ProcessMemory, accelerator_bytes: int, most: int) -> int:
     """What the worker may keep so that the system has its reserve again, if more than half of that is gone."""
     reserve = reserve_bytes(memory)
     if memory.available_bytes >= reserve // 2:
         return most
-    return max(0, used.rss_bytes + accelerator_bytes + memory.available_bytes - reserve)
+    return max(0, used.private_bytes + accelerator_bytes + memory.available_bytes - reserve)
 
 
-def _without(limit: MemoryLimit, used: MemoryInRam) -> MemoryLimit:
-    return replace(limit, used_bytes=max(0, limit.used_bytes - used.rss_bytes))
+def _without(limit: MemoryLimit, used: ProcessMemory) -> MemoryLimit:
+    return replace(limit, used_bytes=max(0, limit.used_bytes - used.anonymous_bytes))
 
 
 def count_oom_kills(root: Path = Path("/")) -> int | None:

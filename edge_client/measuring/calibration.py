@@ -89,7 +89,7 @@ def calibrated(job: CalibrationJob, cache: Path | None) -> ModelRows:
     """
     path = cache / f"{job.key}.json" if cache is not None else None
     cached = load_rows(path, key=job.key) if path is not None else None
-    if cached is not None:
+    if cached is not None and cached.private_base_bytes:  # older versions did not measure it
         return cached
     try:
         result = subprocess_call.call(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_client.device import meter
+from edge_client.device.private_memory import ProcessMemory, process_memory
 from edge_client.measuring.step_runner import StepRunner, activation_bytes
 
 __all__ = ["Growth", "HiddenMemory", "measure_hidden"]
@@ -38,11 +39,26 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateGrowth:
+    """The same in private memory, without the pages of libraries, which recurrent layers read many of.
+
+    Recurrent layers also have many tensors that are too small to go back to the system: what lasts after a large batch
+    are places for them, which the next batch uses again.
+    """
+
+    lasting_bytes: int  # after the small batch, before the large one
+    peak_bytes: int  # of a step with the large batch
+    small_peak_bytes: int  # of one with the small batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenMemory:
     """What the kernel counts, on top of the warm process."""
 
     batch: int  # of the largest step
     peak_bytes: int  # of a step of the whole model
+    small_batch: int
+    private: PrivateGrowth
     lasting: Growth  # after training with two numbers of samples, of which one is the last of an epoch
     rest_bytes: int  # that a single sample at the end of an epoch takes more than a few
     size: Growth  # that one number of samples more takes
@@ -51,22 +67,37 @@ class HiddenMemory:
 def measure_hidden(runner: StepRunner) -> HiddenMemory:
     """As a worker does: evaluate, then train, with all numbers of samples that a batch may end with."""
     small, large = runner.batches[0], _large_batch(runner)
-    base = meter.rss_bytes()
+    base, private_base = meter.rss_bytes(), process_memory().private_bytes
     runner.evaluate(large, small)
     evaluated = meter.rss_bytes() - base
-    few, many = _growth(runner, small), _growth(runner, large)
-    meter.reset_peak()
-    runner.train(large, ())
-    peak_bytes = meter.peak_rss_bytes() - base
+    few = _growth(runner, small)
+    lasting_bytes = process_memory().private_bytes - private_base
+    small_peak = _peak(runner, small)
+    many = _growth(runner, large)
+    large_peak = _peak(runner, large)
+    peak_bytes = large_peak.peak_rss_bytes - base
     odd, lone = _growth(runner, small // 2 + 1), _growth(runner, runner.model.min_batch)
     both = few + many
     return HiddenMemory(
         batch=large,
         peak_bytes=peak_bytes - runner.copied_bytes,
+        small_batch=small,
+        private=PrivateGrowth(
+            lasting_bytes=lasting_bytes,
+            peak_bytes=large_peak.peak_rss_bytes - large_peak.file_bytes - private_base - runner.copied_bytes,
+            small_peak_bytes=small_peak.peak_rss_bytes - small_peak.file_bytes - private_base - runner.copied_bytes,
+        ),
         lasting=Growth(tuple(evaluated + until for until in both.until), evaluated + both.whole),
         rest_bytes=max(0, lone.whole - few.whole),
         size=odd.larger(lone),
     )
+
+
+def _peak(runner: StepRunner, batch: int) -> ProcessMemory:
+    """After a step with so many samples, whose peak is in it."""
+    meter.reset_peak()
+    runner.train(batch, ())
+    return process_memory()
 
 
 def _growth(runner: StepRunner, batch: int) -> Growth:

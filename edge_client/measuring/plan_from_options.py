@@ -67,7 +67,7 @@ class Subject:
         """Plans of the slice that a device with such a budget trains, and what its training may take."""
         for slice_name in self.architectures:
             search = self.search(slice_name=slice_name)
-            room = training if training is not None else max(0, (budget or 0) - search.rows.base_bytes)
+            room = training if training is not None else max(0, (budget or 0) - search.rows.worker_bytes)
             if whole_batch_bytes(search.rows, search.workload()) <= room:
                 break
         return search, room
@@ -152,7 +152,7 @@ def find_plan(options: argparse.Namespace) -> tuple[Subject, Choice]:
     else:
         budget = report.report_system(Path("/"), None).budget_bytes
     search, room = subject.search_for(budget, training)
-    return subject, search.choose(search.rows.base_bytes, room, of_training=training is not None)
+    return subject, search.choose(search.rows.worker_bytes, room, of_training=training is not None)
 
 
 def to_json(choice: Choice) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class Rehearsal:
     test: Data
     settings: Settings
     num_classes: int
+    progress: Callable[[], None] = lambda: None  # called after every step: somebody may wait for signs of life
 
 
 def rehearse(
@@ -105,7 +106,7 @@ def rehearse(
     """
     if accelerator is not None:
         accelerator.reset_peak()
-    watch = _Watch(limit_bytes=limit_bytes, num_convolutions=_num_convolutions(rehearsal.model))
+    watch = _Watch(limit_bytes=limit_bytes, rehearsal=rehearsal)
     steps, is_over = _StepTimes(), False
     try:
         client = rehearsal.begin()
@@ -134,8 +135,9 @@ def rehearse(
 class _Watch:
     """What the process has grown by since this began."""
 
-    def __init__(self, *, limit_bytes: int, num_convolutions: int) -> None:
-        self.num_convolutions = num_convolutions
+    def __init__(self, *, limit_bytes: int, rehearsal: Rehearsal) -> None:
+        self.num_convolutions = num_convolutions = _num_convolutions(rehearsal.model)
+        self._progress = rehearsal.progress
         self._limit_bytes = limit_bytes
         self._peak, self._virtual_bytes = StepPeak(), meter.virtual_bytes()
         if limit_bytes:
@@ -152,6 +154,7 @@ class _Watch:
 
     def check(self) -> None:
         """After each step: raise `MemoryError` over the limit."""
+        self._progress()
         peak_bytes = self.peak_bytes()
         if self._limit_bytes and peak_bytes > self._limit_bytes:
             raise MemoryError(f"it took {format_bytes(peak_bytes)} of {format_bytes(self._limit_bytes)}")

@@ -54,12 +54,14 @@ def find_rows(job: CalibrationJob, sent: ModelRows | None, *, may_measure: bool,
     Raises `CalibrationNeededError` where measuring is allowed and has room.
     """
     cached = load_rows(durable.cache_dir() / f"{job.key}.json", key=job.key)
-    if cached is not None:
+    if cached is not None and cached.private_base_bytes:  # older versions did not measure it
         return cached
     if sent is not None and sent.key == job.key:
         return sent
     if may_measure and room_bytes >= _CALIBRATION_BYTES:
         raise CalibrationNeededError(replace(job, limit_bytes=room_bytes))
+    if cached is not None:
+        return cached
     if sent is not None:
         _log.warning(
             "cost rows are those of %s with torch %s, this is %s with torch %s: planned with a margin of %d %%",

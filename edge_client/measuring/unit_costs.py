@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge_client.device import guard, meter
+from edge_client.device import guard
+from edge_client.device.private_memory import process_memory
 from edge_client.measuring.allocation_trace import TracePair
 from edge_client.measuring.hidden_memory import HiddenMemory, measure_hidden
 from edge_client.measuring.prepared_training import PreparedTraining
@@ -30,12 +31,14 @@ from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, envelope,
 
 __all__ = ["measure"]
 
+_LEAST_HIDDEN_BYTES = 2**18
+_FAR_BYTES, _FAR_SHARE = 3 * 10**6, 0.2  # what is hidden by less than this below the constant is the constant
 _WORKER_BYTES = 4 * 10**6  # that a worker takes beside what is done here: its order, progress, results
 
 
 def measure(prepared: PreparedTraining, *, key: str, limit_bytes: int = 0) -> ModelRows:
     """The rows of a model that is warm, in this process."""
-    base_bytes = meter.rss_bytes()
+    memory = process_memory()
     if limit_bytes:
         guard.limit_growth(limit_bytes)
     model = prepared.model
@@ -50,7 +53,8 @@ def measure(prepared: PreparedTraining, *, key: str, limit_bytes: int = 0) -> Mo
         channels_last=prepared.channels_last,
         dtype=prepared.dtype,
         batches=runner.batches,
-        base_bytes=base_bytes + _WORKER_BYTES,
+        base_bytes=memory.rss_bytes + _WORKER_BYTES,
+        private_base_bytes=memory.private_bytes + _WORKER_BYTES,
         model_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
         hidden_bytes=hidden.lasting.whole,
         hidden_size_bytes=hidden.size.whole,
@@ -61,7 +65,21 @@ def measure(prepared: PreparedTraining, *, key: str, limit_bytes: int = 0) -> Mo
         modes=modes,
     )
     beside_torch = hidden.peak_bytes - measured_bytes(rows, None, hidden.batch)
-    return replace(rows, hidden_bytes=max(hidden.lasting.whole, beside_torch))
+    at_once = max(hidden.lasting.whole, beside_torch)
+    return replace(rows, hidden_bytes=at_once, hidden_line=_hidden_line(rows, hidden, at_once))
+
+
+def _hidden_line(rows: ModelRows, hidden: HiddenMemory, at_once: int) -> Line:
+    """What is hidden in private memory, by the batch; nothing where the constant says nearly the same."""
+    batches, private = (hidden.small_batch, hidden.batch), hidden.private
+    peaks = (private.small_peak_bytes, private.peak_bytes)
+    small, large = (
+        max(private.lasting_bytes, peak - measured_bytes(rows, None, batch), _LEAST_HIDDEN_BYTES)
+        for batch, peak in zip(batches, peaks, strict=True)
+    )
+    if at_once - min(small, large) < max(_FAR_BYTES, at_once * _FAR_SHARE):
+        return 0.0, 0.0
+    return line_through(batches, small, large)
 
 
 def _norms(model: Model) -> Iterator[nn.modules.batchnorm._BatchNorm]:

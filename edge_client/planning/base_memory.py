@@ -1,4 +1,4 @@
-"""The base memory of a worker as plans use it: what the warm process takes before it trains, in whole steps.
+"""The base memory of a worker as plans use it: private memory of the warm process before it trains, in whole steps.
 
 Two processes that do the same work differ by a few pages. A plan made from the measured bytes would differ from one
 repeat to the next, so both the worker and the coordinator, which chooses a slice for it, count in steps. No torch.
@@ -18,7 +18,7 @@ def base_bytes(rows: ModelRows | None, *, warm_bytes: int, data_bytes: int, know
 
     `warm_bytes` were measured in this process, when it had the data in memory and the knowledge not yet.
     """
-    expected = data_bytes + (rows.base_bytes if rows is not None and rows.margin == 1 else 0)
+    expected = data_bytes + (rows.private_base_bytes if rows is not None and rows.margin == 1 else 0)
     return expected + _in_steps(max(0, warm_bytes - expected)) + _in_steps(knowledge_bytes)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from edge_client import faults
 from edge_client.config.run_file import TrainSection
 from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, minus, peak, plus
-from edge_client.records import PlanRules
+from edge_client.records import PlanRules, TrainingPlan
 
 __all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_time", "training_bytes"]
 
@@ -89,6 +89,18 @@ class Shape:
     recompute: str | None = None
     buffered: bool = False
     num_models: int = 1
+
+    @classmethod
+    def of(cls, plan: TrainingPlan) -> Shape:
+        """The shape of a plan."""
+        return cls(
+            microbatch=plan.microbatch,
+            groups=plan.groups,
+            skipped=plan.skipped,
+            recompute=plan.recompute,
+            buffered=plan.buffered,
+            num_models=plan.num_models,
+        )
 
 
 def training_bytes(rows: ModelRows, workload: Workload, shape: Shape) -> int:
@@ -175,7 +187,7 @@ def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[
     # the last piece of a batch may be a smaller one, that of an epoch still another
     has_third = workload.batch % shape.microbatch > 0 or 0 < workload.second_pass != shape.microbatch
     rest = rows.hidden_rest_bytes if _last_piece(workload, shape) == rows.min_batch else 0
-    whole = rows.hidden_bytes + has_third * rows.hidden_size_bytes
+    whole = rows.hidden_at(shape.microbatch) + has_third * rows.hidden_size_bytes
     if groups[-1].head is None:
         return whole + rest
 
@@ -185,7 +197,7 @@ def _hidden(rows: ModelRows, workload: Workload, shape: Shape, groups: Sequence[
     # blocks that were trained together also hand gradients on, for which libraries keep more than for each alone
     together = any(sum(unit.kind == "block" for unit in group.units) > 1 for group in groups)
     blocks = [unit for unit in rows.modes["plain"] if unit.kind == "block"]
-    handing_on = max(0, whole - until(blocks[-1])) if together else 0
+    handing_on = max(0.0, whole - until(blocks[-1])) if together else 0
     return until(groups[-1].units[-1]) + handing_on + rest
 
 

@@ -116,14 +116,7 @@ def shrink(request: Request, plan: TrainingPlan) -> TrainingPlan | None:
     """The same plan with smaller microbatches, which a training can take in its middle; None if none of them fits."""
     rows = (request.variants if plan.dtype == "fp32" else request.halves)[plan.slice]
     for size in microbatches(plan.microbatch)[1:]:
-        shape = Shape(
-            microbatch=size,
-            groups=plan.groups,
-            skipped=plan.skipped,
-            recompute=plan.recompute,
-            buffered=plan.buffered,
-            num_models=plan.num_models,
-        )
+        shape = replace(Shape.of(plan), microbatch=size)
         needed = training_bytes(rows, request.workload, shape)
         if size >= rows.min_batch and needed <= _limit(request):
             return replace(

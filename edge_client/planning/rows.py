@@ -100,6 +100,19 @@ class ModelRows:
     modes: dict[str, tuple[UnitRow, ...]]
     margin: Annotated[float, Between(1, 2)] = 1.0  # on top, for rows of another kind of machine or build of torch
     private_base_bytes: Count = later(0, key="x-private-base")  # private memory of that worker; 0: not measured
+    # `hidden_bytes` without pages of files, by the samples of a pass: recurrent layers need more for more samples, and
+    # read many pages. (0, 0): the constant says nearly the same. Older versions go by the constant.
+    hidden_line: Line = later((0.0, 0.0), key="x-hidden-line")
+
+    def hidden_at(self, num_samples: int) -> float:
+        """What libraries take and torch does not see, where all units are trained at once on so many samples."""
+        slope, constant = self.hidden_line
+        return slope * num_samples + constant if slope + constant > 0 else self.hidden_bytes
+
+    @property
+    def worker_bytes(self) -> int:
+        """What a worker counts for before it trains: private memory, or RSS in rows of older versions."""
+        return self.private_base_bytes or self.base_bytes
 
 
 def line_through(batches: tuple[int, int], one: float, other: float) -> Line:

@@ -17,13 +17,14 @@ from edge_client.device import guard
 from edge_client.measuring.row_sources import CalibrationNeededError
 from edge_client.records import TrainingPlan, WorkOrder
 from edge_client.task.run_model import load_weights
+from edge_client.training.warmup import warm_up
 from edge_client.wire.container import EXTRA_PREFIX
 from edge_client.worker.accelerator_plan import AcceleratorPlanner
 from edge_client.worker.accelerator_rehearsal import AcceleratorRehearsal
 from edge_client.worker.allowance import Allowance
 from edge_client.worker.declined import DeclinedError, declines, declines_user_method
 from edge_client.worker.input_sums import report_sums
-from edge_client.worker.loading import Loaded, load
+from edge_client.worker.loading import Loaded, load, loop_settings
 from edge_client.worker.local_training import LocalTraining, begin_client, evaluate_received_model, train_locally
 from edge_client.worker.method_state import write_state
 from edge_client.worker.model_building import seed_generators
@@ -31,6 +32,7 @@ from edge_client.worker.order_files import Assignment, model_path, part_path, re
 from edge_client.worker.plan_in_force import PlanInForce
 from edge_client.worker.process_cache import ProcessCache
 from edge_client.worker.progress import Progress
+from edge_client.worker.rehearsing import Rehearsing
 from edge_client.worker.spare_memory import with_spare
 from edge_client.worker.state_folder import write_last_model
 from edge_client.worker.stored_tensors import StoredTensors
@@ -39,15 +41,21 @@ from edge_client.worker.update import Results, make_report, update_tensors, writ
 __all__ = ["CalibrationNeededError", "DeclinedError", "carry_out"]
 
 
-def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None) -> None:
-    """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`."""
+def carry_out(
+    order: WorkOrder, workdir: Path, cache: ProcessCache | None = None, *, template: int | None = None
+) -> None:
+    """Carry out `order` and leave `update.bin` and `update.json` in `workdir`; raises `DeclinedError`.
+
+    `cache`: of a process that does more than one; `template`: the process that this one was forked from.
+    """
     progress, started = Progress.of(order), time.monotonic()
-    if cache is not None:
+    is_shared = cache is not None  # others ran here before: what they left hides what a plan takes
+    if is_shared:
         guard.return_freed_memory()  # of the assignment before
     cache = cache or ProcessCache()
-    _use_threads(order.threads)
+    _use_threads(order.threads if is_shared else 1)
     assignment = read_assignment(order, workdir, cache)
-    allowance = Allowance(order.budget_bytes, workdir)
+    allowance = Allowance(order.budget_bytes, workdir, template=template)
     with declines_user_method(assignment.run.method.name):
         if assignment.only_sums:
             report_sums(assignment, workdir, allowance, cache, progress, started)
@@ -57,9 +65,14 @@ def carry_out(order: WorkOrder, workdir: Path, cache: ProcessCache | None = None
         _rehearse_on_accelerator(assignment, loaded)
         with declines("nothing_fits"):
             plan = loaded.planner.first_plan(order.plan, allowance.budget_bytes)
+        rehearsing = Rehearsing(assignment, loaded, allowance, progress, can_fork=not is_shared)
+        with declines("nothing_fits"):
+            plan = rehearsing.tried(plan)
         if order.train or order.evaluate:
+            if not is_shared:
+                _use_more_threads(assignment, loaded)
             plan = plan if plan.accelerator else with_spare(plan, allowance.budget_bytes)
-            results = _evaluate_and_train(assignment, loaded, plan, allowance, progress)
+            results = _evaluate_and_train(assignment, loaded, plan, allowance, progress, rehearsing)
         else:  # a dry run
             progress.report("load", 1, 1)
             results = Results(plan=plan)
@@ -86,8 +99,22 @@ def _use_threads(num_threads: int) -> None:
         torch.set_num_interop_threads(1)
 
 
+def _use_more_threads(assignment: Assignment, loaded: Loaded) -> None:
+    """Until here one thread did all: a process with more cannot be forked."""
+    if assignment.order.threads == 1:
+        return
+    _use_threads(assignment.order.threads)
+    if loaded.device.kind == "cpu":
+        warm_up(loaded.model, loop_settings(assignment, channels_last=loaded.rows.channels_last))
+
+
 def _evaluate_and_train(
-    assignment: Assignment, loaded: Loaded, plan: TrainingPlan, allowance: Allowance, progress: Progress
+    assignment: Assignment,
+    loaded: Loaded,
+    plan: TrainingPlan,
+    allowance: Allowance,
+    progress: Progress,
+    rehearsing: Rehearsing,
 ) -> Results:
     order = assignment.order
     in_force = PlanInForce(
@@ -99,6 +126,7 @@ def _evaluate_and_train(
         workdir=assignment.workdir,
         num_replans=order.replans,
         memory=loaded.memory,
+        rehearsed=rehearsing.rehearsed,
     )
     in_force.begin()
     load_weights(loaded.model, model_path(order))
@@ -110,8 +138,9 @@ def _evaluate_and_train(
     loaded.device.free()  # or the segments of the evaluation stay reserved beside those of the training
     training = LocalTraining()
     if order.train:
-        training = train_locally(assignment, loaded, client, in_force, progress)
-        allowance.check()
+        with rehearsing.learns_from(in_force):
+            training = train_locally(assignment, loaded, client, in_force, progress)
+            allowance.check()
         faults.point("worker.trained")
     return Results(
         plan=in_force.plan, num_replans=in_force.num_replans, evaluation=evaluation, training=training, extra=extra
@@ -136,8 +165,7 @@ def _write(
         results,
         loaded.data,
         codec=codec,
-        peak_bytes=allowance.peak_bytes(),
-        base_bytes=loaded.warm_bytes,
+        memory=allowance.measured(loaded.warm_bytes),
         accelerator=(loaded.memory.peak_bytes(), loaded.memory.base_bytes) if loaded.memory is not None else (0, 0),
         seconds=time.monotonic() - started,
         phases=progress.durations(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from edge_client import durable
 from edge_client.config.quantities import format_bytes
-from edge_client.device import guard, meter
+from edge_client.device import guard
 from edge_client.device.accelerator import Accelerator
 from edge_client.measuring.plan_search import PlanSearch
 from edge_client.models.contract import Model
@@ -52,7 +52,7 @@ class Loaded:
     device: Accelerator
     memory: AcceleratorMemory | None  # of the device; None on the CPU
     planner: Planner | AcceleratorPlanner
-    warm_bytes: int  # RSS, measured; the planner's base memory is in steps
+    warm_bytes: int  # private memory, measured; the planner's base memory is in steps
     memory_key: str
 
     @property
@@ -84,7 +84,7 @@ def load(assignment: Assignment, allowance: Allowance, cache: ProcessCache) -> L
     with declines("bad_model"), setup.recipe.user_code("a first step on zeros"):
         cache.once("warm", setup.cache_key, lambda: warm_up(model, settings))
     seed_generators(order.seed)  # the first time in a process, this loads libraries of 2 MB, which are no training's
-    warm_bytes = meter.rss_bytes()
+    warm_bytes = allowance.used_bytes()
     worker_bytes = base_bytes(
         rows.fp32,
         warm_bytes=warm_bytes,

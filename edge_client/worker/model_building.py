@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from edge_client.config.quantities import format_bytes
-from edge_client.device import meter
 from edge_client.device.accelerator import device_of
+from edge_client.device.private_memory import process_memory
 from edge_client.errors import NothingFitsError, is_out_of_memory
 from edge_client.models.contract import Model
 from edge_client.models.layout import to_channels_last
@@ -40,7 +40,7 @@ def must_fit(subject: str, budget_bytes: int) -> Iterator[None]:
 
 def check_weights_fit(setup: RunSetup, budget_bytes: int) -> None:
     """Raise `NothingFitsError`, before the model is built, if its weights alone are too large."""
-    needed = meter.rss_bytes() + 4 * sum(setup.tensor_sizes)
+    needed = process_memory().private_bytes + 4 * sum(setup.tensor_sizes)
     if needed > budget_bytes:
         raise NothingFitsError(
             f"its parameters alone need {format_bytes(needed)} with the process, the budget is "

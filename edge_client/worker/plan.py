@@ -11,16 +11,18 @@ import json
 from dataclasses import dataclass, replace
 
 from edge_client.config.run_file import RunFile
-from edge_client.device import meter
 from edge_client.device.accelerator import CPU, Accelerator
+from edge_client.device.private_memory import process_memory
 from edge_client.measuring.calibration import job_for
 from edge_client.measuring.plan_search import PlanSearch
 from edge_client.measuring.row_sources import find_rows, sent_rows
+from edge_client.planning.cost import Shape, training_bytes
 from edge_client.planning.rows import ModelRows
 from edge_client.records import TrainingPlan, to_map
 from edge_client.worker.order_files import Assignment, read_json
 from edge_client.worker.process_cache import ProcessCache
 from edge_client.worker.run_setup import RunSetup
+from edge_client.worker.spare_memory import without_spare
 
 __all__ = ["CostRows", "Planner", "cost_rows", "half_type", "knowledge_bytes", "lowest_ceiling", "memory_key"]
 
@@ -82,7 +84,7 @@ def _rows(
     job = job_for(run, setup.method.plans, input_shape, task=task, slice_name=setup.architecture, dtype=dtype)
     attempt = assignment.workdir / "calibration.json"  # of this assignment: a failed one is not repeated
     attempted = attempt.exists() and read_json(attempt).get("key") == job.key
-    room = budget_bytes - meter.rss_bytes()
+    room = budget_bytes - process_memory().private_bytes
     may_measure = device.limits.calibrate and not attempted
     sent = sent_rows(assignment.settings, setup.architecture) if dtype == "fp32" else None
     return cache.once("rows", job.key, lambda: find_rows(job, sent, may_measure=may_measure, room_bytes=room))
@@ -130,12 +132,34 @@ class Planner:
         Raises `NothingFitsError` if nothing fits, whatever is offered.
         """
         plan = self.new_plan(budget_bytes)
-        return offered if offered is not None and self._still_fits(offered, budget_bytes) else plan
+        if offered is not None and offered.private_budget_bytes:  # as a worker reported it, with pages of files beside
+            offered = replace(
+                offered,
+                budget_bytes=offered.private_budget_bytes,
+                predicted_bytes=offered.private_predicted_bytes,
+                private_budget_bytes=0,
+                private_predicted_bytes=0,
+            )
+        return without_spare(offered) if offered is not None and self._still_fits(offered, budget_bytes) else plan
 
     def new_plan(self, budget_bytes: int) -> TrainingPlan:
         """The best plan for a budget; raises `NothingFitsError`."""
         room = max(0, budget_bytes - self.base_bytes)
         return self.search.plan(self.base_bytes, room, self.ceiling_bytes, of_training=self.of_training)
+
+    def plan_below(self, plan: TrainingPlan, num_bytes: int, budget_bytes: int) -> TrainingPlan:
+        """The best plan that is predicted to add less than `num_bytes`, and less than this one.
+
+        Raises `NothingFitsError`.
+        """
+        below = [self.rows_bytes(plan), num_bytes, *([self.ceiling_bytes] if self.ceiling_bytes is not None else [])]
+        room = max(0, budget_bytes - self.base_bytes)
+        return self.search.plan(self.base_bytes, room, max(1, min(below)), of_training=self.of_training)
+
+    def rows_bytes(self, plan: TrainingPlan) -> int:
+        """What a plan adds by the cost rows alone, whatever was measured of it."""
+        rows = self.search.rows if plan.dtype == "fp32" or self.search.half is None else self.search.half
+        return training_bytes(rows, self.search.workload(), Shape.of(plan))
 
     def smaller_plan(self, plan: TrainingPlan, budget_bytes: int) -> TrainingPlan:
         """The same plan in smaller pieces, or another way to train; raises `NothingFitsError`."""

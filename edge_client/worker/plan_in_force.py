@@ -16,6 +16,7 @@ from edge_client import durable
 from edge_client.config.quantities import format_bytes
 from edge_client.device import guard
 from edge_client.errors import NothingFitsError
+from edge_client.measuring.rehearsed import Rehearsed
 from edge_client.models.contract import Model
 from edge_client.records import TrainingPlan
 from edge_client.worker import live_files
@@ -52,19 +53,22 @@ class PlanInForce:
         workdir: Path,
         num_replans: int = 0,
         memory: AcceleratorMemory | None = None,
+        rehearsed: Rehearsed | None = None,
     ) -> None:
+        """`rehearsed` is what the plan took when it was tried before."""
         self.plan = plan
         self.num_replans = num_replans
         self._memory = memory
         self._planner, self._allowance, self._model = planner, allowance, model
         self._memory_key, self._workdir = memory_key, workdir
+        self._rehearsed = rehearsed
 
     def begin(self) -> None:
         """What the process uses from now on is due to the plan."""
         self._write_trial()
         self._model.recompute = self.plan.recompute
         self._allowance.begin()
-        self._allowance.limit(self._slack_bytes())
+        self._allowance.limit(self._slack_bytes(self._rehearsed))
         self._limit_accelerator()
         if self.plan.spare_bytes:
             guard.keep_freed_memory()
@@ -131,7 +135,11 @@ class PlanInForce:
         with durable.disk_errors(f"cannot write into {self._workdir}"):
             live_files.write_trial(self._workdir, trial)
 
-    def _slack_bytes(self) -> int:
+    def _slack_bytes(self, rehearsed: Rehearsed | None = None) -> int:
         """What may be reserved and is hardly used, such as code made for each convolution and size of batch."""
         num_convs = sum(isinstance(module, nn.modules.conv._ConvNd) for module in self._model.modules())
-        return LIMIT_SLACK_BYTES + num_convs * _KERNEL_BYTES
+        slack_bytes = LIMIT_SLACK_BYTES + num_convs * _KERNEL_BYTES
+        if rehearsed is None:
+            return slack_bytes
+        room = self._allowance.budget_bytes - self._allowance.used_bytes()
+        return max(slack_bytes, rehearsed.limit_bytes - max(0, room))

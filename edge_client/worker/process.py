@@ -119,7 +119,7 @@ def _run(workdir: Path, cache: ProcessCache | None, *, is_fork: bool) -> int:
         order = _read_order(workdir)
         faults.in_round(order.round)
         faults.point("worker.start")
-        os.environ["OMP_NUM_THREADS"] = str(order.threads)  # read once, when torch is loaded
+        os.environ["OMP_NUM_THREADS"] = "1"  # read once, when torch is loaded: a process of one thread can be forked
         try:
             from edge_client.measuring import calibration
             from edge_client.worker import assignment
@@ -131,7 +131,7 @@ def _run(workdir: Path, cache: ProcessCache | None, *, is_fork: bool) -> int:
 
         faults.point("worker.loaded")
         try:
-            assignment.carry_out(order, workdir, cache)
+            assignment.carry_out(order, workdir, cache, template=os.getppid() if is_fork else None)
         except assignment.DeclinedError as error:
             # without a template there is more room
             code = exit_codes.NOT_AS_FORK if is_fork and error.code == "nothing_fits" else exit_codes.DECLINED

@@ -11,7 +11,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -26,11 +26,13 @@ from edge_client.records import Evaluation, PlanRules, Report, TrainingPlan, to_
 from edge_client.training.evaluate import Result
 from edge_client.wire.container import CONFUSION, EXTRA_PREFIX, MODEL_PREFIX, payload_kind, read_header
 from edge_client.wire.tensors import ContainerReader, codec_for, write_container
+from edge_client.worker.allowance import Measured
 from edge_client.worker.device_data import DeviceData
 from edge_client.worker.local_training import LocalTraining
 
 __all__ = ["Manifest", "Results", "make_report", "update_tensors", "write_manifest", "write_update"]
 
+_FILE_STEP_BYTES = 64 * 2**20
 _NO_WEIGHTS = "none"  # as the payload of an update
 
 
@@ -59,8 +61,7 @@ def make_report(
     data: DeviceData,
     *,
     codec: str,
-    peak_bytes: int,
-    base_bytes: int,
+    memory: Measured,
     seconds: float,
     phases: Mapping[str, float] | None = None,
     accelerator: tuple[int, int] = (0, 0),
@@ -78,9 +79,11 @@ def make_report(
         num_test=len(data.test),
         steps=trained.steps if trained is not None else 0,
         payload=payload_kind(codec) if trained is not None else _NO_WEIGHTS,
-        plan=results.plan,
-        peak_bytes=peak_bytes,
-        base_bytes=base_bytes,
+        plan=_with_file_pages(results.plan, memory),
+        peak_bytes=memory.peak_rss_bytes,
+        base_bytes=memory.base_bytes + memory.file_bytes,
+        private_peak_bytes=memory.peak_bytes,
+        private_base_bytes=memory.base_bytes,
         accelerator_peak_bytes=accelerator[0],
         accelerator_base_bytes=accelerator[1],
         seconds=round(seconds, 3),
@@ -88,6 +91,22 @@ def make_report(
         versions={"python": platform.python_version(), "torch": str(torch.__version__)[:64]},
         evaluation=_evaluation(results.evaluation),
         phases=phases,
+    )
+
+
+def _with_file_pages(plan: TrainingPlan, memory: Measured) -> TrainingPlan:
+    """As it is told: older coordinators compare its budget with the highest RSS, which has the pages of files.
+
+    In large steps, because they differ a little each time and a plan must not.
+    """
+    file_bytes = max(memory.file_bytes, memory.peak_rss_bytes - memory.peak_bytes)
+    file_bytes = -(-file_bytes // _FILE_STEP_BYTES) * _FILE_STEP_BYTES
+    return replace(
+        plan,
+        budget_bytes=plan.budget_bytes + file_bytes,
+        predicted_bytes=plan.predicted_bytes + file_bytes,
+        private_budget_bytes=plan.budget_bytes,
+        private_predicted_bytes=plan.predicted_bytes,
     )
 
 

@@ -33,15 +33,6 @@ def test_a_peak_can_begin_anew() -> None:
 
 
 @linux
-def test_another_process_is_measured() -> None:
-    """This one as if it were another: its RSS, of which a part is mapped from files; one that is gone uses nothing."""
-    mine = meter.memory_of(os.getpid())
-    assert mine.rss_bytes == pytest.approx(meter.rss_bytes(), rel=0.05)
-    assert 0 < mine.private_bytes < mine.rss_bytes
-    assert meter.memory_of(2**22 + 1) == meter.MemoryInRam(0, 0)
-
-
-@linux
 def test_data_bytes_are_what_the_limit_counts() -> None:
     """Private memory is there, and grows by a large block whether it is touched or not."""
     before = meter.data_bytes()

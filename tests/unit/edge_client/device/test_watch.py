@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.device import meter
+from edge_client.device.private_memory import process_memory
 from edge_client.device.watch import MemoryWatch, count_oom_kills
 
 MIB = 2**20
@@ -66,7 +66,7 @@ def test_a_control_group_counts_without_the_worker(tmp_path: Path, holder: int) 
         (group / name).write_text(f"{text}\n")
     watch = MemoryWatch(MOST, limit=None, root=tmp_path)
     assert watch.budget_bytes() == 10**8
-    assert watch.budget_bytes(holder) - 10**8 == pytest.approx(meter.memory_of(holder).rss_bytes, abs=MIB)
+    assert watch.budget_bytes(holder) - 10**8 == pytest.approx(process_memory(holder).private_bytes, abs=MIB)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -77,7 +77,7 @@ def test_an_owners_limit_holds_until_the_system_is_in_danger(tmp_path: Path, hol
     _meminfo(tmp_path, 63_488_000)
     assert watch.budget_bytes() == 0
     missing = 128_000_000 - 63_488_000
-    assert watch.budget_bytes(holder) == pytest.approx(meter.memory_of(holder).rss_bytes - missing, abs=MIB)
+    assert watch.budget_bytes(holder) == pytest.approx(process_memory(holder).private_bytes - missing, abs=MIB)
 
 
 @pytest.mark.parametrize("text", [None, "", "MemTotal: 5 kB\n", "MemTotal: x kB\nMemAvailable: 1 kB\n"])

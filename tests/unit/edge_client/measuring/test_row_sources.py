@@ -32,9 +32,18 @@ def _found(job: CalibrationJob, sent: ModelRows | None = None, **changes: Any) -
 
 def test_its_own_rows_come_first(job: CalibrationJob, tmp_path: Path) -> None:
     """Even where the run brought others of the same key."""
-    own = rows(key=job.key, base_bytes=7)
+    own = rows(key=job.key, base_bytes=7, private_base_bytes=5)
     save_rows(tmp_path / f"{job.key}.json", own)
     assert _found(job, rows(key=job.key)) == own
+
+
+def test_rows_of_an_older_version_are_used_where_nothing_can_be_measured(job: CalibrationJob, tmp_path: Path) -> None:
+    """They lack the private memory of a worker; with room, it is measured."""
+    old = rows(key=job.key)
+    save_rows(tmp_path / f"{job.key}.json", old)
+    assert _found(job, None, may_measure=False) == old
+    with pytest.raises(CalibrationNeededError):
+        _found(job)
 
 
 def test_rows_of_the_same_kind_of_machine_are_as_good(job: CalibrationJob) -> None:

@@ -17,13 +17,13 @@ STEP = BASE_STEP_BYTES
 )
 def test_what_a_process_takes_above_its_rows_and_data_counts_in_steps(warm_bytes: int, expected: int) -> None:
     """1000 bytes of rows and 500 of data are expected; one byte more is a whole step, and less changes nothing."""
-    measured = replace(rows(), base_bytes=1000)
+    measured = replace(rows(), private_base_bytes=1000)
     assert base_bytes(measured, warm_bytes=warm_bytes, data_bytes=500, knowledge_bytes=0) == expected
 
 
 def test_rows_of_another_machine_say_nothing_about_this_process() -> None:
     """Without rows, or with rows that need a margin, all but the data is counted in steps: 2 steps for 7 MB."""
-    foreign = replace(rows(), base_bytes=1000, margin=1.15)
+    foreign = replace(rows(), private_base_bytes=1000, margin=1.15)
     for source in (None, foreign):
         assert base_bytes(source, warm_bytes=7 * 10**6, data_bytes=0, knowledge_bytes=0) == 2 * STEP
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from edge_client.worker import allowance, live_files
 from edge_client.device import guard, meter
+from edge_client.device.private_memory import process_memory
 allowance._LOOK_EVERY_S = 0.0
 here, MIB = Path(sys.argv[1]), 2**20
 guard.pin_malloc()
@@ -39,7 +40,7 @@ def test_what_was_used_beyond_the_budget_is_noticed_although_it_is_free_again(tm
         tmp_path,
         """
         use(200)
-        mine = allowance.Allowance(meter.rss_bytes() + 64 * MIB, here)
+        mine = allowance.Allowance(process_memory().private_bytes + 64 * MIB, here)
         mine.begin()
         use(30)
         print(mine.look(), mine.peak_bytes() > mine.budget_bytes)  # the peak that is told has all of it
@@ -58,7 +59,7 @@ def test_an_allocation_far_beyond_the_budget_fails_before_it_happens(tmp_path: P
     out = _run(
         tmp_path,
         """
-        mine = allowance.Allowance(meter.rss_bytes() + 64 * MIB, here)
+        mine = allowance.Allowance(process_memory().private_bytes + 64 * MIB, here)
         mine.begin()
         mine.limit(8 * MIB)
         try:
@@ -76,7 +77,7 @@ def test_less_is_heard_once_and_holds(tmp_path: Path) -> None:
     out = _run(
         tmp_path,
         """
-        start = meter.rss_bytes()
+        start = process_memory().private_bytes
         mine = allowance.Allowance(start + 200 * MIB, here)
         mine.begin()
         use(100)
@@ -104,7 +105,7 @@ def test_where_the_peak_cannot_begin_anew_the_past_is_not_held_against_the_worke
         """
         use(200)
         meter.reset_peak = lambda: False
-        mine = allowance.Allowance(meter.rss_bytes() + 64 * MIB, here)
+        mine = allowance.Allowance(process_memory().private_bytes + 64 * MIB, here)
         mine.begin()
         mine.check()
         print("fine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from worker_runs import (
 from edge_client.config.device_file import DataSection
 from edge_client.data.sources import open_data
 from edge_client.models import registry
+from edge_client.records import TrainingPlan
 from edge_client.worker.spare_memory import without_spare
 
 
@@ -74,6 +76,12 @@ def test_a_model_that_does_not_fit_the_run_is_declined(tmp_path: Path) -> None:
     assert read_error(work)["code"] == "names"
 
 
+def _as_planned(plan: TrainingPlan | None) -> TrainingPlan:
+    """Without what only the trained round can tell: the peak that it had."""
+    assert plan is not None
+    return replace(plan, predicted_bytes=0, private_predicted_bytes=0, training_bytes=0)
+
+
 def test_a_plan_alone_needs_no_model_and_sends_no_tensors(tmp_path: Path, trained: Path) -> None:
     """A dry run: a trained round's plan, without spare memory, and what the device has; 360 and 90 of 450 samples."""
     work = make_work(tmp_path / "w", train=False, evaluate=False)
@@ -85,7 +93,7 @@ def test_a_plan_alone_needs_no_model_and_sends_no_tensors(tmp_path: Path, traine
     plan = read_update(trained)[0].plan
     assert plan is not None
     assert plan.spare_bytes > 0  # the budget is 10 GB
-    assert report.plan == without_spare(plan)
+    assert _as_planned(report.plan) == _as_planned(without_spare(plan))
     assert report.versions.keys() == {"python", "torch"}
     assert report.peak_bytes > 0
     assert not (work / "state").exists()

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from worker_runs import (
+    TASK,
+    change_order,
     image_run,
+    make_task_work,
     make_work,
     npz_images,
     read_error,
@@ -16,45 +19,72 @@ from worker_runs import (
     run_worker,
 )
 
-from edge_client.records import TrainingPlan, from_map
 from edge_client.worker import live_files
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is the Linux kernel's")
-def test_a_plan_beyond_the_budget_fails_cleanly_with_75(tmp_path: Path) -> None:
-    """512 samples at once need 229 MB of activations; the budget leaves 30 MB. What was tried is told."""
-    plan = {"microbatch": 512, "budget_bytes": 290_000_000, "predicted_bytes": 290_000_000, "training_bytes": 7}
-    device = npz_images(tmp_path)
-    work = make_work(
-        tmp_path / "w",
-        run=image_run(512),
-        device_file=device,
-        budget_bytes=290_000_000,
-        plan=plan,
-        evaluate=False,
-    )
-    assert run_worker(work) == 75
+def test_a_plan_beyond_the_budget_is_noticed_before_anything_depends_on_it(tmp_path: Path) -> None:
+    """512 samples at once need 229 MB of activations; the budget leaves 40 MB. The rehearsal finds another plan.
+
+    The second worker does not rehearse: it finds what the first one measured.
+    """
+    plan = {"microbatch": 512, "budget_bytes": 200_000_000, "predicted_bytes": 0, "training_bytes": 7}
+    options: dict[str, Any] = {"device_file": npz_images(tmp_path), "budget_bytes": 200_000_000, "evaluate": False}
+    plans = []
+    for name in ("first", "second"):
+        work = make_work(tmp_path / name, run=image_run(512), plan=plan, **options)
+        assert run_worker(work) == 0, (work / "stderr").read_text()
+        report, _ = read_update(work)
+        assert report.plan is not None
+        assert report.plan.microbatch < 512
+        assert report.private_peak_bytes <= report.plan.private_predicted_bytes <= 200_000_000
+        assert "plan: full, microbatch 512 needs more than " in (work / "stderr").read_text()
+        assert report.phases is not None
+        assert ("rehearse" in report.phases) == (name == "first")
+        plans.append(report.plan.microbatch)
+    assert plans[0] == plans[1]
+
+
+GROWS_LATER = TASK.replace("nn.Linear(4, num_classes)", "Head(4, num_classes)").replace(
+    "class Net",
+    """class Head(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls > 30:
+            self.more = torch.ones(100_000_000)
+        return super().forward(x)
+
+class Net""",
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is the Linux kernel's")
+def test_a_worker_that_exceeds_its_budget_in_the_end_fails_cleanly_with_75(tmp_path: Path) -> None:
+    """A model that takes 400 MB from its 31st pass on, which no rehearsal sees. What was tried is told."""
+    work = change_order(make_task_work(tmp_path / "w", GROWS_LATER), budget_bytes=400_000_000)
+    assert run_worker(work) == 75, (work / "stderr").read_text()
     assert not (work / "update.bin").exists()
     assert read_error(work)["code"] == "over_budget"
     trial = live_files.read_trial(work)
     assert trial is not None
-    assert (trial.budget_bytes, trial.plan) == (290_000_000, from_map(TrainingPlan, plan))
+    assert (trial.budget_bytes, trial.plan.microbatch) == (400_000_000, 8)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads VmHWM")
 def test_a_worker_that_is_told_of_less_memory_shrinks_its_plan_and_stays_below(tmp_path: Path) -> None:
-    """128 samples at once need about 320 MB, and there are 500; then 305, before the first batch: fewer at a time."""
-    work = make_work(tmp_path / "w", run=image_run(128), device_file=npz_images(tmp_path), budget_bytes=500_000_000)
-    live_files.write_budget(work, 305_000_000)
+    """128 samples at once need about 215 MB, and there are 400; then 198, before the first batch: fewer at a time."""
+    work = make_work(tmp_path / "w", run=image_run(128), device_file=npz_images(tmp_path), budget_bytes=400_000_000)
+    live_files.write_budget(work, 198_000_000)
     assert run_worker(work) == 0, (work / "stderr").read_text()
     report, _ = read_update(work)
     assert report.plan is not None
-    assert (report.plan.budget_bytes, report.scalars["replans"]) == (305_000_000, 1.0)
+    assert (report.plan.private_budget_bytes, report.scalars["replans"]) == (198_000_000, 1.0)
     assert report.plan.microbatch < 128
-    assert 250_000_000 < report.peak_bytes <= 305_000_000
+    assert 150_000_000 < report.private_peak_bytes <= 198_000_000
     trial = live_files.read_trial(work)
     assert trial is not None
-    assert (trial.plan, trial.budget_bytes) == (report.plan, 305_000_000)
+    assert (trial.plan.microbatch, trial.budget_bytes) == (report.plan.microbatch, 198_000_000)
 
 
 def test_a_worker_goes_on_as_it_is_when_its_plan_fits_less_memory_or_nothing_does(tmp_path: Path) -> None:
@@ -66,7 +96,7 @@ def test_a_worker_goes_on_as_it_is_when_its_plan_fits_less_memory_or_nothing_doe
         assert run_worker(work) == 0, (work / "stderr").read_text()
         report, _ = read_update(work)
         assert report.plan is not None
-        assert (report.plan.microbatch, report.plan.budget_bytes) == (128, expected)
+        assert (report.plan.microbatch, report.plan.private_budget_bytes) == (128, expected)
         assert report.scalars["replans"] == 0.0
         assert ("no smaller plan fits" in (work / "stderr").read_text()) == (told == 100_000_000)
 
@@ -80,4 +110,5 @@ def test_the_measured_peak_stays_below_the_prediction(tmp_path: Path, batch: int
     report, _ = read_update(work)
     assert report.plan is not None
     assert report.plan.microbatch == batch
-    assert 0 < report.base_bytes <= report.peak_bytes <= report.plan.predicted_bytes
+    assert 0 < report.private_base_bytes <= report.private_peak_bytes <= report.plan.private_predicted_bytes
+    assert report.private_peak_bytes <= report.peak_bytes <= report.plan.predicted_bytes  # of RSS
