@@ -26,6 +26,7 @@ KNOWN = {
     "memory_prediction": ("memory_prediction", "measure"),
     "memory_budget": ("memory_budget", "measure"),
     "accelerator_memory": ("accelerator_memory", "measure"),
+    "promise": ("promise", "measure"),
     "fedepth_memory": ("fedepth_memory", "measure"),
     "fedin_memory": ("fedin_memory", "measure"),
     "method_bytes": ("method_bytes", "measure"),
