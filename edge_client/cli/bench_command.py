@@ -188,6 +188,7 @@ def _to_map(result: BudgetResult) -> dict[str, Any]:
         "predicted_bytes": result.plan.training_bytes if result.plan is not None else None,
         "measured_bytes": result.measured.peak_bytes if result.measured is not None else None,
         "seconds_per_sample": result.seconds,
+        "seconds_per_epoch_of_1000": round(1000 * result.seconds, 3) if result.seconds else None,
         "relative_time": result.relative_time,
         "note": result.note,
     }
@@ -205,7 +206,10 @@ def describe(bench: Bench) -> str:
         for row in rows
     ]
     head = f"{run.what}, batch {run.train.batch}, {run.method.name}, on {bench.device}"
+    seconds = bench.results[0].seconds if bench.results else None
+    first = f", which takes {1000 * seconds:.2g} s for 1,000 samples" if seconds else ""
     subtitle = f"what training adds to a worker of {format_bytes(bench.base_bytes)}; time of an epoch against the first"
+    subtitle += first
     return "\n".join([head, subtitle, *(line.rstrip() for line in lines)])
 
 

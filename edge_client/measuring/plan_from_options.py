@@ -36,6 +36,8 @@ else:
 
 __all__ = ["Subject", "describe", "find_plan", "parse_size", "read_subject", "to_json"]
 
+_SAMPLES = 1000  # of the epoch whose time is told
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
@@ -183,6 +185,7 @@ def _way(candidate: Candidate) -> dict[str, Any]:
         "num_models": shape.num_models,
         "predicted_training_bytes": candidate.training_bytes,
         "relative_time": candidate.relative_time,
+        "estimated_seconds_per_sample": round(candidate.sample_s, 6),
     }
 
 
@@ -206,7 +209,9 @@ def _facts(choice: Choice) -> Iterator[tuple[str, str]]:
         yield "untrained", _names(plan.skipped)
     training, total, budget = map(format_bytes, (plan.training_bytes, plan.predicted_bytes, plan.budget_bytes))
     yield "memory", f"training adds {training} at most, {total} with the process; budget {budget}"
-    yield "time", f"{choice.chosen.relative_time:.2f} of training everything at once"
+    seconds = f"{_SAMPLES * choice.chosen.sample_s:.2g} s for an epoch of {_SAMPLES:,} samples"
+    estimate = f"; about {seconds}, estimated from single steps on this device" if choice.chosen.sample_s else ""
+    yield "time", f"{choice.chosen.relative_time:.2f} of training everything at once{estimate}"
     yield "because", choice.reason
 
 

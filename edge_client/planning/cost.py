@@ -19,7 +19,15 @@ from edge_client.config.run_file import TrainSection
 from edge_client.planning.rows import Line, Lines, ModelRows, UnitRow, minus, peak, plus
 from edge_client.records import PlanRules, TrainingPlan
 
-__all__ = ["Shape", "Workload", "evaluation_batch", "measured_bytes", "relative_time", "training_bytes"]
+__all__ = [
+    "Shape",
+    "Workload",
+    "epoch_seconds",
+    "evaluation_batch",
+    "measured_bytes",
+    "relative_time",
+    "training_bytes",
+]
 
 # what a process takes beyond torch's allocations and what was seen hidden: rounding to pages, small objects
 _MARGIN = 1.01
@@ -278,6 +286,12 @@ def relative_time(rows: ModelRows, workload: Workload, shape: Shape) -> float:
         total += pieces * passes * sum(peak((unit.forward_s,), shape.microbatch) for unit in before)
         previous = group.first
     return total * shape.num_models / whole if whole > 0 else 1.0
+
+
+def epoch_seconds(rows: ModelRows, workload: Workload, shape: Shape, num_samples: int) -> float:
+    """Roughly, how long an epoch of so many samples takes on the device where the rows were measured, in single steps."""
+    whole_batch = sum(_seconds(unit, workload.batch) for unit in rows.modes["plain"])
+    return relative_time(rows, workload, shape) * whole_batch * num_samples / workload.batch
 
 
 def _seconds(unit: UnitRow, num_samples: int) -> float:

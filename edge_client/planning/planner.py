@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from edge_client.config.quantities import format_bytes
 from edge_client.errors import InputError, NothingFitsError
-from edge_client.planning.cost import Shape, Workload, relative_time, training_bytes
+from edge_client.planning.cost import Shape, Workload, epoch_seconds, relative_time, training_bytes
 from edge_client.planning.rows import ModelRows, peak
 from edge_client.records import PlanRules, TrainingPlan
 
@@ -62,6 +62,8 @@ class Candidate:
     dtype: str = "fp32"
     training_bytes: int
     relative_time: float  # against the whole model at once, with the whole batch
+    # seconds per sample and epoch where the rows were measured, estimated from single steps; 0: nobody measured
+    sample_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +289,7 @@ def _candidate(request: Request, name: str, shape: Shape, *, half: bool = False)
         dtype=rows.dtype,
         training_bytes=training_bytes(rows, request.workload, shape),
         relative_time=round(relative_time(rows, request.workload, shape) * share, 3),
+        sample_s=epoch_seconds(rows, request.workload, shape, 1) if rows.torch else 0.0,
     )
 
 
