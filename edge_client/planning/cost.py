@@ -289,7 +289,7 @@ def relative_time(rows: ModelRows, workload: Workload, shape: Shape) -> float:
 
 
 def epoch_seconds(rows: ModelRows, workload: Workload, shape: Shape, num_samples: int) -> float:
-    """Roughly, how long an epoch of so many samples takes on the device where the rows were measured, in single steps."""
+    """Roughly, how long an epoch of so many samples takes, by the single steps from which the rows were measured."""
     whole_batch = sum(_seconds(unit, workload.batch) for unit in rows.modes["plain"])
     return relative_time(rows, workload, shape) * whole_batch * num_samples / workload.batch
 

@@ -66,7 +66,7 @@ def test_a_halved_prediction_is_noticed_before_the_round_depends_on_it_and_remem
         fleet.start_device("a", faults, memory="240MB", data=_images(tmp_path))
         first, microbatch = _device(fleet.wait_finished(fleet.start_run(_run(batch=512, steps=2)), _PATIENCE_S))
         assert 8 <= microbatch < 512
-        assert "plan: full, microbatch 512 needs " in fleet.log("a")
+        assert re.search(r"plan: full, microbatch \d+ needs .* are free; trying full, microbatch \d+", fleet.log("a"))
         assert first["peak_bytes"] <= budget == first["budget_bytes"]
         assert first["inside_budget"]
         fleet.kill("a")
