@@ -24,7 +24,7 @@ __all__ = ["LIMIT_SLACK_BYTES", "Allowance", "Measured"]
 LIMIT_SLACK_BYTES = 16 * 2**20  # RLIMIT_DATA counts virtual memory: arenas and guard pages that are never resident
 
 _LOOK_EVERY_S = 0.25  # a batch may take a millisecond
-_WRITTEN_BYTES = 10**6  # measured: 0.6 to 0.9 MB after the worker was warm
+_WRITTEN_BYTES = 700_000  # measured: 0.6 MB after the worker was warm
 _FIRST_LOOKS = 16  # that come at every batch: libraries still read their code, which a peak must not be mistaken for
 
 
