@@ -34,9 +34,9 @@ class Obstacles:
         if known is not None and known[0] is present and known[1] is row:
             return known[2]
         tasks = present.tasks if present is not None else {}
-        found = obstacle(file, labels=self._roster.labels_of(device), tasks=tasks)
-        self._known[device] = (present, row, found)
-        return found
+        answer = obstacle(file, labels=self._roster.labels_of(device), tasks=tasks)
+        self._known[device] = (present, row, answer)
+        return answer
 
     def barred(self, file: RunFile, online: frozenset[str]) -> frozenset[str]:
         """Those of the devices `online` that the run does not ask."""

@@ -71,10 +71,10 @@ def match(routes: Sequence[Route], method: str, path: str) -> tuple[Route, dict[
     is_known = False
     for route in routes:
         pattern = re.sub(r"\\\{(\w+)\\\}", lambda name: f"(?P<{name[1]}>{_NAME})", re.escape(route.path))
-        found = re.fullmatch(pattern, path)
-        if found is not None and route.method == method:
-            return route, found.groupdict()
-        is_known = is_known or found is not None
+        matched = re.fullmatch(pattern, path)
+        if matched is not None and route.method == method:
+            return route, matched.groupdict()
+        is_known = is_known or matched is not None
     if is_known:
         raise HttpError(405, "method", f"this address does not take {method}")
     raise HttpError(404, "unknown_path", "there is nothing at this address; GET /api/v1/schema lists what there is")

@@ -90,18 +90,18 @@ def build(name: str, shape: Sequence[int], num_classes: int, options: LibraryOpt
 
 def expand(patterns: str) -> list[str]:
     """The names of all models that the patterns stand for, such as `timm:mobilenet*,torchvision:resnet18`."""
-    found: list[str] = []
+    expanded: list[str] = []
     for pattern in filter(None, (text.strip() for text in patterns.split(","))):
         library, _, rest = pattern.partition(":")
         if not is_of_library(pattern):
-            found.append(pattern)
+            expanded.append(pattern)
             continue
         check(pattern, (3, 1, 1), LibraryOptions())
         names = fnmatch.filter(_names(library, _load(library)), rest)
         if not names:
             raise InputError(f"--models: {pattern!r} matches no model of {library}")
-        found += [f"{library}:{name}" for name in names]
-    return list(dict.fromkeys(found))
+        expanded += [f"{library}:{name}" for name in names]
+    return list(dict.fromkeys(expanded))
 
 
 def _timm(timm: Any, model: str, shape: Sequence[int], num_classes: int, options: LibraryOptions) -> nn.Module:

@@ -157,8 +157,8 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word that was probably meant."""
     import difflib  # only for a typo: it would cost every daemon 0.2 MB
 
-    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 def _with_negative(arguments: Sequence[str]) -> list[str]:

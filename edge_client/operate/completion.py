@@ -107,14 +107,14 @@ def candidates(program: Command, words: Sequence[str]) -> list[str]:
     parser.fill()
     action = parser._option_string_actions.get(previous)
     if action is not None and action.nargs != 0:
-        found = [str(choice) for choice in action.choices or ()] or _names(previous)
+        candidates = [str(choice) for choice in action.choices or ()] or _names(previous)
     elif last.startswith("-"):
         shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
-        found = [name for action in shown for name in action.option_strings]
-        found = [name for name in found if name.startswith("--")]
+        candidates = [name for action in shown for name in action.option_strings]
+        candidates = [name for name in candidates if name.startswith("--")]
     else:
-        found = [command.name for command in parser.command.commands if command.is_listed]
-    return [word for word in found if word.startswith(last)]
+        candidates = [command.name for command in parser.command.commands if command.is_listed]
+    return [word for word in candidates if word.startswith(last)]
 
 
 def _names(option: str) -> list[str]:
