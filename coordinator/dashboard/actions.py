@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,14 @@ from coordinator.dashboard.http import HttpError, HttpResponse
 from coordinator.dashboard.jobs import Jobs
 from coordinator.dashboard.live import LiveModel
 from coordinator.dashboard.routes import BodyField, Call, Route
+from coordinator.results.run_directory import flat
 from coordinator.store.rows import PageActionRow
 from edge_client.config.tables import read_toml
 from edge_client.errors import InputError
 
-__all__ = ["Actions", "LoopCalls"]
+__all__ = ["Actions", "LoopCalls", "refuse_files_of_server"]
+
+_FILE_PREFIXES = ("file:", "npz:", "transformers:")  # starting weights, test data, a model's configuration
 
 T = TypeVar("T")
 
@@ -125,10 +128,7 @@ class Actions:
             if again is not None:
                 return await self._start_again(call, again, dry)
             table = read_toml(path)
-            if "task" in table:
-                raise InputError("a task is code: start its run in a terminal, with coordinator run start FILE.toml")
-            if str(table.get("init", "random")).startswith("/"):
-                raise InputError("init: expected random or run:RUN@VERSION")
+            refuse_files_of_server(table)
             await self._note(call, "dry run" if dry else "start run", str(table.get("name", "")))
             job = self._jobs.start(
                 "dry-run" if dry else "start", "", [*words, str(path), *(["--dry-run"] if dry else [])]
@@ -233,3 +233,16 @@ def _version(call: Call) -> str:
 def _download(path: Path, name: str, kind: str) -> HttpResponse:
     headers = (("content-disposition", f'attachment; filename="{name}"'),)
     return HttpResponse(content_type=kind, headers=headers, file=path)
+
+
+def refuse_files_of_server(table: Mapping[str, Any]) -> None:
+    """Raise `InputError` for a run file that would make the server read a file which its sender names."""
+    if "task" in table:
+        raise InputError("a task is code: start its run in a terminal, with coordinator run start FILE.toml")
+    for key, value in flat(table):
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and text.startswith(_FILE_PREFIXES) for text in texts):
+            raise InputError(
+                f"{key}: {value!r} names a file on the server; start this run in a terminal, with coordinator run start"
+                " FILE.toml"
+            )
