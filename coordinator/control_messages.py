@@ -461,9 +461,14 @@ _NAMES = {request: name for name, (request, _) in _KINDS.items()}
 def request_map(request: Request[Any]) -> dict[str, Any]:
     """A request as plain data, without the fields that have their defaults, which an older coordinator may not know."""
     named: Any = request
-    fields = ((f.name, getattr(named, f.name), f.default) for f in dataclasses.fields(named))
-    changed = {name: value for name, value, usual in fields if value not in (usual, {})}
-    return {"request": _NAMES[type(request)], **{name: to_map(value) for name, value in changed.items()}}
+    fields = ((f, getattr(named, f.name)) for f in dataclasses.fields(named))
+    changed = {f.name: to_map(value) for f, value in fields if value != _default(f)}
+    return {"request": _NAMES[type(request)], **changed}
+
+
+def _default(request_field: dataclasses.Field[Any]) -> object:
+    factory = request_field.default_factory
+    return request_field.default if factory is dataclasses.MISSING else factory()
 
 
 def parse_request(data: Mapping[str, Any]) -> Request[Any]:

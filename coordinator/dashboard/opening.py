@@ -41,8 +41,12 @@ class PageOptions:
 class PreparedPage:
     """A page whose place is taken, and which waits for its coordinator."""
 
-    def __init__(self, options: PageOptions, place: PageAddress, listener: socket.socket | None) -> None:
+    def __init__(
+        self, options: PageOptions, place: PageAddress, listener: socket.socket | None, *, problem: str = ""
+    ) -> None:
+        """`problem` says why the page has no place; it is logged when the coordinator has started."""
         self._options = options
+        self._problem = problem
         self._place = place
         self._listener = listener
         self._seat: PageSeat | None = None
@@ -56,6 +60,8 @@ class PreparedPage:
         self._seat = seat
         if self._listener is not None:
             self._announce(seat)
+        elif self._problem:
+            log.warning("%s", self._problem)
 
         def answer(asked: dict[str, Any]) -> object:
             about_page = seat.answer(asked)
@@ -100,16 +106,16 @@ def prepare(options: PageOptions) -> Iterator[PreparedPage]:
         if file is not None and not file.is_file():
             raise InputError(f"{name} {file}: expected a PEM file, there is none")
     place = address.parse(options.page) if options.page is not None else address.DEFAULT
-    listener = None
+    listener, problem = None, ""
     if not options.no_page:
         try:
             listener = address.listen(place)
         except MachineError as error:
             if options.page is not None:
                 raise
-            log.warning("%s", error)
+            problem = str(error)
     try:
-        yield PreparedPage(options, place, listener)
+        yield PreparedPage(options, place, listener, problem=problem)
     finally:
         if listener is not None:
             listener.close()

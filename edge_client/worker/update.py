@@ -33,6 +33,7 @@ from edge_client.worker.local_training import LocalTraining
 __all__ = ["Manifest", "Results", "make_report", "update_tensors", "write_manifest", "write_update"]
 
 _FILE_STEP_BYTES = 64 * 2**20
+_MAX_BYTES = 2**53  # of a `Count`
 _NO_WEIGHTS = "none"  # as the payload of an update
 
 
@@ -103,8 +104,8 @@ def _with_file_pages(plan: TrainingPlan, memory: Measured) -> TrainingPlan:
     file_bytes = -(-file_bytes // _FILE_STEP_BYTES) * _FILE_STEP_BYTES
     return replace(
         plan,
-        budget_bytes=plan.budget_bytes + file_bytes,
-        predicted_bytes=plan.predicted_bytes + file_bytes,
+        budget_bytes=min(plan.budget_bytes + file_bytes, _MAX_BYTES),  # a simulation without budgets has the largest
+        predicted_bytes=min(plan.predicted_bytes + file_bytes, _MAX_BYTES),
         private_budget_bytes=plan.budget_bytes,
         private_predicted_bytes=plan.predicted_bytes,
     )

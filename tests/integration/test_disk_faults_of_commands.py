@@ -94,7 +94,7 @@ REASONS = {"enospc": "No space left on device", "eio": "Input/output error"}
 @pytest.mark.parametrize("kind", ["enospc", "eio"])
 def test_a_command_that_meets_a_failing_disk_changes_nothing_and_works_later(tmp_path: Path, kind: str) -> None:
     """Adding devices (rows, the broker's file) and starting a run (task, row): 4 and one line; then it works."""
-    assert cli.main(["new", str(tmp_path / "widgets")]) == 0
+    assert cli.main(["new", str(tmp_path / "widgets"), "--all"]) == 0
     path = tmp_path / "widgets/run.toml"
     path.write_text('name = "widgets"\ntask = "widgets"\nclasses = ["ok", "scratch", "dent"]\n')
     with Fleet(tmp_path) as fleet:

@@ -255,7 +255,7 @@ def test_from_join_to_leave(fleet: Fleet, tmp_path: Path) -> None:
     assert typed("edge_client", "leave", *at).returncode == 3  # nobody is there to be asked
     assert "coordinator device remove pi" in ok("edge_client", "leave", "--yes", *at)
     assert {entry.name for entry in state_dir.iterdir()} == {"device.toml", "lock", "version"}
-    assert not _is_online(fleet, "pi")
+    fleet.wait_until(lambda: not _is_online(fleet, "pi"), SECONDS, "lists, which may be a second old, show it")
     assert typed("edge_client", "status", *at).returncode == 3
     said = ok("edge_client", "join", "-", "--data", folder, *at, stdin=bundle)
     assert "stays as it is" in said
