@@ -150,7 +150,13 @@ def _start(options: argparse.Namespace) -> None:
     from coordinator.requests.commands import Commands
     from coordinator.server import launch
 
-    page = opening.PageOptions(page=options.page, cert=options.page_cert, key=options.page_key, no_page=options.no_page)
+    page = opening.PageOptions(
+        page=options.page,
+        cert=options.page_cert,
+        key=options.page_key,
+        no_page=options.no_page,
+        is_read_by_programs=options.log_format == "json",
+    )
     context = logs.Context()
     logs.configure(options.log_format, context)
     typed = _typed(options)

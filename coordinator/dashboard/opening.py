@@ -36,6 +36,7 @@ class PageOptions:
     cert: Path | None = None
     key: Path | None = None
     no_page: bool = False
+    is_read_by_programs: bool = False  # what the coordinator prints, as with --log-format json
 
 
 class PreparedPage:
@@ -88,8 +89,8 @@ class PreparedPage:
         return pki.server_certificate, pki.server_key
 
     def _announce(self, seat: PageSeat) -> None:
-        """A link is for the person who typed the command; the log of a service is read by others."""
-        if "INVOCATION_ID" in os.environ or "JOURNAL_STREAM" in os.environ:
+        """A link is for the person who typed the command; the log of a service, or one in JSON, is read by others."""
+        if self._options.is_read_by_programs or "INVOCATION_ID" in os.environ or "JOURNAL_STREAM" in os.environ:
             log.info("the page is at %s; for a link type: coordinator page link", seat.url)
         else:
             print(f"Live page: {seat.link()}", flush=True)

@@ -57,25 +57,27 @@ def test_a_federation_with_an_older_client_is_seen_in_lists_logs_and_metrics(tmp
     """One run of two rounds with a, of this version, and b, which calls itself 0.0.9."""
     (tmp_path / "older").mkdir()
     (tmp_path / "older/sitecustomize.py").write_text(OLDER)
-    options = ("--log-format", "json", *(("--metrics-port", "0") if METRICS else ()))
+    options = ("--log-format", "json", "--page", "127.0.0.1:0", *(("--metrics-port", "0") if METRICS else ()))
     with Fleet(tmp_path, start_options=options) as fleet:
         fleet.start_coordinator()
         fleet.add_devices("a", "b")
         fleet.start_device("a")
         fleet.start_device("b", {"PYTHONPATH": f"{tmp_path / 'older'}:{Path(__file__).parents[2]}"})
         run = fleet.start_run(mlp_run(rounds=2))
-        fleet.wait_until(lambda: all(row["plan"] for row in _devices(fleet)), 120, "both have told a plan")
+        fleet.wait_until(lambda: all(row["plan"] for row in _devices(fleet)), 240, "both have told a plan")
         rows = {row["id"]: row for row in _devices(fleet)}
         status = json.loads(ok("edge_client", "status", "--format", "json", "--state-dir", tmp_path / "a/state"))
         if METRICS:  # a picture is taken every few seconds
-            fleet.wait_until(lambda: 'fedfit_device_online{device="b"} 1.0' in _metrics(fleet), 60, "b in the metrics")
-        shown = fleet.wait_finished(run, 120)
+            fleet.wait_until(lambda: 'fedfit_device_online{device="b"} 1.0' in _metrics(fleet), 120, "b in the metrics")
+        shown = fleet.wait_finished(run, 240)
     assert shown["state"] == "finished"
     assert (rows["a"]["client_is"], rows["b"]["client"], rows["b"]["client_is"]) == ("same", "0.0.9", "older")
     assert rows["a"]["plan"].startswith("full, microbatch")
     assert (status["client"], status["budget_bytes"]) == (rows["a"]["client"], 2 * 10**9)
     lines = [json.loads(line) for line in fleet.log("coordinator").splitlines()]
     assert {"time", "level", "device", "run", "round", "message"} <= set.intersection(*(set(line) for line in lines))
+    (page,) = (line["message"] for line in lines if "the page is at" in line["message"])
+    assert "#t=" not in page  # a link signs in whoever reads the log
     here = {line["device"] for line in lines if "is here" in line["message"]}
     committed = [(line["run"], line["round"]) for line in lines if "committed" in line["message"]]
     assert (here, committed) == ({"a", "b"}, [(run, 1), (run, 2)])
