@@ -69,6 +69,22 @@ class StoredTokens:
 class _Call:
     do: Callable[[], object]
     result: Future[Any]
+    answer: object = None
+    error: FedfitError | None = None
+
+    def run(self) -> None:
+        """Do it; who waits for it hears nothing yet."""
+        try:
+            self.answer = self.do()
+        except FedfitError as error:
+            self.error = error
+
+    def tell(self) -> None:
+        """Let who waits for it go on."""
+        if self.error is not None:
+            self.result.set_exception(self.error)
+        else:
+            self.result.set_result(self.answer)
 
 
 class PageSeat:
@@ -91,6 +107,7 @@ class PageSeat:
         self._certificate = certificate
         self._server: PageServer | None = None
         self._calls: deque[_Call] = deque()
+        self._untold: deque[_Call] = deque()  # done in this turn, which is not durable yet
         self._links = Links()
         self._picture = Picture(service, self._hand_on)
         self._watched_until = 0.0
@@ -106,17 +123,24 @@ class PageSeat:
         return [self._listener.fileno()] if self._listener is not None and self._server is None else []
 
     def attend(self, ready: Sequence[int], now: float) -> None:
-        """Do what the page's thread has asked for, and look at the fleet while somebody watches."""
+        """Do what the page's thread has asked for, and look at the fleet while somebody watches.
+
+        The page's thread reads what is committed: it hears of what was done once that is durable, or a browser that has
+        just signed in would be unknown. What a turn has left here was rolled back.
+        """
+        while self._untold:
+            call = self._untold.popleft()
+            call.error = MachineError("the coordinator could not write this down; try again in a moment")
+            call.tell()
         if self._listener is not None and self._server is None and self._listener.fileno() in ready:
             self._open()
         while self._calls:
             call = self._calls.popleft()
             if not call.result.set_running_or_notify_cancel():
                 continue
-            try:
-                call.result.set_result(call.do())
-            except FedfitError as error:
-                call.result.set_exception(error)
+            call.run()
+            self._untold.append(call)
+            self._service.store.after_commit(self._tell)
         if self._is_new_watch:
             self._is_new_watch = False
             self._picture.begin_anew()
@@ -124,6 +148,9 @@ class PageSeat:
             self._picture.look(now)
             if self._picture.is_under_way:
                 self._service.wake()  # the next slice, after what else there is to do
+
+    def _tell(self) -> None:
+        self._untold.popleft().tell()
 
     def close(self) -> None:
         """End the thread and stop listening."""

@@ -65,7 +65,7 @@ def problems() -> Iterator[Problems]:
 def page(chromium: Any, problems: Problems) -> Iterator[Any]:
     """A fresh browser window that is signed out."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(120_000)
+    context.set_default_timeout(240_000)
     opened = context.new_page()
     problems.watch(opened)
     yield opened

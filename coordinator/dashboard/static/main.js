@@ -189,7 +189,8 @@ async function start() {
   const link = /^#t=([\w-]+)$/.exec(location.hash);
   if (link) {
     history.replaceState(null, "", "#/");
-    try { await signIn(link[1]); return; } catch (error) { signedOut().textContent = error.message; return; }
+    const before = state.session; // another one: it is signed in, and only what it shows is late
+    try { await signIn(link[1]); return; } catch (error) { if (state.session === before) { signedOut().textContent = error.message; return; } }
   }
   try {
     const live = get("live"); // both at once: the first view is there sooner

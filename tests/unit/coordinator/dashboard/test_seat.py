@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
+import pytest
 from service_site import Site, with_run
 
 from coordinator.dashboard import messages
 from coordinator.dashboard.picture import Change, Picture
-from coordinator.dashboard.seat import StoredTokens
+from coordinator.dashboard.seat import PageSeat, StoredTokens
 from coordinator.store.sqlite import SqliteStore
+from edge_client.errors import MachineError
 
 
 def test_nothing_that_serves_is_loaded_before_somebody_comes() -> None:
@@ -39,6 +42,26 @@ def test_a_look_hands_on_what_has_changed_and_nothing_else(site: Site) -> None:
         picture.look(0.6)
         (facts,) = changes[3].devices
         assert (facts.name, facts.online) == ("a", True)
+
+
+def test_the_page_hears_of_what_it_asked_for_once_that_is_durable(site: Site) -> None:
+    """Before the commit a browser that has signed in is unknown to the page; of a lost turn it hears as an error."""
+    with_run(site)
+    with site.serving() as service:
+        seat = PageSeat(service, lambda request: None, listener=None)
+        with service.store.turn():
+            asked = seat._call(lambda: "signed in")
+            seat.attend((), 0.0)
+            assert not asked.done()
+        assert asked.result(0) == "signed in"
+        lost = seat._call(lambda: "signed in")
+        with contextlib.suppress(ZeroDivisionError), service.store.turn():
+            seat.attend((), 0.0)
+            raise ZeroDivisionError
+        assert not lost.done()
+        seat.attend((), 0.0)
+        with pytest.raises(MachineError, match="try again"):
+            lost.result(0)
 
 
 def test_a_token_is_shown_once_and_known_by_its_hash() -> None:
