@@ -25,6 +25,17 @@ from edge_client.records import from_map
 
 __all__ = ["DeviceFigures", "History", "RunHistory"]
 
+# of private memory where the device measures that and its plan is made for it, otherwise RSS: as `Report.memory`
+_BOTH = ("""json_extract(report, '$."x-private-peak"')""", """json_extract(report, '$.plan."x-private-budget"')""")
+_MEMORY = ", ".join(
+    f"""CASE WHEN {_BOTH[0]} > 0 AND {_BOTH[1]} > 0
+        THEN json_extract(report, '{private}') ELSE json_extract(report, '{rss}') END AS {name}"""
+    for name, private, rss in (
+        ("peak", '$."x-private-peak"', "$.peak_bytes"),
+        ("budget", '$.plan."x-private-budget"', "$.plan.budget_bytes"),
+        ("predicted", '$.plan."x-private-predicted"', "$.plan.predicted_bytes"),
+    )
+)
 _READ_AHEAD = 4  # versions whose macro-F1 is added up between two pictures
 
 
@@ -147,10 +158,7 @@ class History:
         return history
 
     def _read_updates(self, history: RunHistory) -> None:
-        query = """SELECT rowid AS number, device, round, json_extract(report, '$.peak_bytes') AS peak,
-                     json_extract(report, '$.plan.budget_bytes') AS budget,
-                     json_extract(report, '$.plan.predicted_bytes') AS predicted,
-                     json_extract(report, '$.num_samples') AS samples
+        query = f"""SELECT rowid AS number, device, round, {_MEMORY}, json_extract(report, '$.num_samples') AS samples
                    FROM update_ WHERE run = ? AND rowid > ? ORDER BY rowid"""
         for row in self._database.read(query, history.row.id, history.last_update):
             history.last_update = row["number"]
@@ -258,9 +266,7 @@ class History:
 
     def device_rounds(self, run_id: str, device: str, limit: int) -> list[tuple[int, int, int, int, float]]:
         """A device's newest rounds: number, predicted, peak and budget in bytes, seconds; newest first."""
-        query = """SELECT round, json_extract(report, '$.plan.predicted_bytes') AS predicted,
-                     json_extract(report, '$.peak_bytes') AS peak,
-                     json_extract(report, '$.plan.budget_bytes') AS budget, json_extract(report, '$.seconds') AS seconds
+        query = f"""SELECT round, {_MEMORY}, json_extract(report, '$.seconds') AS seconds
                    FROM update_ WHERE run = ? AND device = ? ORDER BY round DESC LIMIT ?"""
         rows = self._database.read(query, run_id, device, limit)
         return [
