@@ -15,8 +15,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return commands.run(arguments)
     except KeyboardInterrupt as interrupt:
-        print(f"coordinator: {str(interrupt) or 'stopped by Ctrl-C'}", file=sys.stderr)
-        return 130
+        from edge_client.operate import interrupted
+
+        return interrupted.end("coordinator", interrupt)
 
 
 if __name__ == "__main__":

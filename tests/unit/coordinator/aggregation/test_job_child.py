@@ -158,9 +158,10 @@ def test_small_jobs_travel_together(child: JobChild, monkeypatch: pytest.MonkeyP
     jobs = [f"job {number}" for number in range(80)]
     answers = _answers(child, *jobs)
     assert list(answers) == jobs
-    assert sent[:2] == [1, 32]
+    assert sent[0] == 1
+    assert 31 <= sent[1] <= 32  # the first may be still with the child
     assert sum(sent) == 80
-    assert len(sent) <= 6  # 1 + 32, then at least 16 at a time
+    assert len(sent) <= 6  # 1 + 31, then at least 16 at a time
 
 
 def test_a_small_job_that_kills_the_child_takes_no_other_with_it(

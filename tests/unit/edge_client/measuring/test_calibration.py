@@ -135,6 +135,7 @@ def test_known_rows_are_not_measured_again(tmp_path: Path) -> None:
         channels_last=False,
         batches=(8, 16),
         base_bytes=1,
+        private_base_bytes=1,
         model_bytes=1,
         hidden_bytes=0,
         has_batchnorm=False,

@@ -60,7 +60,7 @@ def test_every_page_fits_80_columns_and_ends_with_examples_that_work(
         (
             "coordinator",
             "xyzzy",
-            "coordinator: there is no command 'xyzzy'; the commands are: start, new, device, run, ",
+            "coordinator: there is no command 'xyzzy'; the commands are: start, status, stop, new, device, run, ",
         ),
         ("coordinator", "run start a.toml --folow", "there is no option '--folow'; did you mean '--follow'?; see: "),
         (
