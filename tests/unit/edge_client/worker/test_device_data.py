@@ -55,4 +55,4 @@ def test_an_image_folder_larger_than_the_budget_is_trained_inside_it(tmp_path: P
     report, _ = read_update(work)
     assert report.plan is not None
     assert (report.num_samples, report.num_test) == (240, 60)
-    assert report.peak_bytes <= report.plan.predicted_bytes <= 310_000_000
+    assert report.private_peak_bytes <= report.plan.private_predicted_bytes <= 310_000_000
