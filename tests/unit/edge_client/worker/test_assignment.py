@@ -77,7 +77,7 @@ def test_a_model_that_does_not_fit_the_run_is_declined(tmp_path: Path) -> None:
 
 
 def _as_planned(plan: TrainingPlan | None) -> TrainingPlan:
-    """Without what only a trained round can tell, its peak; and without pages of files, which differ between processes."""
+    """Without the peak, which only a trained round can tell, and pages of files, which differ between processes."""
     assert plan is not None
     return replace(plan, budget_bytes=0, predicted_bytes=0, private_predicted_bytes=0, training_bytes=0)
 
