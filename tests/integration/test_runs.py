@@ -243,7 +243,7 @@ def test_a_run_that_was_stopped_goes_on_by_init(fleet: Fleet) -> None:
 def test_a_run_cannot_go_on_from_a_model_of_another_shape(fleet: Fleet, judged: dict[str, Any]) -> None:
     """hidden = [8] instead of [16]: the run fails and says which tensor differs."""
     model = {"name": "mlp", "input": [1, 8, 8], "hidden": [8], "init": f"run:{judged['run']}"}
-    other = fleet.wait_finished(fleet.start_run(large(1, name="other", model=model)), 60)
+    other = fleet.wait_finished(fleet.start_run(large(1, name="other", model=model)), 240)
     assert other["state"] == "failed"
     assert "[16, 64]" in other["reason"]
     assert "[8, 64]" in other["reason"]
