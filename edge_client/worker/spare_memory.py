@@ -1,10 +1,9 @@
-"""Memory that a worker may keep from batch to batch, where its budget has room for that: training takes half the CPU.
+"""Memory that a worker may keep from batch to batch, where its budget has room for that: training is faster.
 
 A worker gives freed tensors back to the system at once, so that it never uses more than its tensors need
 (`guard.pin_malloc`). Every batch then gets new pages, which the kernel has to clear: as much CPU time as the training
 itself. Where the budget allows several times what the plan needs, freed memory stays with the process. It is then in
-pieces, and takes up to twice as much again (measured: 1.2 to 2.8 times what the tensors need, see the benchmark
-`spare_memory`).
+pieces, and takes up to twice as much again.
 Covers: the rule, and what it adds to a plan's prediction. Does not cover: malloc (`guard`), when memory becomes less
 (`plan_in_force`).
 """
