@@ -66,13 +66,14 @@ def test_a_plan_stays_below_what_went_over_the_budget_before(tmp_path: Path) -> 
     change_order(first, plan={"microbatch": 3, "budget_bytes": 300_000_000, "predicted_bytes": 1, "training_bytes": 1})
     whole = _planned(first)  # not 3: made for 300 MB
     assert 3 < whole.microbatch < 512
+    ceiling = whole.training_bytes * 97 // 100  # rehearsals of one plan differ by up to 1.5 %
     smaller = make_work(tmp_path / "smaller", run=image_run(512), plan=to_map(whole), **options)
-    change_order(smaller, ceiling_bytes=whole.training_bytes)
+    change_order(smaller, ceiling_bytes=ceiling)
     assert _planned(smaller).microbatch == whole.microbatch // 2
     key = _key(first)
     other = image_run(512) | {"seed": 9, "name": "other"}
     other["train"] = {**other["train"], "lr": 0.7}
-    later = make_work(tmp_path / "later", run=other, **options, ceilings={key: whole.training_bytes})
+    later = make_work(tmp_path / "later", run=other, **options, ceilings={key: ceiling})
     change_order(later, plan={**to_map(whole), "training_bytes": 0})
     assert _planned(later).microbatch == whole.microbatch // 2
     assert _key(later) == key
